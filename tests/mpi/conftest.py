@@ -25,7 +25,7 @@ RANKS = {
     **dict.fromkeys(("test_api_epochs", "test_api_trace"), ON_FOUR),
     # Four are a grid of two by two.
     **dict.fromkeys(("test_api_layouts", "test_api_matrices", "test_fuzz", "test_gemm_layouts"), IN_PAIRS),
-    **dict.fromkeys(("test_complex", "test_interop", "test_redistribute", "test_views"), IN_PAIRS),
+    **dict.fromkeys(("test_complex", "test_interop", "test_out_of_core", "test_redistribute", "test_views"), IN_PAIRS),
 }
 """On how many ranks files run: on others they take longer and do nothing else."""
 

@@ -286,3 +286,27 @@ def test_a_plan_of_an_odd_number_is_made_or_refused(flag, capsys):
     statuses = [plan.main(["-m", "24", "--budget-tasks", "60", flag, value]) for value in SIZES]
     assert set(statuses) <= {0, 2}
     assert statuses[-1] == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("4KiB", 4096),
+        ("4 kb", 4000),
+        ("1.5GiB", 3 << 29),
+        ("2tb", 2 * 10**12),
+        ("1e3MB", 10**9),
+    ],
+)
+def test_bytes_are_numbers_with_a_unit_or_without(text, value):
+    assert arguments.parse(["--device-memory", text]).options.device_memory == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5", "GiB", "4 G", "nanGB", "infGB", "-1GB", "1e30TB", "1e-9kB", "0x10"]
+)
+def test_bytes_that_are_none_are_refused(text):
+    with pytest.raises(ParamError, match="--device-memory"):
+        arguments.parse([f"--device-memory={text}"])

@@ -74,6 +74,11 @@ class Binder:
         self._bound: dict[int, dict[_Names, Binding]] = {}  # by the identity of a plan, as long as it lives
         store.on_release.append(self._forget_matrix)
 
+    @property
+    def softbuf_bytes(self) -> int:
+        """Bytes of this rank's SoftBuf."""
+        return int(self.softbuf.sizes[self._group.rank])
+
     def find(self, plan: Plan, matrices: Operands) -> Binding | None:
         """Return what binds a plan to matrices, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call

@@ -184,7 +184,7 @@ class Calls:
     def prepare(self, plan: Plan | Trial | PlanKey, matrices: Operands) -> tuple[Plan | Trial, Binding]:
         """Make a plan if there is none, and bind it to matrices, of a trial the one whose turn it is. Collective."""
         if isinstance(plan, PlanKey):
-            plan = self._maker.make(plan)
+            plan = self._maker.make(plan, self.binder.softbuf_bytes)
         while isinstance(plan, Trial):
             try:
                 return plan, self.binder.bind(plan.turn, matrices)

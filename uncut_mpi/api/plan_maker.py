@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.api import plan_message
+from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import changed
 from uncut_mpi.planning.planner import Planned, plan_several
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
@@ -31,28 +33,48 @@ class PlanMaker:
     ----------
     machine : Machine
         What plans are made with.
+    budget : Budget
+        What they may use of devices' memory.
     verify : bool
         Whether to prove every schedule, and what was lowered from it.
     """
 
-    def __init__(self, group: Group, counters: Counters, machine: Machine, *, verify: bool) -> None:
+    def __init__(self, group: Group, counters: Counters, machine: Machine, budget: Budget, *, verify: bool) -> None:
         self._group, self._counters, self._machine, self._verify = group, counters, machine, verify
+        self._budget = budget
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
-    def make(self, key: PlanKey) -> Plan | Trial:
-        """Return a new plan, or those to be tried. Collective; raises on all ranks what rank 0 meets."""
+    def make(self, key: PlanKey, held: int) -> Plan | Trial:
+        """
+        Return a new plan, or those to be tried. Collective; raises on all ranks what rank 0 meets.
+
+        Parameters
+        ----------
+        key : PlanKey
+            What the plan is for.
+        held : int
+            Bytes of device memory that this rank has from earlier plans.
+        """
         group, counters = self._group, self._counters
+        room = self._budget.agree(key.options.device_memory, held)
         before = group.bytes_broadcast
-        data = agreement.from_root(group, lambda: self._plan_on_root(key))
+        data = agreement.from_root(group, lambda: self._plan_on_root(key, room))
         with agreement.collective(group, "decoding the schedule"):
             plans = tuple(Plan.of(key, *decoded, group.rank) for decoded in plan_message.decode(data))
         counters.planner_calls += 1
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
-    def fastest(self, keys: Sequence[PlanKey]) -> int:
+    def fastest(self, keys: Sequence[PlanKey], held: int) -> int:
         """
         Return the number of the key whose plan is predicted to take the least time, the first of equals. Collective.
+
+        Parameters
+        ----------
+        keys : sequence of PlanKey
+            What the plans would be for, all with the same options.
+        held : int
+            As for `make`.
 
         Raises
         ------
@@ -61,30 +83,32 @@ class PlanMaker:
         """
         asked = tuple(keys)
         if asked not in self._fastest:
-            data = agreement.from_root(self._group, lambda: struct.pack("<Q", self._fastest_on_root(asked)))
+            room = self._budget.agree(keys[0].options.device_memory, held)
+            data = agreement.from_root(self._group, lambda: struct.pack("<Q", self._fastest_on_root(asked, room)))
             if len(self._fastest) >= _MOST_CHOICES:
                 self._fastest.clear()
             (self._fastest[asked],) = struct.unpack("<Q", data)
         return self._fastest[asked]
 
-    def _fastest_on_root(self, keys: Sequence[PlanKey]) -> int:
+    def _fastest_on_root(self, keys: Sequence[PlanKey], room: int) -> int:
         times: dict[PlanKey, float] = {}
         refusals: list[UncutError] = []
         for key in dict.fromkeys(keys):
             try:
-                times[key] = self._several(key)[0].predicted_s
+                times[key] = self._several(key, room)[0].predicted_s
             except (PlanError, CapacityError) as error:  # another one may have a plan
                 refusals.append(error)
         if not times:
             raise refusals[0]
         return keys.index(min(times, key=times.__getitem__))
 
-    def _several(self, key: PlanKey) -> list[Planned]:
-        return plan_several(key.problem, key.placement, self._group.size, self._machine, key.options, key.private)
+    def _several(self, key: PlanKey, room: int) -> list[Planned]:
+        options = changed(key.options, device_memory=room)
+        return plan_several(key.problem, key.placement, self._group.size, self._machine, options, key.private)
 
-    def _plan_on_root(self, key: PlanKey) -> bytes:
+    def _plan_on_root(self, key: PlanKey, room: int) -> bytes:
         started = time.perf_counter()
-        several = self._several(key)
+        several = self._several(key, room)
         plan_s = time.perf_counter() - started
         if self._verify:
             for planned in several:

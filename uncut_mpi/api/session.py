@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from uncut_mpi.api import lifetime
+from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
@@ -79,6 +80,10 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         is done when a plan is made: some ms for each, in f32 up to 0.2 s. Two processes may choose differently, and
         results then differ in the last bits; without it cuBLAS chooses, by the shapes alone. Other types and the host
         backend have nothing to tune.
+    device_memory : int, optional
+        Bytes of its device's memory that a plan may use on each rank, beside the matrices there. A product that does
+        not fit is computed one block of C after the other. By default four fifths of what is free when the plan is
+        made, on the rank with the least; it is rounded down to a sixteenth of the device's memory.
     check_peers : bool, default True
         Before anything else, let every rank write a pattern into each other's device memory, and that rank look whether
         it has come. It takes some ms, once for these devices in these processes.
@@ -125,6 +130,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         verify: bool = False,
         tune_products: bool = False,
         check_peers: bool = True,
+        device_memory: int | None = None,
     ) -> None:
         try:
             limit_s = None if arrival_timeout_s is None else _seconds("arrival_timeout_s", arrival_timeout_s)
@@ -150,7 +156,13 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
                 if arrival_timeout_s is not None:
                     limit_s = _seconds("arrival_timeout_s", arrival_timeout_s)
                 verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
-            settings = f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}"
+                if device_memory is not None:
+                    device_memory = whole_number("device_memory", device_memory)
+                    if device_memory < 1:
+                        raise ParamError(f"device_memory = {device_memory} is below 1: name bytes, or leave it out")
+            settings = (
+                f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}, device_memory {device_memory}"
+            )
             agreement.agree(self._group, settings.encode(), lambda: settings)
             started = start_backend(
                 self._group,
@@ -171,7 +183,9 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
             self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
             self._store = MatrixStore(self._group, self._backend, self.counters, weakref.ref(self))
-            self._maker = PlanMaker(self._group, self.counters, self.machine, verify=verify)
+            sharing = self.device_uuids.count(self.device_uuids[self.rank])
+            budget = Budget(self._group, self._backend, self.machine, device_memory or 0, sharing)
+            self._maker = PlanMaker(self._group, self.counters, self.machine, budget, verify=verify)
             self._calls = calls = Calls(
                 self._group,
                 self._backend,

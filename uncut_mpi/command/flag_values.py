@@ -63,6 +63,24 @@ def whole(least: int, most: int = MOST_COUNT) -> Callable[[str], int]:
     return convert
 
 
+def bytes_of(text: str) -> int:
+    """Return the bytes that a flag's value is: a whole number, or a number of kB, MB, GB, TB, KiB, MiB, GiB or TiB."""
+    for power, letter in enumerate("kmgt", 1):
+        for suffix, base in ((f"{letter}ib", 1024), (f"{letter}b", 1000)):
+            number = text[: -len(suffix)].rstrip()
+            if not text.lower().endswith(suffix) or not is_number(number):
+                continue
+            value = float(number) * float(base) ** power
+            if 1 <= value <= MOST_EXTENT:
+                return round(value)
+            raise argparse.ArgumentTypeError(f"{shown(text)} is too little or too much: bytes are 1 to {MOST_EXTENT}")
+    if is_number(text):
+        return whole(1, MOST_EXTENT)(text)
+    raise argparse.ArgumentTypeError(
+        f"{shown(text)} is no number of bytes: write a whole number, or one with a unit as 16GiB, 500MB or 1.5TB"
+    )
+
+
 def finite(text: str) -> float:
     """Return the finite number that a flag's value is."""
     value = float(text) if is_number(text) else math.nan

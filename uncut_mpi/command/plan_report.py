@@ -216,7 +216,7 @@ def _plan(candidate: Candidate) -> str:
 def _how(candidate: Candidate) -> str:
     """Return a candidate's scheduler, how it divides the problem, and its other options that are not the defaults."""
     schedule = candidate.schedule
-    said = ("scheduler", "tile", "grid", "row_shares", "col_shares", "areas", "blocking")
+    said = ("scheduler", "tile", "grid", "row_shares", "col_shares", "areas", "blocking", "device_memory")
     fixed = _differences(ScheduleOptions(), candidate.options, without=said)
     return ", ".join([schedule.scheduler, describe(schedule, candidate.options), *fixed])
 

@@ -24,6 +24,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.rivals.paralia import predict
@@ -150,6 +151,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     arguments.place.check_ranks(machine.num_ranks)
     placement = arguments.place.bound(arguments.problem, machine.num_ranks)
+    machine = with_memory(machine.num_ranks, arguments.problem, placement, machine, arguments.options.device_memory)
     # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
     budget = arguments.budget_tasks if arguments.options.scheduler == "auto" else 1
     started = time.perf_counter()

@@ -6,7 +6,7 @@ import argparse
 import textwrap
 from typing import NoReturn
 
-from uncut_mpi.command.flag_values import grid_of, numbers, one_of, options_of
+from uncut_mpi.command.flag_values import bytes_of, grid_of, numbers, one_of, options_of
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.option_fields import About, declared
@@ -18,6 +18,7 @@ FLAGS = {
     "grid": "--grid",
     "devices": "--compute-ranks",
     "tune": "--tune",
+    "device_memory": "--device-memory",
 }
 """Options that have flags of their own; all others come by ``--options``."""
 
@@ -83,6 +84,14 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         metavar="R0,R1,…",
         help="ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
         "what --place puts there, and forward. Default: the search decides, with --scheduler all",
+    )
+    group.add_argument(
+        "--device-memory",
+        type=bytes_of,
+        metavar="BYTES",
+        help="what each rank may use of its device's memory beside the matrices there, as 16GiB or 500MB; a product "
+        "that does not fit is computed one block of C after the other. Default: four fifths of what is free, for plan "
+        "all",
     )
     group.add_argument(
         "--options",

@@ -203,9 +203,15 @@ def room_for_panels(num_ranks: int, problem: GemmProblem, placement: Placement, 
 def with_memory(
     num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine, device_memory: int
 ) -> Machine:
-    """Return a machine of whose memory a rank has no more than so many bytes beside the caller's matrices there."""
-    resident = np.array(_resident_bytes(num_ranks, problem, placement)[:num_ranks])
-    return dataclasses.replace(machine, memory_bytes=np.minimum(machine.memory_bytes, resident + device_memory))
+    """
+    Return a machine of whose memory a rank has no more than so many bytes beside the caller's matrices there.
+
+    Of no bytes, which say nothing, or where it has no more anyway it is the same machine.
+    """
+    most = np.array(_resident_bytes(num_ranks, problem, placement)[:num_ranks]) + device_memory
+    if not device_memory or (machine.memory_bytes <= most).all():
+        return machine
+    return dataclasses.replace(machine, memory_bytes=np.minimum(machine.memory_bytes, most))
 
 
 def _aligned(size: int) -> int:

@@ -440,16 +440,18 @@ class ScheduleOptions:
         """
         Return options of the caller's C as those of a problem's C, and the other way round.
 
-        A C stored by rows is transposed in its problem, so rows and columns change places: of the grid, its shares,
-        and the blocks of the order ``"corner"``. Ranks still fill the caller's grid row by row
-        (`uncut_mpi.planning.grid`). Strips, in which the other orders of blocks and `areas` cut C, follow its storage
-        in both.
+        A C stored by rows is transposed in its problem, so rows and columns change places. That is so of the grid, its
+        shares, the blocks of C that are formed one after the other, and those of the order ``"corner"``. Ranks still
+        fill the caller's grid row by row (`uncut_mpi.planning.grid`). Strips, in which the other orders of blocks and
+        `areas` cut C, follow its storage in both.
         """
         if not problem.swapped:
             return self
         blocking = self.blocking
         if blocking.order == "corner" or blocking.rows > 1:
             blocking = changed(blocking, order="corner", rows=blocking.columns, columns=blocking.rows)
+        if blocking.c_rows != blocking.c_cols:
+            blocking = changed(blocking, c_rows=blocking.c_cols, c_cols=blocking.c_rows)
         grid = self.grid and self.grid[::-1]
         return changed(self, grid=grid, row_shares=self.col_shares, col_shares=self.row_shares, blocking=blocking)
 

@@ -108,8 +108,7 @@ def plan_several(
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
     straight = placement.straight(num_ranks)
-    if options.device_memory:
-        machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
+    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
     if problem.copies or (not problem.has_product and placement.in_parts):
         made_here = without_product.schedule(problem, straight, machine, options)
         several = [Planned(made_here, simulate(made_here, machine).seconds, options)]
@@ -194,6 +193,10 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         if schedule.problem.swapped and "columns" in blocking.order
         else blocking.order
     )
+    if blocking.slots:
+        rows, cols = blocking.c_rows or "all", blocking.c_cols or "all"
+        two = ", the next one begun meanwhile" if blocking.c_slots > 1 else ""
+        lanes += f", room for {blocking.slots} of them and C by {rows} rows and {cols} columns{two}"
     return f"{grid}, {blocks}, {columns}, order {order}{lanes}{where}"
 
 

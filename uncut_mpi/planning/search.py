@@ -20,6 +20,7 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF_CORE, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
@@ -127,6 +128,7 @@ def search(
     # By its metric `cyclic` chooses its ranks, which is a rule of its own; all else is chosen by simulation.
     rule = asked.metric if asked.scheduler == "cyclic" else "time"
     made_with = dataclasses.replace(asked, tune=0, metric=rule).oriented(problem)
+    machine = with_memory(num_ranks, problem, placement, machine, asked.device_memory)
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
     with Evaluation(problem, placement, num_ranks, machine, limit=budget, issuing_threads=issuing_threads) as tried:
         explorer = _Explorer(problem, placement, num_ranks, machine, tried)
