@@ -35,6 +35,7 @@ from uncut_mpi.planning.options import (
     ORDERS,
     ORDERS_BY_K,
     ROUTINGS,
+    SWEEPS,
     Blocking,
     ScheduleOptions,
 )
@@ -322,6 +323,8 @@ def blockings(draw: Draw, splits: int, *, in_rings: bool) -> Blocking:
             lanes=one_of(0, 1, 2),
             delivery=one_of("", *DELIVERIES),
             slots=draw(st.integers(1, 5)),
+            b_slots=draw(st.integers(0, 4)),
+            sweep=one_of("", *SWEEPS),
             c_slots=one_of(0, 1, 2),
             c_rows=draw(st.integers(0, 40)),
             c_cols=draw(st.integers(0, 40)),

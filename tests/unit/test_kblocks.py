@@ -49,6 +49,8 @@ CHANGES = {
     "c_rows": 1024,
     "c_cols": 1024,
     "c_slots": 2,
+    "b_slots": 2,
+    "sweep": "again",
 }
 
 CASES = {1: 180, 2: 200, 3: 200, 4: 300, 6: 200, 8: 200, 12: 100, 16: 60, 31: 40, 64: 20}
@@ -213,7 +215,14 @@ def cube(n: int, place: str, ranks: int = 4, **options: object) -> Schedule:
 def test_every_option_changes_the_schedule(name: str) -> None:
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Blocking)}
     others = {"rows": {"order": "corner"}}.get(name, {})
-    if name in ("slots", "c_rows", "c_cols", "c_slots"):  # of more blocks of C than there is room for
+    if name in (
+        "slots",
+        "b_slots",
+        "c_rows",
+        "c_cols",
+        "c_slots",
+        "sweep",
+    ):  # of blocks in turn
         others = {"combine": "worker", "slots": 3, "c_rows": 2048, "c_cols": 2048, "c_slots": 1}
     place = "rows" if name == "begin" else "h,h,h" if "slots" in others else "0,0,0"
     changes = {**others, name: CHANGES[name]}

@@ -113,6 +113,7 @@ HOW = {
     "c_rows": 0,
     "c_cols": 0,
     "c_slots": 0,
+    "b_slots": 0,
 }
 ORDER = {
     "order": 0,
@@ -326,7 +327,8 @@ def test_what_leaves_nothing_open_is_complete() -> None:
     assert COMPLETE.is_complete
     for one in dataclasses.fields(Blocking):
         left_out = dataclasses.replace(COMPLETE, **{one.name: one.default})
-        assert left_out.is_complete == (one.name in ("away", "tail", "slots", "c_rows", "c_cols", "c_slots")), one.name
+        of_rings = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
+        assert left_out.is_complete == (one.name in ("away", "tail", *of_rings)), one.name
 
 
 # -- made and simulated at once --------------------------------------------------------------------

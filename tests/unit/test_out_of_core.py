@@ -19,7 +19,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.options import SWEEPS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
 from uncut_mpi.planning.verify import verify
@@ -42,9 +42,9 @@ def random_placement(rng: random.Random, ranks: int) -> Placement:
 def in_rings(rng: random.Random) -> Blocking:
     edges = {name: rng.choice((0, rng.randint(5, 30))) for name in ("c_rows", "c_cols")}
     columns, lanes, c_slots = rng.randint(1, 4), rng.choice((1, 2)), rng.choice((1, 2))
-    return Blocking(
-        block=rng.randint(3, 30), slots=rng.randint(1, 4), columns=columns, lanes=lanes, c_slots=c_slots, **edges
-    )
+    slots = {"slots": rng.randint(1, 4), "b_slots": rng.choice((0, rng.randint(1, 5))), "c_slots": c_slots}
+    sweep = rng.choice(("", *SWEEPS))
+    return Blocking(block=rng.randint(3, 30), columns=columns, lanes=lanes, sweep=sweep, **slots, **edges)
 
 
 def blocks_of_c(schedule: Schedule) -> int:

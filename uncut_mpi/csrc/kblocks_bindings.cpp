@@ -85,7 +85,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, int halvings, bool far_apart,
-               int lookahead, bool from_held) {
+               int lookahead, bool from_held, bool returns) {
                 KBlocking made;
                 take(how, "first", made.first);
                 take(how, "block", made.block);
@@ -95,16 +95,18 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 take(how, "lanes", made.lanes);
                 take(how, "c_rows", made.c_rows);
                 take(how, "c_cols", made.c_cols);
-                take(how, "slots", made.slots);
+                take(how, "slots", made.slots[matrix_a]);
+                take(how, "b_slots", made.slots[matrix_b]);
+                if (made.slots[matrix_b] == 0) made.slots[matrix_b] = made.slots[matrix_a];
                 take(how, "c_slots", made.c_slots);
                 made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
                 made.halvings = halvings, made.far_apart = far_apart, made.lookahead = lookahead,
-                made.from_held = from_held;
+                made.from_held = from_held, made.returns = returns;
                 new (self) KBlocking(made);
             },
             "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "far_apart"_a, "lookahead"_a,
-            "from_held"_a)
+            "from_held"_a, "returns"_a = true)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;

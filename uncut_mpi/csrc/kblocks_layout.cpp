@@ -163,7 +163,8 @@ class Maker {
             int &ring = made_.workers[part.worker].ring[static_cast<std::size_t>(matrix)];
             if (ring >= 0) return ring;
             const std::int64_t across = matrix == matrix_a ? largest(part).rows : largest(part).cols;
-            const std::int64_t along = how_.slots * std::min(how_.block, part.k.size());
+            const std::int64_t along =
+                how_.slots[static_cast<std::size_t>(matrix)] * std::min(how_.block, part.k.size());
             rows = matrix == matrix_a ? across : along, cols = matrix == matrix_a ? along : across;
             if (problem_.transposed(matrix)) std::swap(rows, cols);
             return ring = panel(part.rank, rows, cols, matrix, false, panel_role);

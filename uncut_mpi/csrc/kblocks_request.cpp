@@ -31,10 +31,12 @@ void check(const KProblem &problem, const KBlocking &how) {
                 problem.column_alignment >= std::max(problem.itemsize(), problem.accumulator_itemsize()),
             "slices, blocks and alignments have a size");
     require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");
-    require(how.c_rows >= 0 && how.c_cols >= 0 && how.slots >= 0 && (how.c_slots == 1 || how.c_slots == 2),
+    require(how.c_rows >= 0 && how.c_cols >= 0 && (how.c_slots == 1 || how.c_slots == 2),
             "there is room for one or two blocks of C, and they have elements");
     require(how.in_rings() || (how.c_rows == 0 && how.c_cols == 0 && how.c_slots == 1),
             "there are rings where a rank has several blocks of C");
+    require(std::ranges::all_of(how.slots, [&](int count) { return how.in_rings() ? count > 0 : count == 0; }),
+            "there is room for a k-block of each matrix, or for all of both");
     require(!how.in_rings() || (how.order == by_k && how.rows == 1 && !how.from_held && how.block >= 1),
             "there are rings in the order by k, from the first of it");
     require(problem.most_summands >= 3, "a sum has at least three summands");
@@ -98,13 +100,13 @@ std::vector<KPlaces> cut_in_rounds(const KPlaces &places, const KProblem &proble
     std::int64_t height = 0, width = 0;
     for (const KPlaces::Block &block : places.blocks)
         height = std::max(height, block.rows.last), width = std::max(width, block.cols.last);
-    const bool keeps_columns = width * down >= height * along;
+    const bool keeps_columns = !how.returns || width * down >= height * along;
     const int inner = keeps_columns ? down : along, outer = keeps_columns ? along : down;
     std::vector<KPlaces> rounds;
     rounds.reserve(static_cast<std::size_t>(inner) * static_cast<std::size_t>(outer));
     for (int far = 0; far < outer; ++far)
         for (int step = 0; step < inner; ++step) {
-            const int near = far % 2 ? inner - 1 - step : step;
+            const int near = how.returns && far % 2 ? inner - 1 - step : step;
             KPlaces &round = rounds.emplace_back(places);
             for (KPlaces::Block &block : round.blocks) {
                 block.rows = cut_of(block.rows, down, keeps_columns ? near : far, problem.step);

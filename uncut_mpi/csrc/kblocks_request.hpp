@@ -117,9 +117,11 @@ struct KBlocking {
     // Rows and columns of C that a rank forms at a time; 0: all that it has.
     std::int64_t c_rows = 0, c_cols = 0;
     // For how many k-blocks of A and of B a rank has room; 0: for all. And for how many blocks of C.
-    int slots = 0, c_slots = 1;
+    std::array<int, 2> slots{};
+    int c_slots = 1;
+    bool returns = true;  // whether blocks of C and k are taken there and back, or each time from the start
 
-    bool in_rings() const { return slots > 0; }
+    bool in_rings() const { return slots[0] > 0; }
 };
 
 enum KStepKind : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };

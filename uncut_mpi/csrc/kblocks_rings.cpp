@@ -11,7 +11,8 @@ Rings::Rings(const KLayout &layout) : Store(layout), slots_(layout.workers.size(
     depth_ = std::min(asked.how.block, asked.k_starts.back() - first_k_);
     for (std::size_t worker = 0; worker < layout.workers.size(); ++worker)
         for (const int matrix : {matrix_a, matrix_b}) {
-            slots_[worker][static_cast<std::size_t>(matrix)].resize(static_cast<std::size_t>(asked.how.slots));
+            slots_[worker][static_cast<std::size_t>(matrix)].resize(
+                static_cast<std::size_t>(asked.how.slots[static_cast<std::size_t>(matrix)]));
             const int buffer = layout.workers[worker].ring[static_cast<std::size_t>(matrix)];
             if (buffer >= 0) known_[static_cast<std::size_t>(buffer)].ring = static_cast<int>(2 * worker) + matrix;
         }

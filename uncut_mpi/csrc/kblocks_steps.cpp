@@ -205,7 +205,7 @@ class RingMaker {
         const std::int64_t depth = std::min(how.block, extent);
         for (std::int64_t at = 0; at < extent; at += depth)
             slots_.push_back({at, std::min(extent, at + depth)});
-        const auto most = std::min<std::size_t>(static_cast<std::size_t>(how.slots), slots_.size());
+        const auto most = std::min<std::size_t>(static_cast<std::size_t>(std::ranges::min(how.slots)), slots_.size());
         // By column blocks: the last k-blocks, where C is to leave soon, and the first, where it has to come or the one
         // before it to leave.
         const bool waits = how.c_slots == 1 && rounds > 1;
@@ -249,10 +249,11 @@ class RingMaker {
     // Takes the next slots for a k-block, of which this may be a part.
     void claim() { last_use_.push_back(nothing); }
     void fetch(Extent k) {
-        const auto before = static_cast<std::ptrdiff_t>(last_use_.size()) - 1 - how_.slots;
-        const std::ptrdiff_t after = before >= 0 ? last_use_[static_cast<std::size_t>(before)] : nothing;
-        for (const int kind : {fetch_a, fetch_b})
+        for (const int kind : {fetch_a, fetch_b}) {
+            const auto before = static_cast<std::ptrdiff_t>(last_use_.size()) - 1 - how_.slots[kind == fetch_b];
+            const std::ptrdiff_t after = before >= 0 ? last_use_[static_cast<std::size_t>(before)] : nothing;
             fetches_.push_back({after, step(kind, k, 0, columns_)});
+        }
     }
     void fetch_c_of(int round, int column) {
         const int before = round - how_.c_slots;
@@ -268,7 +269,7 @@ class RingMaker {
     void add_round(int round) {
         round_ = round;
         std::vector<Extent> order = slots_;
-        if (round % 2) std::reverse(order.begin(), order.end());
+        if (how_.returns && round % 2) std::reverse(order.begin(), order.end());
         const bool is_first = round == 0, is_last = round + 1 == rounds_;
         const std::size_t tail = std::min(is_last ? last_tail_ : tail_, order.size());
         const std::size_t head = std::min(is_first ? first_head_ : head_, order.size() - tail);
@@ -372,7 +373,8 @@ std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent) {
 }
 
 std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c) {
-    if (extent < 1 || how.columns < 1 || how.halvings < 0 || how.slots < 1 || how.block < 1 || rounds < 1)
+    if (extent < 1 || how.columns < 1 || how.halvings < 0 || std::ranges::min(how.slots) < 1 || how.block < 1 ||
+        rounds < 1)
         throw std::invalid_argument("there is something to multiply, in blocks and slots that there are");
     return RingMaker(how, extent, rounds, reads_c).run();
 }

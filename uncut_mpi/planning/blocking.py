@@ -166,6 +166,7 @@ def blocking_of(how: Blocking, *, far_apart: bool) -> _native.KBlocking:
         far_apart=far_apart,
         lookahead=LOOKAHEAD,
         from_held=how.begin == "held",
+        returns=how.sweep != "again",
     )
 
 

@@ -291,7 +291,17 @@ class Prepared:
         """What schedules have in common that are the same: k-blocks may have the same ends by other rules."""
         options, how = self.options, self.options.blocking
         cut = options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas
-        blocks = how.splits, how.columns, how.rows, how.c_rows, how.c_cols, how.slots, how.c_slots
+        blocks = (
+            how.splits,
+            how.columns,
+            how.rows,
+            how.c_rows,
+            how.c_cols,
+            how.slots,
+            how.c_slots,
+            how.b_slots,
+            how.sweep,
+        )
         return *cut, *blocks, how.lanes, how.delivery, how.begin, how.combine, how.away, self._request.steps_digest
 
     @property

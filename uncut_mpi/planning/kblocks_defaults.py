@@ -7,13 +7,10 @@ from typing import Final
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.options import SWEEPS, USUAL_SLOTS, Blocking, ScheduleOptions, changed
 
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
-
-USUAL_SLOTS: Final = 3
-"""For so many k-blocks ranks have room, where they have none for all: one in use and two on their way."""
 
 MOST_K_BLOCKS: Final = 1024
 """Into how many k-blocks a rank's part of k is cut where nobody asks: of a longer k they are longer."""
@@ -67,7 +64,8 @@ def choose(
 def in_rings(how: Blocking) -> Blocking:
     """Return how ranks do with room for some k-blocks at a time: what is left open has one value only."""
     alone = {"splits": 1, "order": "k", "rows": 1, "begin": "first", "combine": "worker", "away": 0, "tail": 0}
-    return changed(how, **alone, slots=how.slots or USUAL_SLOTS, c_slots=how.c_slots or 1)
+    open_ = {"slots": how.slots or USUAL_SLOTS, "c_slots": how.c_slots or 1, "sweep": how.sweep or SWEEPS[0]}
+    return changed(how, **alone, **open_)
 
 
 def choose_grid(

@@ -37,9 +37,10 @@ ORDERS_BY_K = ("k", "k-columns")
 DELIVERIES = ("balanced", "earliest")
 BEGINS = ("first", "held")
 COMBINES = ("owner", "worker")
+SWEEPS = ("back", "again")
 _BLOCKS = ("grid", "devices", "row_shares", "col_shares")
 _SHARES = ("row_shares", "col_shares", "k_shares")
-_OF_RINGS = ("slots", "c_rows", "c_cols", "c_slots")
+_OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
 _MOST_SHARES = 1e300
 """Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
@@ -47,6 +48,8 @@ MOST_LANES = 64
 MOST_PRODUCT_LANES = 2
 MOST_TAIL = 4096
 MOST_SLOTS = 1024
+USUAL_SLOTS = 3
+"""For so many k-blocks ranks have room, where they have none for all: one in use and two on their way."""
 MOST_C_SLOTS = 2
 MOST_CHUNKS = 8
 MOST_BLOCKS = 4096
@@ -168,6 +171,13 @@ class Blocking:
         default=0,
         most=MOST_SLOTS,
     )
+    b_slots: int = option(
+        NUMBER,
+        "For how many k-blocks of B a rank has room, where that is another number than slots.",
+        "kblocks",
+        default=0,
+        most=MOST_SLOTS,
+    )
     c_rows: int = option(
         NUMBER,
         """Rows of C that a rank forms at a time: its part of C is cut into equal blocks. Left open: all that it has
@@ -182,6 +192,15 @@ class Blocking:
         "kblocks",
         default=0,
         most=MOST_C_SLOTS,
+    )
+    sweep: str = option(
+        WORD,
+        """In which order ranks take blocks of C, and the k-blocks of each. "back": there and back, so that what two
+        blocks in a row share need not come again. "again": rows first, each time from the first, as PaRSEC does. Left
+        open: "back".""",
+        "kblocks",
+        default="",
+        words=SWEEPS,
     )
 
     def __post_init__(self) -> None:
@@ -452,6 +471,8 @@ class ScheduleOptions:
             blocking = changed(blocking, order="corner", rows=blocking.columns, columns=blocking.rows)
         if blocking.c_rows != blocking.c_cols:
             blocking = changed(blocking, c_rows=blocking.c_cols, c_cols=blocking.c_rows)
+        if blocking.b_slots:
+            blocking = changed(blocking, slots=blocking.b_slots, b_slots=blocking.slots or USUAL_SLOTS)
         grid = self.grid and self.grid[::-1]
         return changed(self, grid=grid, row_shares=self.col_shares, col_shares=self.row_shares, blocking=blocking)
 

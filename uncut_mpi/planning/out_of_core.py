@@ -96,7 +96,7 @@ def cut_to_fit(
     fits : callable
         Whether every rank has room for its panels.
     """
-    model = _Model(problem, placement, machine, ranks, extents)
+    model = _Model(problem, placement, machine, ranks, extents, asked.b_slots)
     found = [one for one in _candidates(model, how, asked) if model.steps(one) <= MAX_STEPS]
     for one in sorted(found, key=model.seconds)[:_TRIED]:
         made = _made(model, how, asked, one, fits)
@@ -131,9 +131,15 @@ class _Model:
     """What a cut takes of a rank's memory and time."""
 
     def __init__(
-        self, problem: GemmProblem, placement: Placement, machine: Machine, ranks: Sequence[int], extents: Extents
+        self,
+        problem: GemmProblem,
+        placement: Placement,
+        machine: Machine,
+        ranks: Sequence[int],
+        extents: Extents,
+        b_slots: int,
     ) -> None:
-        self.problem, self.extents = problem, extents
+        self.problem, self.extents, self._b_slots = problem, extents, b_slots
         self.step = elements_aligned(problem)
         self._in, self._out = (float(rates.min()) * 1e9 for rates in machine.host_rates(ranks, outward=True))
         self._rate = float(machine.typical_gemm_rate(problem.dtype)[list(ranks)].min())
@@ -156,19 +162,19 @@ class _Model:
     def largest(self, depth: int, slots: int, c_slots: int, room: float) -> tuple[float, float]:
         """Return rows and columns of the largest blocks of C that fit: of those whose A and B enter as often."""
         extents, of_c = self.extents, c_slots * self.bytes_of_c()
-        of_k = slots * depth * self._item
+        of_a, of_b = (count * depth * self._item for count in (slots, self._b_slots or slots))
         # A enters once for each block's columns, B for its rows: least for blocks of one size with rows over columns
         ratio = self._share_b / self._share_a  # so that both enter as often.
-        # of_c·ratio·cols² + of_k·(ratio + 1)·cols = room
-        half = of_k * (ratio + 1) / (2 * of_c * ratio)
+        # of_c·ratio·cols² + (of_a·ratio + of_b)·cols = room
+        half = (of_a * ratio + of_b) / (2 * of_c * ratio)
         cols = math.sqrt(half * half + room / (of_c * ratio)) - half
         rows = ratio * cols
         if rows > extents.rows:
             rows = extents.rows
-            cols = (room - of_k * rows) / (of_c * rows + of_k)
+            cols = (room - of_a * rows) / (of_c * rows + of_b)
         if cols > extents.cols:
             cols = extents.cols
-            rows = min(extents.rows, (room - of_k * cols) / (of_c * cols + of_k))
+            rows = min(extents.rows, (room - of_b * cols) / (of_c * cols + of_a))
         return rows, cols
 
     def seconds(self, cut: _Cut) -> float:

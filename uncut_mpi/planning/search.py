@@ -24,9 +24,8 @@ from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF_CORE, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
-from uncut_mpi.planning.kblocks_defaults import USUAL_SLOTS
 from uncut_mpi.planning.metrics import metric_of
-from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.options import USUAL_SLOTS, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.rank_sets import RankSets
 
