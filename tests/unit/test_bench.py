@@ -29,7 +29,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.view.rates import draw_rates
@@ -47,13 +47,14 @@ def test_every_flag_reaches_its_field() -> None:
         "--methods kblocks,one --compute 1,2 "
         "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --rounds 2 --time-cap 0.5 --no-check "
         "--time-limit 90 "
-        "--tune-products --output o.jsonl --plot p.png"
+        "--device-memory 4GiB --lookahead 3 --tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
         dataset="paralia", only=("square", "devices"), sample=7, scale=0.5,
         dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
         compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, rounds=2,
         time_cap_s=0.5, time_limit_s=90.0,
+        device_memory=4 << 30, lookahead=3,
         tune_products=True, check=False, output="o.jsonl", plot="p.png",
     )  # fmt: skip
 
@@ -62,7 +63,10 @@ def test_every_flag_reaches_its_field() -> None:
     ("words", "message"),
     [
         ("--dataset other", "'other' does not exist: use one of uncut-regular, uncut-irregular, paralia"),
-        ("--methods auto,magma", "'magma' does not exist: use one of auto, tuned, uncut, kblocks, cyclic, bands, one"),
+        (
+            "--methods auto,magma",
+            "'magma' does not exist: use one of auto, tuned, uncut, kblocks, cyclic, bands, parsec, one",
+        ),
         ("--methods auto,auto", "names something twice"),
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),
         ("--methods kblocks:64", "'kblocks:64' does not exist"),
@@ -96,6 +100,10 @@ def test_methods_are_schedules() -> None:
     assert options_of("uncut:640", None, 4) == ScheduleOptions(scheduler="uncut", tile=640)
     assert options_of("cyclic:64", None, 4) == ScheduleOptions(scheduler="cyclic", tile=64)
     assert options_of("cyclic:1d-cyclic", None, 4) == ScheduleOptions(scheduler="cyclic", distribution="1d-cyclic")
+    assert options_of("parsec:64", None, 4) == ScheduleOptions(scheduler="parsec", tile=64)
+    ahead = ScheduleOptions(scheduler="parsec", tile=64, blocking=Blocking(slots=3))
+    assert options_of("parsec:64", None, 4, lookahead=2) == ahead
+    assert options_of("kblocks", None, 4, lookahead=2) == ScheduleOptions(scheduler="kblocks")
     assert options_of("bands:640", (1, 0), 4) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
     assert options_of("kblocks", (0, 1), 4) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]

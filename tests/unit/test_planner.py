@@ -56,10 +56,10 @@ def test_a_plan_without_options_is_searched() -> None:
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ({}, ("uncut", "kblocks", "cyclic", "bands")),
+        ({}, ("uncut", "kblocks", "cyclic", "bands", "parsec")),
         ({"grid": (2, 2), "devices": (3, 1, 2, 0)}, ("uncut", "kblocks", "cyclic")),
         ({"row_shares": (1.0, 2.0)}, ("uncut", "kblocks", "cyclic")),
-        ({"tile": 512}, ("uncut", "cyclic", "bands")),
+        ({"tile": 512}, ("uncut", "cyclic", "bands", "parsec")),
         ({"distribution": "sequential"}, ("cyclic",)),
         ({"wr_lazy": False}, ("uncut",)),
         ({"blocking": Blocking(columns=2)}, ("kblocks",)),

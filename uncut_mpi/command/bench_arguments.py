@@ -10,15 +10,15 @@ from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
 from uncut_mpi.command.bench_baselines import BASELINES
-from uncut_mpi.command.flag_values import MOST_EXTENT, dtype_of, one_of, path, positive, shown, whole, written
+from uncut_mpi.command.flag_values import MOST_EXTENT, bytes_of, dtype_of, one_of, path, positive, shown, whole, written
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
-from uncut_mpi.model.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia, uncut_irregular, uncut_regular
+from uncut_mpi.model.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia, parsec, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import METRICS
-from uncut_mpi.planning.options import DISTRIBUTIONS, ScheduleOptions
+from uncut_mpi.planning.options import DISTRIBUTIONS, MOST_SLOTS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options
 
 DATASETS: Final = {
@@ -26,6 +26,7 @@ DATASETS: Final = {
     "uncut-irregular": uncut_irregular,
     "paralia": paralia,
     "layouts": layouts,
+    "parsec": parsec,
 }
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
@@ -36,8 +37,8 @@ COMM_OPT: Final = "comm-opt"
 CYCLIC: Final = (COMM_OPT, *METRICS, *DISTRIBUTIONS)
 """What ``"cyclic:"`` may be followed by, beside a tile."""
 
-METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "one", *STEPS, *BASELINES)
-TILED: Final = ("uncut", "cyclic", "bands")
+METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "parsec", "one", *STEPS, *BASELINES)
+TILED: Final = ("uncut", "cyclic", "bands", "parsec")
 """Methods that take a tile, as ``"uncut:2048"``."""
 
 TRIED: Final = 8
@@ -66,7 +67,8 @@ methods:
             select(PERF); cyclic:edp and cyclic:pdp are its select(EDP) and select(PDP), where watts are known
   cyclic:comm-opt   the same without that choice: all devices, in equal shares
   bands     Choi's scheduler, between devices only, with A stored transposed as its authors keep it
-  uncut:T, cyclic:T, bands:T   the same with tiles of T, for a sweep of tiles
+  parsec    the out-of-core scheduler of the PaRSEC paper: C in blocks, A and B in chunks, whatever has room
+  uncut:T, cyclic:T, bands:T, parsec:T   the same with tiles of T, for a sweep of tiles
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
@@ -130,6 +132,10 @@ class BenchArguments:
         After so long no more problems begin; None: all do.
     tune_products : bool
         As `Session` takes it.
+    device_memory : int or None
+        As `Session` takes it.
+    lookahead : int or None
+        Chunks that the method ``"parsec"`` fetches ahead; None: as its paper has it.
     check : bool
         Whether results are verified.
     output : str
@@ -156,6 +162,8 @@ class BenchArguments:
     time_cap_s: float
     time_limit_s: float | None
     tune_products: bool
+    device_memory: int | None
+    lookahead: int | None
     check: bool
     output: str
     plot: str | None
@@ -200,6 +208,8 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         time_cap_s=given.time_cap,
         time_limit_s=given.time_limit,
         tune_products=given.tune_products,
+        device_memory=given.device_memory,
+        lookahead=given.lookahead,
         check=given.check,
         output=given.output,
         plot=given.plot,
@@ -299,6 +309,19 @@ def make_bench_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
     )
+    run.add_argument(
+        "--device-memory",
+        type=bytes_of,
+        metavar="BYTES",
+        help="what each rank may use of its device's memory beside the matrices there, as 16GiB; default: four fifths "
+        "of what is free",
+    )
+    run.add_argument(
+        "--lookahead",
+        type=whole(0, MOST_SLOTS - 1),
+        metavar="L",
+        help="chunks that parsec fetches ahead; default: 1 if C is one block, else 2",
+    )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(
         "--output",
@@ -329,7 +352,9 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     return list(dict.fromkeys(found))
 
 
-def options_of(method: str, devices: tuple[int, ...] | None, num_ranks: int) -> ScheduleOptions:
+def options_of(
+    method: str, devices: tuple[int, ...] | None, num_ranks: int, lookahead: int | None = None
+) -> ScheduleOptions:
     """
     Return the options of a method's schedules on some ranks, None: all of so many.
 
@@ -352,6 +377,8 @@ def options_of(method: str, devices: tuple[int, ...] | None, num_ranks: int) -> 
         return dataclasses.replace(options, metric=how)
     if how in DISTRIBUTIONS:
         return dataclasses.replace(options, distribution=how)
+    if name == "parsec" and lookahead is not None:
+        options = dataclasses.replace(options, blocking=Blocking(slots=lookahead + 1))
     return dataclasses.replace(options, tile=int(how or 0))
 
 

@@ -29,7 +29,7 @@ _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
 _SAME: Final = (
     *("version", "backend", "ranks", "machine", "alpha", "beta"),
-    *("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "check"),
+    *("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "device_memory", "lookahead", "check"),
 )
 _BEGINNING: Final = b'{"m": '
 
@@ -52,6 +52,7 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
         devices=arguments.devices,
         allow_shared_gpu=arguments.allow_shared_gpu,
         tune_products=arguments.tune_products,
+        device_memory=arguments.device_memory,
     ) as session:
         session.agree(list(words), "command line")
         with session.together("checking the output"):
@@ -80,6 +81,8 @@ class _Bench:
             "rounds": arguments.rounds,
             "time_cap_s": arguments.time_cap_s,
             "tune_products": arguments.tune_products,
+            "device_memory": arguments.device_memory,
+            "lookahead": arguments.lookahead,
             "check": arguments.check,
         }
 

@@ -152,6 +152,15 @@ def layouts() -> list[Case]:
     return [*cases, Case(8192, 28672, 8192, "rows,cols,cols"), Case(8192, 8192, 28672, "cols,rows,rows")]
 
 
+def parsec() -> list[Case]:
+    """
+    Return squares in host memory as in the PaRSEC paper (section V), up to the largest that a node holds.
+
+    Three matrices of order 145,000 fit its nodes of 512 GB (section III-A). Its Fig. 2 sweeps tiles at 70,000.
+    """
+    return [Case(edge, edge, edge, "h,h,h") for edge in range(10_000, 140_001, 10_000)]
+
+
 def _completed(word: str, shape: tuple[int, int], num_ranks: int) -> str:
     kind, mark, how = word.partition("@")
     down = next(rows for rows in range(math.isqrt(num_ranks), 0, -1) if num_ranks % rows == 0)

@@ -62,6 +62,9 @@ _BLOCKS: Final = 4
 _LEAST_EDGE: Final = 128
 """More than a few equal blocks have at least so many columns: products of 64 take a third longer than expected."""
 
+_EDGES: Final = (2048, 4096, 8192, 16384, 32768)
+"""Rows or columns of blocks of C that are tried, with as many of the other as fit."""
+
 _TILES: Final = 6
 _K_BLOCKS: Final = (1024, 2048, 4096, 8192)
 _GROWTHS: Final = (2, 3, 4)
@@ -307,7 +310,7 @@ class Dimensions:
             yield _blocked(best, **open_, block=block, first=first, slots=count, c_slots=of_c)
 
     def _blocks_of_c(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """One block of C more or less, down and along."""
+        """One block of C more or less, down and along; or so many rows or columns that links are fast with."""
         given, now = asked.blocking, best.options.blocking
         rows, cols = -(-self._problem.m // best.grid[0]), -(-self._problem.n // best.grid[1])
         down, along = -(-rows // (now.c_rows or rows)), -(-cols // (now.c_cols or cols))
@@ -317,6 +320,9 @@ class Dimensions:
             counts = down + more_down, along + more_along
             if min(counts) > 0:
                 yield _blocked(best, c_rows=-(-rows // counts[0]), c_cols=-(-cols // counts[1]))
+        if not given.c_rows and not given.c_cols:
+            yield from (_blocked(best, c_rows=edge, c_cols=0) for edge in _EDGES if edge <= rows)
+            yield from (_blocked(best, c_rows=0, c_cols=edge) for edge in _EDGES if edge <= cols)
 
     def _places(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """Where C on a device meets the products: at its owner, where they are computed, or some blocks at each."""

@@ -30,7 +30,8 @@ from uncut_mpi.planning.option_fields import (
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
-SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "auto")
+SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "parsec", "auto")
+RIVALS = ("cyclic", "bands", "parsec")
 DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
 BLOCK_ORDERS = ("k", "columns", "corner", "k-columns")
 ORDERS_BY_K = ("k", "k-columns")
@@ -166,8 +167,10 @@ class Blocking:
     slots: int = option(
         NUMBER,
         """For how many k-blocks of A, and of B, a rank has room. With more than one the next k-blocks arrive while one
-        is multiplied. Left open: for all, unless its memory is too small for it; 3 with c_rows, c_cols or c_slots.""",
+        is multiplied. Left open: for all, unless its memory is too small for it; 3 with c_rows, c_cols or
+        c_slots; of "parsec" 2 with one block of C, else 3: its lookahead and one.""",
         "kblocks",
+        "parsec",
         default=0,
         most=MOST_SLOTS,
     )
@@ -271,7 +274,7 @@ def _tries(name: str, value: object) -> int:
 
 
 _TRIES: Final = Kind("int", _tries)
-_TILED = ("uncut", "cyclic", "bands")
+_TILED = ("uncut", "cyclic", "bands", "parsec")
 
 
 @documented
@@ -290,7 +293,8 @@ class ScheduleOptions:
     scheduler: str = option(
         WORD,
         """"uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per rank.
-        "cyclic": PARALiA's. "bands": Choi's, between devices only. "auto": a search by simulation, among "kblocks" and
+        "cyclic": PARALiA's. "bands": Choi's, between devices only. "parsec": that of PaRSEC's
+        product out of core. "auto": a search by simulation, among "kblocks" and
         "uncut", chooses what is not fixed below.""",
         default="auto",
         words=SCHEDULERS,
@@ -320,6 +324,7 @@ class ScheduleOptions:
         "kblocks",
         "cyclic",
         "bands",
+        "parsec",
     )
     row_shares: tuple[float, ...] | None = option(
         NUMBERS,

@@ -10,7 +10,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.rivals import bands, cyclic
+from uncut_mpi.planning.rivals import bands, cyclic, parsec
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
 
@@ -67,4 +67,6 @@ def make_schedule(
         return Made(prepared.schedule()[0], prepared.options)
     if options.scheduler == "kblocks":
         return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
+    if options.scheduler == "parsec":
+        return Made(*parsec.schedule(*about, options, most_tasks=most_tasks))
     return Made(*bands.schedule(*about, options))

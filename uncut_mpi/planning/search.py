@@ -25,7 +25,7 @@ from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF_CORE, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
-from uncut_mpi.planning.options import USUAL_SLOTS, ScheduleOptions, changed
+from uncut_mpi.planning.options import MOST_C_SLOTS, RIVALS, USUAL_SLOTS, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.rank_sets import RankSets
 
@@ -38,10 +38,18 @@ differs as much from run to run.
 _AS_LITTLE: Final = 1 / 3
 """
 What copies or holds no more than so much more than the least is as little: no time is given for less. Of matrices in
-parts what moves least is the choice: it leaves them where they are.
+parts what moves least is the choice: it leaves them where they are. So it is where ranks have not room for all, since
+what they hold is limited anyway.
 """
 
 _ROUNDS: Final = 3
+_OUT_OF_CORE_PER_S: Final = 200_000
+_MOST_OUT_OF_CORE: Final = 1_000_000
+"""
+Tasks that are tried besides for each second of a call for which ranks have not room, and at most: such calls are long,
+and their schedules have many tasks. They take about a fifth of the call's time on one core.
+"""
+
 _WORTH_IT: Final = 1.6
 """The best of another kind that takes so many times as long as `kblocks`' best is not improved by itself."""
 
@@ -138,7 +146,8 @@ def search(
             explorer = _Explorer(problem, placement, num_ranks, machine, tried)
             explorer.explore(made_with, budget)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
-    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, 0 if placement.in_parts else _AS_LITTLE)]
+    stays = placement.in_parts or found[0].options.blocking.slots > 0
+    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, 0 if stays else _AS_LITTLE)]
     return SearchResult(chosen, tried.discarded, tried.spent, asked.metric)
 
 
@@ -167,7 +176,7 @@ class _Explorer:
 
     def explore(self, asked: ScheduleOptions, budget: int) -> None:
         """Improve what each scheduler chooses by itself, and the best of each other kind."""
-        if not self._problem.has_product or asked.scheduler in ("cyclic", "bands"):  # which have rules of their own
+        if not self._problem.has_product or asked.scheduler in RIVALS:  # which have rules of their own
             self._begin_with(asked if self._problem.has_product else changed(asked, scheduler="uncut"))
             return
         schedulers = self._schedulers(asked)
@@ -177,7 +186,11 @@ class _Explorer:
         done, refused = set[Hashable](), None
         if "kblocks" in schedulers:
             try:
-                for one in self._usual_starts(kblocks):
+                starts = self._usual_starts(kblocks)
+                if starts and starts[0].options.blocking.slots:
+                    budget += min(_MOST_OUT_OF_CORE, round(_OUT_OF_CORE_PER_S * starts[0].predicted_s))
+                    self._evaluation.allow(budget)
+                for one in starts:
                     dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
                     done |= _traits(self._descend(one, kblocks, dimensions))
             except (PlanError, CapacityError) as error:
@@ -220,7 +233,7 @@ class _Explorer:
             return []
         in_rings = self._begin_with(*several)
         if usual.options.blocking.slots:
-            return [min((usual, *in_rings), key=lambda one: one.value)]
+            return sorted(dict.fromkeys((usual, *in_rings)), key=lambda one: one.value)
         usual = self._improve(usual, asked, "parts")
         in_one_block = self._begin_with(
             *(changed(usual.options, **one) for one in self._dimensions.whole(asked, usual))
@@ -235,8 +248,9 @@ class _Explorer:
         """Return how all ranks would compute one block of C after the other, if that may be."""
         if asked.areas is not None or not may_be_cut(asked.blocking):
             return []
-        slots = asked.blocking.slots or USUAL_SLOTS
-        return [changed(asked, blocking=changed(asked.blocking, slots=slots, splits=1))]
+        slots, of_c = asked.blocking.slots or USUAL_SLOTS, asked.blocking.c_slots
+        ways = [{"slots": slots, "c_slots": one} for one in ((of_c,) if of_c else range(1, MOST_C_SLOTS + 1))]
+        return [changed(asked, blocking=changed(asked.blocking, splits=1, **way)) for way in ways]
 
     def _explore_tiles(self, asked: ScheduleOptions) -> None:
         """Improve what `uncut` chooses by itself, on all ranks or one, if it is not far behind."""

@@ -1,0 +1,276 @@
+"""
+The out-of-core product of PaRSEC: its model of transfers, its choice of blocks, and its schedule.
+
+From T. Herault, Y. Robert, G. Bosilca and J. Dongarra, *Generic matrix multiplication for multi-GPU accelerated
+distributed-memory platforms over PaRSEC* (ScalA 2019), section III. Numbers of equations are those of the paper.
+
+C is cut into blocks of b×c tiles for each process, which it forms one after the other, down the columns. Its G devices
+have c/G columns each. k is cut into chunks of depth d. A device holds its part of a block of C, and of ℓ + 1 chunks of
+A and B. What one block needed is not kept for the next one, but for all of B's columns where there is room for them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+from uncut_mpi.errors import CapacityError, ParamError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.buffers import room_for_panels
+from uncut_mpi.planning.limits import MAX_TASKS
+from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.units import bytes_text
+
+TILE: Final = 1024
+"""The paper's tile edge, from which on its performance did not grow any more (section V-A)."""
+
+C_PART: Final = 0.75
+"""What of a device's memory a block of C occupies (section III-B3)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Blocks:
+    """
+    Sizes that the algorithm is run with.
+
+    Attributes
+    ----------
+    b, c : int
+        Rows and columns of a process's block of C (tiles).
+    d : int
+        Depth of a chunk (tiles).
+    lookahead : int
+        ℓ, chunks whose data come while one is computed.
+    """
+
+    b: int
+    c: int
+    d: int
+    lookahead: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ParsecModel:
+    """
+    What is transferred for C(M, N) = A(M, K) B(K, N) on p×q processes with G devices each, all in tiles.
+
+    Attributes
+    ----------
+    m, n, k : int
+        M_t, N_t and K_t (tiles).
+    p, q : int
+        Rows and columns of processes.
+    devices : int
+        G, those of each process.
+    memory : float
+        Mem_GPU, what a device has room for (tiles).
+    c_weight : float
+        Tiles' room that a tile of C takes: 1 in the paper, more where sums are of a wider type.
+    """
+
+    m: int
+    n: int
+    k: int
+    p: int = 1
+    q: int = 1
+    devices: int = 1
+    memory: float = math.inf
+    c_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if min(self.m, self.n, self.k, self.p, self.q, self.devices) < 1 or self.memory <= 0 or self.c_weight <= 0:
+            raise ParamError(f"{self} has an extent, a number of processes or devices, or memory that is not positive")
+
+    def _fits_whole(self) -> bool:
+        of_c = self.m * self.n / (self.p * self.q * self.devices) * self.c_weight
+        return self.m * self.k / self.p + self.k * self.n / (self.q * self.devices) + of_c <= self.memory
+
+    def rounds(self, blocks: Blocks) -> tuple[float, float]:
+        """Return X = M_t/(bp) and Y = N_t/(cq), the blocks of C of a process down and along."""
+        return self.m / (blocks.b * self.p), self.n / (blocks.c * self.q)
+
+    def held(self, blocks: Blocks) -> float:
+        """Return T(d, G) = bc/G + (ℓ + 1)(b + c/G)d, the tiles that a device holds (section II, with ℓ of III-B4)."""
+        of_c = blocks.b * blocks.c / self.devices * self.c_weight
+        return of_c + (blocks.lookahead + 1) * (blocks.b + blocks.c / self.devices) * blocks.d
+
+    def case(self, blocks: Blocks) -> str:
+        """
+        Return which case of equation (1) some blocks are, with room for ℓ + 1 chunks where the paper has one.
+
+        Returns
+        -------
+        {"a", "b", "c"}
+            All of A, B and C fits a device; or all of B's columns that a block needs; or chunks.
+
+        Raises
+        ------
+        CapacityError
+            If not even a chunk fits.
+        """
+        of_c = blocks.b * blocks.c / self.devices * self.c_weight
+        columns, chunks = blocks.c * self.k / self.devices, blocks.lookahead + 1
+        if self._fits_whole():
+            return "a"
+        if chunks * blocks.b * blocks.d + columns + of_c <= self.memory:
+            return "b"
+        if self.held(blocks) <= self.memory:
+            return "c"
+        raise CapacityError(f"{blocks} takes more than the {self.memory:g} tiles that a device has room for")
+
+    def per_gpu(self, blocks: Blocks) -> float:
+        """
+        Return Comm_GPU, the tiles that each device receives, from its node's memory or from another device.
+
+        Equation (1). C counts once: it is read where it takes part, and always written back.
+        """
+        case = self.case(blocks)
+        down, along = (1.0, 1.0) if case == "a" else self.rounds(blocks)
+        of_b = self.k * self.n / (self.q * self.devices)
+        return (
+            along * self.m * self.k / self.p
+            + (down if case == "c" else 1.0) * of_b
+            + self.m * self.n / (self.p * self.q * self.devices)
+        )
+
+    def per_process(self, blocks: Blocks) -> float:
+        """Return Comm_process = (b(1 − 1/q) + c(1 − 1/p)) K_t X Y, the tiles that a process receives from others."""
+        down, along = self.rounds(blocks)
+        return (blocks.b * (1 - 1 / self.q) + blocks.c * (1 - 1 / self.p)) * self.k * down * along
+
+    def total(self, blocks: Blocks) -> float:
+        """Return Comm_total = pq Comm_process, the tiles that all processes receive from others."""
+        return self.p * self.q * self.per_process(blocks)
+
+    def choose(self, lookahead: int | None = None) -> Blocks:
+        """
+        Return the paper's blocks: the largest block of C for three quarters of the memory, then the deepest chunks.
+
+        One block of C if it fits so (case c1), else square ones (c2), in equal numbers. ℓ is 1 with one block and 2
+        with several (sections III-B3 and III-B4).
+
+        Parameters
+        ----------
+        lookahead : int, optional
+            Another ℓ.
+
+        Raises
+        ------
+        CapacityError
+            If a device has no room for one tile of C and a chunk of one.
+        """
+        rows, cols = math.ceil(self.m / self.p), math.ceil(self.n / self.q)
+        room = C_PART * self.memory / self.c_weight * self.devices  # for C, of all devices
+        edge = 0 if rows * cols <= room or self._fits_whole() else math.isqrt(int(room))
+        while True:
+            b, c = rows, cols
+            if edge:
+                b, c = min(rows, edge), min(cols, max(self.devices, edge // self.devices * self.devices))
+                b, c = math.ceil(rows / math.ceil(rows / b)), math.ceil(cols / math.ceil(cols / c))
+            ahead = (1 if (b, c) == (rows, cols) else 2) if lookahead is None else lookahead
+            left = self.memory - b * c / self.devices * self.c_weight
+            d = min(self.k, int(left / ((ahead + 1) * (b + c / self.devices))))
+            if d >= 1:
+                return Blocks(b, c, math.ceil(self.k / math.ceil(self.k / d)), ahead)
+            edge = (edge or max(rows, cols)) - 1  # of so few tiles a quarter is no room for chunks
+            if edge < 1:
+                raise CapacityError(
+                    f"a device has room for {self.memory:g} tiles, too few for a tile of C and a lookahead of {ahead}: "
+                    "take smaller tiles, or less of it"
+                )
+
+
+def largest_on_node(node_words: float) -> int:
+    """
+    Return the order of the largest square matrices A, B and C that fit a node: 3N² ≤ Mem_node (section III-A).
+
+    Parameters
+    ----------
+    node_words : float
+        Elements that its memory holds.
+    """
+    return math.isqrt(int(node_words / 3))
+
+
+def largest_stationary(device_words: float, devices: int, p: int = 1) -> int:
+    """
+    Return the order of the largest square C that p×p nodes hold in three quarters of their devices (section III-A).
+
+    Parameters
+    ----------
+    device_words : float
+        Elements that a device's memory holds.
+    devices : int
+        Those of a node.
+    p : int, optional
+        Rows and columns of nodes.
+    """
+    return p * math.isqrt(int(C_PART * device_words * devices))
+
+
+def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
+    """Return some blocks as options of `kblocks`, on a node whose ranks are the devices, by the edge of a tile."""
+    chunks = blocks.lookahead + 1
+    keeps_columns = model.case(blocks) != "c"
+    return Blocking(
+        first=blocks.d * tile,
+        block=blocks.d * tile,
+        columns=4,
+        slots=chunks,
+        b_slots=max(chunks, math.ceil(model.k / blocks.d)) if keeps_columns else chunks,
+        c_slots=1,
+        c_rows=blocks.b * tile,
+        c_cols=math.ceil(blocks.c / model.devices) * tile,
+        sweep="again",
+    )
+
+
+def schedule(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
+) -> tuple[Schedule, ScheduleOptions]:
+    """
+    Return PaRSEC's schedule on one node, and the options with what it chose.
+
+    Pure and deterministic. Devices are the ranks, each with columns of C beside the others'.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine
+        As for `uncut_mpi.planning.planner.plan`.
+    options : ScheduleOptions
+        `devices`, `tile` and `blocking.slots`, which is ℓ + 1, are taken from it.
+    most_tasks : int, optional
+        As for `uncut_mpi.planning.kblocks.schedule`, whose errors are this one's too.
+
+    Raises
+    ------
+    CapacityError
+        If a device has too little memory for a tile of C and a chunk of one.
+    """
+    devices = options.computing_ranks(num_ranks)
+    tile = min(options.tile or TILE, max(problem.m, problem.n, problem.k))
+    room = min(room_for_panels(num_ranks, problem, placement, machine)[rank] for rank in devices)
+    item = problem.dtype.itemsize
+    of_c = problem.dtype.accumulator.itemsize + (item if problem.dtype.is_half else 0)
+    if room < tile * tile * item:
+        raise CapacityError(
+            f"a rank has {bytes_text(max(0, room))} of device memory, less than one tile of {tile} takes"
+        )
+    m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
+    memory = room / (tile * tile * item)
+    model = ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
+    blocking = blocking_of(model, model.choose(options.blocking.slots - 1 if options.blocking.slots else None), tile)
+    asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0, blocking=blocking)
+    made, how = kblocks.schedule(problem, placement, num_ranks, machine, asked, most_tasks=most_tasks)
+    return dataclasses.replace(made, scheduler="parsec", tile=tile), changed(how, scheduler="parsec", tile=tile)
