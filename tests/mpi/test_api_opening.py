@@ -92,7 +92,7 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
     interrupter = Interrupter(-1)
     interrupter.run(lambda: open_session(comm)).close()
     places = random.Random(7).sample(range(1, allgather(comm, interrupter.count)[odd]), PLACES)
-    before = held()
+    before, reached = held(), 0
     open_session(comm)  # dropped: the next opening that comes so far gives it back
     for place in places:
         part = comm.Dup()
@@ -101,6 +101,7 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
         def work(part=part, interrupter=interrupter):
             session = interrupter.run(lambda: open_session(part))
             session.barrier()  # where the others were through
+            session.close()
 
         with monkeypatch.context() as patch:
             patch.setattr(group, "SETTLING_S", 0.5)
@@ -108,8 +109,13 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
             said = outcome(work)
         wanted = ("OnPurpose",) if comm.rank == odd else ("PeerFailedError", "StallError")
         where = allgather(comm, interrupter.where)[odd]
+        if where:
+            reached += 1
+        else:  # a rank that waits longer takes more ways, and some of those that were counted were not taken now
+            wanted = ("worked",)
         collective_assert(comm, said.startswith(wanted), f"{where}: {said}")
         part.Free()
+    collective_assert(comm, reached > PLACES / 2, f"{reached} of {PLACES} places were reached")
     with open_session(comm) as session:
         session.barrier()
     after = held()

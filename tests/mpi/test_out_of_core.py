@@ -8,6 +8,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from uncut_mpi.api.budget import Budget
+from uncut_mpi.device.host.backend import HostBackend
 
 pytestmark = pytest.mark.mpi
 
@@ -94,3 +95,29 @@ def test_four_fifths_of_what_is_free_are_the_usual_budget(comm, open_session):
         shared = Budget(session._group, session._backend, machine, 0, 2).agree(0, 0)
         del session._backend.memory
         collective_assert(comm, (usual, held, shared) == (8 * 10**9, 12 * 10**9, 4 * 10**9), str((usual, held, shared)))
+
+
+@pytest.mark.host_backend
+def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
+    case, failing = Case(300, 260, 280), [True]
+
+    def fail(task, *_):
+        if failing and comm.rank == comm.size - 1 and task > 200:
+            failing.clear()
+            raise um.DeviceError("nothing works any more")
+
+    def backend(rank, ranks):
+        return HostBackend(rank, ranks, fault=fail)
+
+    machine = um.Machine.uniform(comm.size)
+    with um.Session(comm, backend=backend, machine=machine, device_memory=96 * KIB, timeout_s=20) as session:
+        operands = make_operands(session, case)
+        product = operands.a, operands.b, operands.c
+        expect(comm, um.DeviceError, ["nothing works any more"], lambda: session.gemm(*product))
+        failing.clear()
+        set_matrix(session, operands.c, operands.c_MN)
+        session.barrier()
+        session.gemm(*product, alpha=case.alpha, beta=case.beta)
+        wrong = mismatch(case, operands)
+        collective_assert(comm, not wrong, wrong)
+        release(session, operands)

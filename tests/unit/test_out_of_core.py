@@ -16,6 +16,7 @@ from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
@@ -182,13 +183,15 @@ def test_the_least_that_works_is_said_and_works() -> None:
         ((16384, 16384, 16384), DType.f32, "h,h,h", 1, 2 * GIB, 0.92),
         ((32768, 32768, 32768), DType.f64, "0,0,0", 2, 2 * GIB, 0.97),
         ((32768, 32768, 32768), DType.f64, "0,1,h", 2, 1 * GIB, 0.92),
+        # k-blocks of B lie behind one link, then behind the other: they come in turn.
+        ((32768, 32768, 32768), DType.f64, "rows@host,rows@host,rows@host", 2, 2 * GIB, 0.92),
     ],
 )
 def test_little_memory_takes_hardly_longer(
     extents: tuple[int, int, int], dtype: DType, place: str, ranks: int, budget: int, part: float
 ) -> None:
     machine, problem = load_machine("h200-4x").subset(range(ranks)), GemmProblem(*extents, dtype, reads_c=False)
-    placement = Placement.parse(place)
+    placement = Places.parse(place).bound(problem, ranks)
     whole = plan(problem, placement, ranks, machine)
     small = plan(problem, placement, ranks, machine, ScheduleOptions(device_memory=budget))
     assert small.schedule.softbuf_bytes().max() <= budget

@@ -57,6 +57,8 @@ FACTS = Facts(
     about=ABOUT,
     scheduler="uncut",
     digest="0123456789abcdef0123456789abcdef",
+    softbuf_bytes=[3 * 10**9, 4 * 10**9],
+    device_memory=5 * 10**9,
     grid=(3, 1),
     splits=1,
     tile=512,
@@ -81,7 +83,7 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error relative samples_s digest splits how tried metric machine trace bound_formula command_line date "
+    "rms_error relative samples_s digest memory splits how tried metric machine trace bound_formula command_line date "
     "backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged explanation warning nonfinite_inputs "
     "check_detail"
 )
@@ -103,6 +105,7 @@ def test_the_text_says_what_was_run_on_what_and_how_it_went():
         "problem     C := 1.5 Aᵀ B + 0.25 C, m×n×k = 1000×2000×3000, f64, A, B, C at h,0,2",
         "plan        uncut, grid 3x1, tile 512, 77 tasks, 48.00 MB host to device, 1.500 kB device to device, "
         "12 B within a memory moved, planned in 12.30 ms, digest 0123456789abcdef",
+        "memory      4.000 GB of each device at most, of 5.000 GB allowed",
         "first call  1.500 s",
         "calls       median 1.000 ms, min 900.0 µs, max 2.500 ms of 5 (slowest rank)",
         "rate        12 TFLOP/s (2mnk / median)",
@@ -172,6 +175,7 @@ def test_one_product_says_what_it_took_and_claims_no_measurement():
     once = dataclasses.replace(FACTS, samples_s=(), first_call_s=1.5, planned_s=0.3, call_s=1.25)
     lines = [line for line in text(once).splitlines() if not line.startswith("#")]
     assert lines[2:] == [
+        "memory      4.000 GB of each device at most, of 5.000 GB allowed",
         "took        1.500 s: planned and reserved in 300.0 ms, multiplied in 1.250 s (slowest rank; one call, "
         "--repeat N measures)",
         *text(FACTS).splitlines()[-3:],

@@ -66,4 +66,5 @@ def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int
         softbuf_bytes=schedule.softbuf_bytes().tolist(),
         staged="".join(sorted(names[matrix] for matrix in planned.staged)),
         tried=tried,
+        device_memory=planned.options.device_memory,
     )

@@ -63,6 +63,8 @@ class PlanSummary:
         ``"AC"``, mostly none.
     tried : int
         Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
+    device_memory : int
+        The budget: what each rank may use of its device's memory beside the matrices there (bytes).
     """
 
     scheduler: str
@@ -78,6 +80,7 @@ class PlanSummary:
     softbuf_bytes: list[int]
     staged: str = ""
     tried: int = 1
+    device_memory: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

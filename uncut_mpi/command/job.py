@@ -357,6 +357,8 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         about=about,
         scheduler=summary.scheduler,
         digest=summary.digest,
+        softbuf_bytes=summary.softbuf_bytes,
+        device_memory=summary.device_memory,
         grid=summary.grid,
         splits=summary.splits,
         tile=summary.tile,

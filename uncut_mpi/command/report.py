@@ -171,6 +171,10 @@ class Facts:
         What stays, what moves, and what limits the time; on rank 0.
     warning : str
         Of a place that costs more than half of the time; empty if none does.
+    softbuf_bytes : sequence of int
+        What each rank's part takes of its device's memory, beside the matrices there.
+    device_memory : int
+        What it may take (bytes).
     """
 
     about: About
@@ -201,6 +205,8 @@ class Facts:
     staged: Sequence[str] = ()
     explanation: Explanation | None = None
     warning: str = ""
+    softbuf_bytes: Sequence[int] = ()
+    device_memory: int = 0
 
     @property
     def median_s(self) -> float:
@@ -240,6 +246,7 @@ def text(facts: Facts) -> str:
         _line("problem", _problem(facts.about)),
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
+        *_memory(facts),
         *(_line("staged", one) for one in facts.staged),
         *(explained(facts.explanation, facts.warning) if facts.explanation else []),
         *_times(facts),
@@ -248,6 +255,13 @@ def text(facts: Facts) -> str:
         facts.verdict,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _memory(facts: Facts) -> list[str]:
+    if not facts.softbuf_bytes or not facts.device_memory:
+        return []
+    most = max(facts.softbuf_bytes)
+    return [_line("memory", f"{bytes_text(most)} of each device at most, of {bytes_text(facts.device_memory)} allowed")]
 
 
 def ablation_text(steps: Sequence[tuple[str, Facts]]) -> str:
@@ -453,6 +467,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["relative"] = None if facts.passed is None else facts.relative
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
+    value["memory"] = {"softbuf_bytes": list(facts.softbuf_bytes), "device_memory": facts.device_memory}
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
     value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None
     value["bound_formula"] = facts.bound_formula

@@ -1,6 +1,7 @@
 #include "kblocks_request.hpp"
 
 #include <array>
+#include <map>
 #include <utility>
 
 namespace uncut {
@@ -116,6 +117,28 @@ std::vector<KPlaces> cut_in_rounds(const KPlaces &places, const KProblem &proble
     return rounds;
 }
 
+// K-blocks whose A or B others hold, or lie behind another link, come in turn: so all links are busy at one time.
+std::vector<Extent> k_blocks_in_turn(const KProblem &problem, const KBlocking &how, Extent k) {
+    const std::vector<Extent> blocks = equal_k_blocks(how, k.size());
+    std::map<std::array<int, 2>, std::vector<Extent>> by_origin;
+    for (const Extent &block : blocks) {
+        std::array<int, 2> origin{-1, -1};
+        for (const int matrix : {matrix_a, matrix_b})
+            for (const KPiece &one : problem.pieces[matrix]) {
+                const Extent its = KProblem::k_of(matrix, one);
+                if (KProblem::across_of(matrix, one).first == 0 &&
+                    its.contains({k.first + block.first, k.first + block.first}))
+                    origin[static_cast<std::size_t>(matrix)] = one.origin.rank;
+            }
+        by_origin[origin].push_back(block);
+    }
+    std::vector<Extent> found;
+    for (std::size_t turn = 0; found.size() < blocks.size(); ++turn)
+        for (const auto &[origin, its] : by_origin)
+            if (turn < its.size()) found.push_back(its[turn]);
+    return found;
+}
+
 // Adds the blocks of C that have elements, and the ranks of their places.
 void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
     check(places);
@@ -206,10 +229,11 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
     if (how.from_held) request.how.held = least_held(request);
     request.steps.reserve(request.splits());
     for (std::size_t part = 0; part < request.splits(); ++part) {
-        const std::int64_t extent = request.k_starts[part + 1] - request.k_starts[part];
+        const Extent k{request.k_starts[part], request.k_starts[part + 1]};
+        const auto rounds = static_cast<int>(request.rounds.size());
         request.steps.push_back(
-            how.in_rings() ? make_steps_in_rings(how, extent, static_cast<int>(request.rounds.size()), problem.reads_c)
-                           : make_steps(request.how, extent));
+            how.in_rings() ? make_steps_in_rings(how, k_blocks_in_turn(problem, how, k), rounds, problem.reads_c)
+                           : make_steps(request.how, k.size()));
         for (KStep &step : request.steps.back())
             step.split = static_cast<int>(part);
     }

@@ -219,8 +219,12 @@ std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent);
 
 std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent);
 
-// The same in rings, of so many rounds of blocks of C, one after the other without a stop.
-std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c);
+// The same in rings, of so many rounds of blocks of C, one after the other without a stop. The k-blocks are in the
+// order in which they are taken, or in their own.
+std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c);
+
+// The k-blocks of a ring, all of one length but for the last.
+std::vector<Extent> equal_k_blocks(const KBlocking &how, std::int64_t extent);
 
 // The same for the same steps of all parts of k.
 std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts);

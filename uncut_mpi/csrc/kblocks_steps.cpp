@@ -1,6 +1,7 @@
 // The order in which a rank fetches and multiplies, by planning/blocking.py, which says what the orders are for.
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "kblocks_request.hpp"
 
@@ -200,11 +201,10 @@ class Maker {
 // which the next block needs the same rows or columns the last k-blocks need not come again.
 class RingMaker {
   public:
-    RingMaker(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c)
-        : how_(how), extent_(extent), rounds_(rounds), columns_(count_blocks(how.columns, how.halvings)) {
-        const std::int64_t depth = std::min(how.block, extent);
-        for (std::int64_t at = 0; at < extent; at += depth)
-            slots_.push_back({at, std::min(extent, at + depth)});
+    RingMaker(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c)
+        : how_(how), rounds_(rounds), columns_(count_blocks(how.columns, how.halvings)), slots_(std::move(k_blocks)) {
+        for (const Extent &one : slots_)
+            extent_ = std::max(extent_, one.last);
         const auto most = std::min<std::size_t>(static_cast<std::size_t>(std::ranges::min(how.slots)), slots_.size());
         // By column blocks: the last k-blocks, where C is to leave soon, and the first, where it has to come or the one
         // before it to leave.
@@ -340,7 +340,7 @@ class RingMaker {
     }
 
     const KBlocking &how_;
-    std::int64_t extent_;
+    std::int64_t extent_ = 0;
     int rounds_, columns_, round_ = 0;
     int next_c_ = 0;             // which of the next round's column blocks of C is to come
     std::vector<Extent> slots_;  // the k-blocks
@@ -372,11 +372,18 @@ std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent) {
     return Maker(how, extent).run();
 }
 
-std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::int64_t extent, int rounds, bool reads_c) {
-    if (extent < 1 || how.columns < 1 || how.halvings < 0 || std::ranges::min(how.slots) < 1 || how.block < 1 ||
-        rounds < 1)
+std::vector<Extent> equal_k_blocks(const KBlocking &how, std::int64_t extent) {
+    if (extent < 1 || how.block < 1) throw std::invalid_argument("k-blocks have at least one element");
+    std::vector<Extent> found;
+    for (std::int64_t at = 0; at < extent; at += how.block)
+        found.push_back({at, std::min(extent, at + how.block)});
+    return found;
+}
+
+std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c) {
+    if (k_blocks.empty() || how.columns < 1 || how.halvings < 0 || std::ranges::min(how.slots) < 1 || rounds < 1)
         throw std::invalid_argument("there is something to multiply, in blocks and slots that there are");
-    return RingMaker(how, extent, rounds, reads_c).run();
+    return RingMaker(how, std::move(k_blocks), rounds, reads_c).run();
 }
 
 std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts) {
