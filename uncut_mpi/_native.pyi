@@ -142,7 +142,7 @@ class KBlocking:
         far_apart: bool,
         lookahead: int,
         from_held: bool,
-        returns: bool = True,
+        returns: bool,
     ) -> None: ...
     def count_k_blocks(self, extent: int, /) -> int:
         """Return how many k-blocks there are of so many elements of k, give or take one, without making them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 import uncut_mpi as um
@@ -65,7 +67,7 @@ def test_a_budget_that_nothing_fits_is_one_error_and_the_session_goes_on(comm, o
         operands = make_operands(session, case)
         for memory, words in ((1, ["needs at least", "device_memory"]), (1 << 60, ["was asked for", "rank 0 has"])):
             options = um.ScheduleOptions(device_memory=memory)
-            call = lambda o=options: session.gemm(operands.a, operands.b, operands.c, options=o)  # noqa: E731
+            call = functools.partial(session.gemm, operands.a, operands.b, operands.c, options=options)
             expect(comm, um.CapacityError, words, call)
         session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta)
         wrong = mismatch(case, operands)
@@ -78,9 +80,8 @@ def test_budgets_that_are_none_are_refused(comm, open_session, value, words):
     expect(comm, um.ParamError, [words], lambda: open_session(comm, device_memory=value))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_allow_different_bytes_are_told(comm, open_session):
-    if comm.size == 1:
-        pytest.skip("needs two ranks")
     expect(comm, um.RankMismatchError, ["device_memory"], lambda: open_session(comm, device_memory=1000 + comm.rank))
 
 

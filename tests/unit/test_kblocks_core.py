@@ -123,6 +123,7 @@ ORDER = {
     "far_apart": False,
     "lookahead": 2,
     "from_held": False,
+    "returns": True,
 }
 CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
 """Where strips of rows start, the places in them, and the blocks of places: C for one rank."""

@@ -106,7 +106,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 new (self) KBlocking(made);
             },
             "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "far_apart"_a, "lookahead"_a,
-            "from_held"_a, "returns"_a = true)
+            "from_held"_a, "returns"_a)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;

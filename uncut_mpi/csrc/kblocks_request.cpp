@@ -120,16 +120,18 @@ std::vector<KPlaces> cut_in_rounds(const KPlaces &places, const KProblem &proble
 // K-blocks whose A or B others hold, or lie behind another link, come in turn: so all links are busy at one time.
 std::vector<Extent> k_blocks_in_turn(const KProblem &problem, const KBlocking &how, Extent k) {
     const std::vector<Extent> blocks = equal_k_blocks(how, k.size());
+    std::array<std::vector<std::pair<Extent, int>>, 2> holders;  // of the first rows of A and columns of B
+    for (const int matrix : {matrix_a, matrix_b})
+        for (const KPiece &one : problem.pieces[matrix])
+            if (KProblem::across_of(matrix, one).first == 0)
+                holders[static_cast<std::size_t>(matrix)].emplace_back(KProblem::k_of(matrix, one), one.origin.rank);
     std::map<std::array<int, 2>, std::vector<Extent>> by_origin;
     for (const Extent &block : blocks) {
+        const std::int64_t begins = k.first + block.first;
         std::array<int, 2> origin{-1, -1};
-        for (const int matrix : {matrix_a, matrix_b})
-            for (const KPiece &one : problem.pieces[matrix]) {
-                const Extent its = KProblem::k_of(matrix, one);
-                if (KProblem::across_of(matrix, one).first == 0 &&
-                    its.contains({k.first + block.first, k.first + block.first}))
-                    origin[static_cast<std::size_t>(matrix)] = one.origin.rank;
-            }
+        for (std::size_t matrix = 0; matrix < holders.size(); ++matrix)
+            for (const auto &[its, rank] : holders[matrix])
+                if (its.contains({begins, begins})) origin[matrix] = rank;
         by_origin[origin].push_back(block);
     }
     std::vector<Extent> found;

@@ -31,20 +31,15 @@ Rings::Slot *Rings::slot_of(std::size_t worker, const Piece &what) {
 }
 
 Region Rings::at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
-    const int matrix = std::min(panel, matrix_c);
-    if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
-    if (matrix == matrix_c) {
-        const std::int64_t left = block.cols.first + (panel == panel_direct ? part.direct_left : 0);
-        return stored(part.panel[panel], rows.shifted(-block.rows.first), cols.shifted(-left), false);
-    }
-    const bool of_a = matrix == matrix_a;
-    const Piece what{matrix, of_a ? rows : cols, of_a ? cols : rows};
+    if (part.panel[panel] < 0 || panel > matrix_b) return in_panel(block, part, panel, rows, cols);
+    const bool of_a = panel == matrix_a;
+    const Piece what{panel, of_a ? rows : cols, of_a ? cols : rows};
     const Slot *slot = slot_of(part.worker, what);
     if (!slot) throw std::logic_error("what is read of A and B is in no slot");
-    const auto number = slot - slots_[part.worker][static_cast<std::size_t>(matrix)].data();
+    const auto number = slot - slots_[part.worker][static_cast<std::size_t>(panel)].data();
     const Extent across = what.across.shifted(-slot->has.across.first),
                  k = what.k.shifted(number * depth_ - slot->has.k.first);
-    return stored(part.panel[panel], of_a ? across : k, of_a ? k : across, problem_.transposed(matrix));
+    return stored(part.panel[panel], of_a ? across : k, of_a ? k : across, problem_.transposed(panel));
 }
 
 std::size_t Rings::slot_at(int ring, const Region &region) const {
@@ -108,8 +103,7 @@ Tasks Rings::take_note(std::int32_t task, std::int32_t lane, const Region &overw
                      [slot_at(known.ring, region)];
     };
     const auto is_own = [&](const Region &region) {
-        return known_[static_cast<std::size_t>(region.buffer)].ring >= 0 ||
-               static_cast<std::size_t>(region.buffer) >= problem_.users.size();
+        return static_cast<std::size_t>(region.buffer) >= problem_.users.size();
     };
     for (const Operand &operand : read) {
         const Region &region = operand.region;

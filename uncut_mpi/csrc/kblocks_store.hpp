@@ -152,10 +152,6 @@ class Store {
     // Where a rank has a rectangle of op(A), op(B) or C for its part of a block, by its panel.
     virtual Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const = 0;
 
-    // Where an adder has some of its columns of C, or of what a part of k brings, by the buffer.
-    virtual Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
-                          std::int64_t columns) const = 0;
-
     // Takes note of what a task reads and overwrites, before it is emitted. Returns tasks to await: those that read
     // what it overwrites. They live until this is called again.
     virtual Tasks take_note(std::int32_t task, std::int32_t lane, const Region &overwritten,
@@ -167,6 +163,11 @@ class Store {
     // Whether a rectangle of op(A) or op(B) has to be brought to a rank for its part of a block, which then has a place
     // for it. No tasks that read what was there before are asked for later.
     virtual bool brings(const KBlock &block, const KPart &part, const Piece &what) = 0;
+
+    // Where an adder has some of its columns of C, or of what a part of k brings, by the buffer.
+    static Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place, std::int64_t columns) {
+        return {buffer, rows.first - adder.rows.first, place, rows.size(), columns};
+    }
 
     // A rectangle of op(A), op(B) or C where the caller has it.
     Region users(int matrix, const KPiece &piece, Extent rows, Extent cols) const {
@@ -188,6 +189,16 @@ class Store {
     }
 
   protected:
+    // The same as `at` where a panel has all that a rank needs for its part of a block.
+    Region in_panel(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
+        const int matrix = std::min(panel, matrix_c);
+        if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
+        const std::int64_t top = panel == matrix_b ? part.k.first : block.rows.first;
+        const std::int64_t left = panel == matrix_a       ? part.k.first
+                                  : panel == panel_direct ? block.cols.first + part.direct_left
+                                                          : block.cols.first;
+        return stored(part.panel[panel], rows.shifted(-top), cols.shifted(-left), problem_.transposed(panel));
+    }
     static Region stored(int buffer, Extent rows, Extent cols, bool turned) {
         if (turned) std::swap(rows, cols);
         return {buffer, rows.first, cols.first, rows.size(), cols.size()};
@@ -206,17 +217,7 @@ class Panels final : public Store {
     using Store::Store;
 
     Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const override {
-        const int matrix = std::min(panel, matrix_c);
-        if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
-        const std::int64_t top = panel == matrix_b ? part.k.first : block.rows.first;
-        const std::int64_t left = panel == matrix_a       ? part.k.first
-                                  : panel == panel_direct ? block.cols.first + part.direct_left
-                                                          : block.cols.first;
-        return stored(part.panel[panel], rows.shifted(-top), cols.shifted(-left), problem_.transposed(panel));
-    }
-    Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
-                  std::int64_t columns) const override {
-        return {buffer, rows.first - adder.rows.first, place, rows.size(), columns};
+        return in_panel(block, part, panel, rows, cols);
     }
     Tasks take_note(std::int32_t, std::int32_t, const Region &, std::span<const Operand>) override { return {}; }
     void begin(int) override {}
@@ -230,10 +231,6 @@ class Rings final : public Store {
     explicit Rings(const KLayout &layout);
 
     Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const override;
-    Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place,
-                  std::int64_t columns) const override {
-        return {buffer, rows.first - adder.rows.first, place, rows.size(), columns};
-    }
     Tasks take_note(std::int32_t task, std::int32_t lane, const Region &overwritten,
                     std::span<const Operand> read) override;
     void begin(int round) override { round_ = round; }

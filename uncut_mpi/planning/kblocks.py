@@ -187,6 +187,7 @@ class Planner:
             how = self._choose(options)
             dealt = self._deal(options, how)
         smaller = self._cut_to_fit(dealt, how, options.blocking)
+        check_steps(dealt, smaller)
         return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False))
 
     def _choose(self, options: ScheduleOptions) -> Blocking:

@@ -202,7 +202,7 @@ class _Model:
         last = of_c / 4 / self._out
         total = max(products, enters, leaves) if cut.slots > 1 else products + enters
         if cut.c_slots == 1 and blocks > 1:  # the next block's products have to wait for what leaves
-            hidden = min(1.0, cut.slots / k_blocks) * k_blocks * one
+            hidden = min(cut.slots, k_blocks) * one
             total += (blocks - 1) * max(0.0, of_c * (1 + reads_c) / self._out - hidden)
         return total + first + last + 1e-5 * blocks * k_blocks
 
