@@ -44,10 +44,10 @@ def pool(dtype):
 def source(rows, cols, values):
     """Return a matrix in Fortran order whose columns run through `values`, each from another start."""
 
-    def fill(out, lines):
-        for at, column in enumerate(range(lines.start, lines.stop)):
+    def fill(out, down, along):
+        for at, column in enumerate(range(along.start, along.stop)):
             start = column * 7919 % (len(values) - rows) if rows < len(values) else 0
-            out[:, at] = values[start : start + rows]
+            out[:, at] = values[start + down.start : start + down.stop]
 
     return Source(rows, cols, "F", fill)
 

@@ -64,7 +64,8 @@ class Product:
     host_a, host_b : Matrix
         The same elements in host memory that all ranks read (the same objects if placed there).
     first_c : Matrix
-        What C holds before a call: its elements, or NaN where it is not read.
+        What C holds before a call: its elements, or NaN where it is not read. C itself if it is in host memory that
+        all ranks share and is not read: two of the largest would not fit where one does.
     """
 
     m: int
@@ -151,7 +152,8 @@ def make_product(
             data.poison(first_c.array[index(first_c.order, share_of(session, first_c))])
         else:
             _fill(session, source, first_c, arguments.place.c)
-    c = _empty(session, (m, n), dtype, arguments.place.c, result_order)
+    is_same = source is None and arguments.place.c == Location.host()
+    c = first_c if is_same else _empty(session, (m, n), dtype, arguments.place.c, result_order)
     product = Product(m, n, k, dtype, a, b, c, host_a, host_b, first_c)
     reset_result(session, product)
     return product
@@ -168,7 +170,10 @@ def reset_result(session: Session, product: Product) -> None:
     """Put into C what it holds before a call, and NaN into every SoftBuf. Collective."""
     if product.c.location == Location.host():
         lines = index(product.c.order, share_of(session, product.c))
-        product.c.array[lines] = product.first_c.array[lines]
+        if product.first_c is product.c:
+            data.poison(product.c.array[lines])
+        else:
+            product.c.array[lines] = product.first_c.array[lines]
         session.barrier()
     else:
         session.upload(product.first_c, product.c)
