@@ -108,6 +108,84 @@ def test_faults_planted_in_staged_schedules_are_found_and_nothing_else_is_refuse
     assert spoiled(fault, lambda rng: staged(random_case(rng, 6, 20)), 60) >= 15
 
 
+REFUSALS: list[str] = []
+
+
+def through_rings(schedule: Schedule, part: float) -> Schedule | None:
+    """Return a schedule whose private host memory is staged in a part of what it takes; None if that is too little."""
+    users = np.flatnonzero(
+        schedule.in_host()[: len(schedule.pieces)] & (schedule.owners()[: len(schedule.pieces)] >= 0)
+    )
+    touched = used_by_others(schedule, users.tolist())
+    if not touched:
+        return None
+    about = schedule, touched, Machine.uniform(schedule.num_ranks), schedule.placement
+    whole = stage(*about).arena_bytes()[schedule.num_ranks :]
+    room = max(1, int(whole.max() * part))
+    try:
+        found = stage(*about, room)
+    except CapacityError as error:
+        REFUSALS.append(str(error))
+        return None
+    assert found.arena_bytes()[schedule.num_ranks :].max() <= room
+    return found
+
+
+def private(rng: random.Random) -> Schedule:
+    """Return a schedule of blocks of C one after the other, for matrices in private host memory."""
+    ranks = rng.randint(1, 3)
+    dtype, blocking = (
+        DType.f64,
+        Blocking(block=rng.randint(3, 9), columns=rng.randint(1, 3), slots=2, c_rows=9, c_cols=11),
+    )
+    problem = GemmProblem(
+        *(rng.randint(8, 40) for _ in range(3)), dtype, *rng.choices("NT", k=2), reads_c=rng.random() < 0.6
+    )
+    shapes = problem.a_shape, problem.b_shape, (problem.m, problem.n)
+    layouts = [random_layout(rng, shape, ranks, "F") for shape in shapes]
+    hosts = [
+        BoundLayout(
+            one.shape,
+            tuple(dataclasses.replace(part, location=Location.host(at % ranks)) for at, part in enumerate(one.parts)),
+        )
+        for one in layouts
+    ]
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking)
+    return plan(problem, Placement(*hosts), ranks, Machine.uniform(ranks), options).schedule
+
+
+@pytest.mark.parametrize("name", [*SCHEDULES, "private"])
+def test_rings_of_any_room_are_proved_and_right(name: str) -> None:
+    make, count = {**SCHEDULES, "private": (private, 20)}[name]
+    rings = 0
+    for seed, part in itertools.product(range(count), (0.9, 0.6, 0.4, 0.25, 0.15, 0.08)):
+        schedule = make(random.Random(seed))
+        found = through_rings(schedule, part)
+        if found is None:
+            continue
+        in_rings = found.lanes["destination"][found.lanes["kind"] == LaneKind.HOST] > 0
+        rings += bool(in_rings.any())
+        verify(found, lower(found), capacity_bytes=found.softbuf_bytes().tolist())
+        wrong = interpret.mismatch(
+            found, interpret.random_data(schedule.problem, seed), interpret.random_order(found, seed)
+        )
+        assert not wrong, (seed, part, wrong)
+    assert all("needs at least" in text and "host_memory" in text for text in REFUSALS)
+    assert rings >= {"bands": 0, "cyclic": 3, "kblocks": 10, "private": 40}.get(name, 20)
+
+
+@pytest.mark.parametrize(
+    "fault", [drop_await, swap_in_lane, shift_region, skip_a_task], ids=lambda fault: fault.__name__
+)
+def test_faults_planted_in_rings_are_found_and_nothing_else_is_refused(fault) -> None:
+    def ring(rng: random.Random) -> Schedule:
+        while (found := through_rings(random_case(rng, 6, 20), 0.4)) is None:
+            pass
+        return found
+
+    assert spoiled(fault, ring, 60) >= 15
+
+
 def test_a_copy_back_that_does_not_await_a_writer_is_refused() -> None:
     def of_c(rng: random.Random) -> Schedule:
         while (found := staged(schedule := random_case(rng, 6, 20), (Matrix.C,))) is schedule:

@@ -8,7 +8,8 @@ read into it, and what they wrote of C out of it. It does so by tasks like any o
 they run beside the rest. Copies within host memory are on a lane of the host.
 
 There is a copy for each region that others use. So a task that reads awaits its own region only, and what was written
-goes on to its place at once. The owner's device uses what lies there as before.
+goes on to its place at once. The owner's device uses what lies there as before. Where host memory has no room for all
+of them, they go through rings (`uncut_mpi.planning.staging_rings`).
 
 A part of a matrix may be stored the other way round than the matrix (order "C"). Schedulers have it as it would be
 else (`Placement.straight`), and that is how it is in a buffer of ours, which everybody uses, the owner too. The copies
@@ -18,15 +19,16 @@ transpose it.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.buffers import Buffers, user_pieces, user_table
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, aligned_ld, user_pieces, user_table
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     LANE_DTYPE,
@@ -44,6 +46,9 @@ from uncut_mpi.planning.schedule import (
     expand_ranges,
     rows_by_rank,
 )
+from uncut_mpi.planning.staging_rings import Ring, shared_room
+
+CORNERS: Final = ["row", "col", "rows", "cols"]
 
 
 def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...]:
@@ -54,7 +59,9 @@ def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...
     return tuple(sorted({*users}.intersection(uses.buffer[~uses.in_place].tolist())))
 
 
-def stage(schedule: Schedule, users: Collection[int], machine: Machine, placement: Placement) -> Schedule:
+def stage(
+    schedule: Schedule, users: Collection[int], machine: Machine, placement: Placement, host_memory: int = 0
+) -> Schedule:
     """
     Return a schedule that does the same, in which none but those who can touch some of the caller's buffers.
 
@@ -68,66 +75,183 @@ def stage(schedule: Schedule, users: Collection[int], machine: Machine, placemen
         Whose memory is to have room for them once more.
     placement : Placement
         Where matrices live and how they are stored; the schedule has it as `Placement.straight` says.
+    host_memory : int, optional
+        What each rank may take of host memory for its own (bytes); 0: as much as they take.
 
     Raises
     ------
     CapacityError
         If it has not.
     """
-    problem, made = schedule.problem, _as_stored(schedule, placement)
-    buffers, uses = Buffers.of(made), _Uses.of(schedule)
+    made, uses = _as_stored(schedule, placement), _Uses.of(schedule)
     turned = np.isin(np.arange(len(schedule.buffers)), made.pieces["buffer"][made.pieces["turned"] != 0])
     uses.in_place[turned[uses.buffer]] = False
-    lanes: list[tuple[int, ...]] = schedule.lanes.tolist()
-    regions = [schedule.regions.copy()]
-    ways_in: list[_Copy] = []
-    ways_out: list[_Copy] = []
-    for user in sorted({*users, *np.flatnonzero(turned).tolist()}):
-        if uses.in_place[uses.buffer == user].all():
-            continue
-        at, _, code, _, _, rows, cols, _, _ = schedule.buffers[user].tolist()
-        owner, matrix = int(schedule.owners()[user]), Matrix(code)
-        ours = buffers.add(at, (rows, cols), problem.dtype, matrix, Role.STAGING)
-        on_host = schedule.in_host()[user]
-        lane = (owner, int(LaneKind.HOST), NO_SOURCE, 0) if on_host else (owner, int(LaneKind.COPY), at, at)
-        if lane not in lanes:
-            lanes.append(lane)
+    moved = [
+        user
+        for user in sorted({*users, *np.flatnonzero(turned).tolist()})
+        if not uses.in_place[uses.buffer == user].all()
+    ]
+    work = _Work(schedule, made, uses, turned)
+    columns = _columns_of_rings(schedule, uses, moved, turned, host_memory)
+    for user in moved:
+        if user in columns:
+            work.through_ring(user, columns[user])
+        else:
+            work.through_all(user)
+    work.buffers.check_capacity(machine)
+    return work.schedule()
+
+
+class _Work:
+    """A schedule while its buffers are replaced, one after the other."""
+
+    def __init__(self, schedule: Schedule, made: Schedule, uses: _Uses, turned: np.ndarray) -> None:
+        self._before, self._made, self._uses, self._turned = schedule, made, uses, turned
+        self.buffers = Buffers.of(made)
+        self._lanes: list[tuple[int, ...]] = schedule.lanes.tolist()
+        self._regions = [schedule.regions.copy()]
+        self._copies: list[_Copy] = []
+        self._awaits: list[tuple[int, int]] = []
+
+    def through_all(self, user: int) -> None:
+        """Give a buffer a copy of all of it."""
+        uses, schedule = self._uses, self._before
+        at, matrix, (rows, cols) = self._about(user)
+        ours = self.buffers.add(at, (rows, cols), schedule.problem.dtype, matrix, Role.STAGING)
+        lane = self._lane(user, 0)
         moved, chunks, chunk_of = _chunks(schedule, uses, user)
         used, use = np.unique(uses.region[moved], return_inverse=True)
-        first = sum(map(len, regions))
-        regions += [instead := schedule.regions[used], chunks, staged := chunks.copy()]
-        instead["buffer"] = staged["buffer"] = ours
-        uses.operands["region"][moved] = first + use
-        first += len(used)
-        op = Op.N
-        if turned[user]:
-            op = Op.T
-            for down, along in (("row", "col"), ("rows", "cols")):
-                chunks[down], chunks[along] = staged[along], staged[down]
-            # Nobody uses the regions that he had, but they are to lie in a buffer.
-            regions[0]["buffer"][schedule.regions["buffer"] == user] = ours
+        instead = schedule.regions[used]
+        instead["buffer"] = ours
+        uses.operands["region"][moved] = self._add(instead) + use
+        staged = chunks.copy()
+        staged["buffer"] = ours
+        own, theirs = self._add(self._of_owner(user, ours, chunks)), self._add(staged)
+        ways_in, ways_out = [], []
         for chunk, its in enumerate(rows_by_rank(chunk_of, len(chunks))):
             here = moved[its]
             written = here[uses.written[here]]
-            theirs, own = first + chunk, first + len(chunks) + chunk
-            if len(written) < len(here) and (matrix is not Matrix.C or problem.reads_c):
-                ways_in.append(_Copy(owner, lanes.index(lane), own, theirs, op, uses.task[here]))
+            pair = own + chunk, theirs + chunk
+            if len(written) < len(here) and (matrix is not Matrix.C or schedule.problem.reads_c):
+                tasks = uses.task[here].tolist()
+                ways_in.append((tasks[0], _Copy(lane, *pair[::-1], self._op(user), 0, [], [], tasks)))
             if len(written) and matrix is Matrix.C:
-                ways_out.append(_Copy(owner, lanes.index(lane), theirs, own, op, uses.task[written]))
-    buffers.check_capacity(machine)
-    # What is used first comes first, and what is complete first goes first.
-    ways_in.sort(key=lambda copy: int(copy.tasks[0]))
-    ways_out.sort(key=lambda copy: int(copy.tasks[-1]))
-    tasks, operands, awaits = _with_copies(schedule, uses.operands, ways_in, ways_out)
-    return dataclasses.replace(
-        made,
-        tasks=tasks,
-        operands=operands,
-        regions=np.concatenate(regions),
-        awaits=awaits,
-        buffers=buffers.table(),
-        lanes=np.array(lanes, LANE_DTYPE),
-    )
+                # The last on each lane: those before it are over then.
+                tasks = uses.task[written].tolist()
+                last = dict(zip(schedule.tasks["lane"][tasks].tolist(), tasks, strict=True))
+                copy = _Copy(lane, *pair, self._op(user), len(schedule.tasks), [*last.values()], [], [])
+                ways_out.append((tasks[-1], copy))
+        # What is used first comes first, and what is complete first goes first.
+        for ways in (ways_in, ways_out):
+            self._copies += [copy for _, copy in sorted(ways, key=operator.itemgetter(0))]
+
+    def through_ring(self, user: int, columns: int) -> None:
+        """Let what others use of a buffer go through so many columns."""
+        uses, schedule = self._uses, self._before
+        at, matrix, _ = self._about(user)
+        moved = np.flatnonzero(uses.buffer == user)
+        regions = schedule.regions[uses.region[moved]]
+        shape = int(regions["rows"].max()), columns
+        ours = self.buffers.add(at, shape, schedule.problem.dtype, matrix, Role.STAGING)
+        ring, first = Ring(columns), np.empty(len(moved), np.int64)
+        lanes, corners = schedule.tasks["lane"][uses.task[moved]].tolist(), regions[CORNERS].tolist()
+        written = uses.written[moved].tolist()
+        for number, task in enumerate(uses.task[moved].tolist()):
+            first[number] = ring.use(task, lanes[number], corners[number], writes=written[number])
+        ring.end()
+        self._awaits += ring.awaits
+        instead = regions.copy()
+        instead["buffer"], instead["row"], instead["col"] = ours, 0, first
+        uses.operands["region"][moved] = self._add(instead) + np.arange(len(moved))
+        theirs = np.array([copy.region for copy in ring.copies], regions[CORNERS].dtype)
+        given, there = np.zeros(len(theirs), REGION_DTYPE), np.zeros(len(theirs), REGION_DTYPE)
+        for name in CORNERS:
+            given[name] = there[name] = theirs[name]
+        given["buffer"] = user
+        there["buffer"], there["row"], there["col"] = ours, 0, [copy.column for copy in ring.copies]
+        own, in_ring = self._add(self._of_owner(user, ours, given)), self._add(there)
+        unused = self._regions[0][self._regions[0]["buffer"] == ours]  # of one that is turned
+        unused["row"], unused["col"], unused["rows"], unused["cols"] = 0, 0, 1, 1
+        self._regions[0][self._regions[0]["buffer"] == ours] = unused
+        number = {id(copy): len(self._copies) + place for place, copy in enumerate(ring.copies)}
+        for place, copy in enumerate(ring.copies):
+            ends = (in_ring + place, own + place) if copy.inward else (own + place, in_ring + place)
+            lane = self._lane(user, 2 * user + 1 + (not copy.inward))
+            before = [number[id(one)] for one in copy.copies]
+            made = _Copy(lane, *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
+            self._copies.append(made)
+
+    def schedule(self) -> Schedule:
+        """Return the schedule with all copies."""
+        tasks, operands, awaits = _with_copies(
+            self._before, self._uses.operands, self._copies, self._lanes, self._awaits
+        )
+        return dataclasses.replace(
+            self._made,
+            tasks=tasks,
+            operands=operands,
+            regions=np.concatenate(self._regions),
+            awaits=awaits,
+            buffers=self.buffers.table(),
+            lanes=np.array(self._lanes, LANE_DTYPE),
+        )
+
+    def _about(self, user: int) -> tuple[int, Matrix, tuple[int, int]]:
+        """Return a buffer's memory, its matrix and its shape."""
+        at, _, code, _, _, rows, cols, _, _ = self._before.buffers[user].tolist()
+        return at, Matrix(code), (rows, cols)
+
+    def _lane(self, user: int, number: int) -> int:
+        """Return the owner's lane of that number for a buffer in host memory, or its own one on a device."""
+        at, owner = int(self._before.buffers["location"][user]), int(self._before.owners()[user])
+        lane = (owner, int(LaneKind.COPY), at, at)
+        if self._before.in_host()[user]:
+            lane = (owner, int(LaneKind.HOST), NO_SOURCE, number)
+        if lane not in self._lanes:
+            self._lanes.append(lane)
+        return self._lanes.index(lane)
+
+    def _op(self, user: int) -> Op:
+        return Op.T if self._turned[user] else Op.N
+
+    def _of_owner(self, user: int, ours: int, regions: np.ndarray) -> np.ndarray:
+        """Return regions of a buffer as the owner has them."""
+        found = regions.copy()
+        if self._turned[user]:
+            for down, along in (("row", "col"), ("rows", "cols")):
+                found[down], found[along] = regions[along], regions[down]
+            # Nobody uses the regions that he had, but they are to lie in a buffer.
+            self._regions[0]["buffer"][self._before.regions["buffer"] == user] = ours
+        return found
+
+    def _add(self, regions: np.ndarray) -> int:
+        """Add regions, and return the number of the first."""
+        first = sum(map(len, self._regions))
+        self._regions.append(regions)
+        return first
+
+
+def _columns_of_rings(
+    schedule: Schedule, uses: _Uses, moved: Sequence[int], turned: np.ndarray, host_memory: int
+) -> dict[int, int]:
+    """Return for some buffers in host memory, of which copies have no room, how many columns their rings have."""
+    in_host, owners, item = schedule.in_host(), schedule.owners(), schedule.problem.dtype.itemsize
+    column_bytes: dict[int, int] = {}
+    whole: dict[int, dict[int, int]] = {}
+    least: dict[int, dict[int, int]] = {}
+    for user in moved if host_memory else ():
+        if not in_host[user]:
+            continue
+        regions = schedule.regions[uses.region[uses.buffer == user]]
+        rows, cols = schedule.buffers[["rows", "cols"]][user].tolist()
+        column_bytes[user] = aligned_ld(int(regions["rows"].max()), schedule.problem.dtype) * item
+        whole.setdefault(int(owners[user]), {})[user] = aligned_ld(rows, schedule.problem.dtype) * cols * item
+        least.setdefault(int(owners[user]), {})[user] = column_bytes[user] * int(regions["cols"].max())
+    columns = {}
+    for owner, of_all in whole.items():
+        given = shared_room(of_all, least[owner], max(1, host_memory - len(of_all) * BUFFER_ALIGNMENT), owner)
+        columns.update({user: given[user] // column_bytes[user] for user in of_all if given[user] < of_all[user]})
+    return columns
 
 
 def _as_stored(schedule: Schedule, placement: Placement) -> Schedule:
@@ -168,14 +292,16 @@ class _Uses(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    """A copy of one chunk; the tasks that await it, or those that it awaits, in their order."""
+    """A copy that is added before a task: what it awaits, tasks and other copies, and the tasks that await it."""
 
-    rank: int
     lane: int
     written: int
     read: int
     op: Op
-    tasks: np.ndarray
+    position: int
+    tasks: Sequence[int]
+    copies: Sequence[int]
+    waiters: Sequence[int]
 
 
 def _chunks(schedule: Schedule, uses: _Uses, user: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -221,37 +347,46 @@ def _apart(chunks: np.ndarray, begins: np.ndarray, used: np.ndarray, ends: np.nd
 
 
 def _with_copies(
-    schedule: Schedule, operands: np.ndarray, ways_in: Sequence[_Copy], ways_out: Sequence[_Copy]
+    schedule: Schedule,
+    operands: np.ndarray,
+    copies: Sequence[_Copy],
+    lanes: Sequence[tuple[int, ...]],
+    more_awaits: Sequence[tuple[int, int]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the tables of tasks, operands and awaits with copies ahead of all tasks, and behind them."""
+    """Return the tables of tasks, operands and awaits with copies added, and what tasks await of each other besides."""
     tasks = schedule.tasks
-    ahead, behind = len(ways_in), len(ways_in) + len(tasks)
-    total = behind + len(ways_out)
-    waiter = [np.repeat(np.arange(ahead, behind), tasks["num_awaits"])]
-    awaited = [ahead + schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]]
-    for at, copy in enumerate(ways_in):
-        waiter.append(ahead + copy.tasks)
-        awaited.append(np.full(len(copy.tasks), at))
-    for at, copy in enumerate(ways_out, behind):
-        # The last on each lane: those before it are over then.
-        last = dict(zip(tasks["lane"][copy.tasks].tolist(), copy.tasks.tolist(), strict=True))
-        waiter.append(np.full(len(last), at))
-        awaited.append(ahead + np.array([*last.values()]))
+    total = len(tasks) + len(copies)
+    positions = np.array([copy.position for copy in copies], np.int64)
+    order = np.argsort(positions, kind="stable")
+    of_copy = np.empty(len(copies), np.int64)  # where each of them stands
+    of_copy[order] = positions[order] + np.arange(len(copies))
+    of_task = np.arange(len(tasks)) + np.searchsorted(positions[order], np.arange(len(tasks)), side="right")
+    waiter = [np.repeat(of_task, tasks["num_awaits"])]
+    awaited = [of_task[schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]]]
+    for at, copy in zip(of_copy.tolist(), copies, strict=True):
+        for its, where in ((copy.tasks, of_task), (copy.copies, of_copy)):
+            waiter.append(np.full(len(its), at))
+            awaited.append(where[np.array(its, np.int64)])
+        waiter.append(of_task[np.array(copy.waiters, np.int64)])
+        awaited.append(np.full(len(copy.waiters), at))
+    pairs_of_tasks = np.array(more_awaits, np.int64).reshape(-1, 2)
+    waiter.append(of_task[pairs_of_tasks[:, 0]])
+    awaited.append(of_task[pairs_of_tasks[:, 1]])
     pairs = np.unique(np.concatenate(waiter) * total + np.concatenate(awaited))
-    copies = [*ways_in, *ways_out]
     joined = np.zeros(total, TASK_DTYPE)
-    joined[ahead:behind] = tasks
-    joined[[*range(ahead), *range(behind, total)]] = [
-        (Kind.COPY, 0, 2, copy.rank, copy.lane, -1, 0, 0, 0) for copy in copies
-    ]
+    joined[of_task] = tasks
+    for at, copy in zip(of_copy.tolist(), copies, strict=True):
+        joined[at] = (Kind.COPY, 0, 2, lanes[copy.lane][0], copy.lane, -1, 0, 0, 0)
     joined["num_awaits"] = np.bincount(pairs // total, minlength=total)
-    for first, count in (("first_operand", "num_operands"), ("first_await", "num_awaits")):
-        joined[first] = np.cumsum(joined[count], dtype=np.int64) - joined[count]
-    of_copies = [
-        operand
-        for copy in copies
-        for operand in ((copy.written, Factor.ONE, Op.N, 0), (copy.read, Factor.ONE, copy.op, 0))
-    ]
-    added = np.array(of_copies, OPERAND_DTYPE)
-    operands = np.concatenate((added[: 2 * ahead], operands, added[2 * ahead :]))
-    return joined, operands, (pairs % total).astype(AWAIT_DTYPE)
+    joined["first_await"] = np.cumsum(joined["num_awaits"], dtype=np.int64) - joined["num_awaits"]
+    of_copies = (
+        [(copy.written, Factor.ONE, Op.N, 0) for copy in copies],
+        [(copy.read, Factor.ONE, copy.op, 0) for copy in copies],
+    )
+    first = np.cumsum(joined["num_operands"], dtype=np.int64) - joined["num_operands"]
+    all_operands = np.zeros(int(joined["num_operands"].sum()), OPERAND_DTYPE)
+    for number, its in enumerate(of_copies):
+        all_operands[first[of_copy] + number] = np.array(its, OPERAND_DTYPE)
+    all_operands[expand_ranges(first[of_task], tasks["num_operands"])] = operands
+    joined["first_operand"] = first
+    return joined, all_operands, (pairs % total).astype(AWAIT_DTYPE)
