@@ -543,6 +543,10 @@ class CudaRunResult:
     @property
     def operation(self) -> int: ...
     @property
+    def file_error(self) -> int: ...
+    @property
+    def descriptor(self) -> int: ...
+    @property
     def fatal(self) -> bool: ...
     @property
     def stalled(self) -> bool: ...
@@ -577,6 +581,7 @@ class CudaExecutor:
         board: np.ndarray,
         rank: int,
         kernels: dict[int, int],
+        files: list[tuple[int, int, int]],
     ) -> None: ...
     def start(self, alpha: complex, beta: complex, epoch: int, timeout_s: float, traced: bool = False) -> CudaRun: ...
     def run(
@@ -585,3 +590,18 @@ class CudaExecutor:
     def prepare_trace(self) -> None: ...
 
 def cuda_kernel_signatures(operations: np.ndarray, operands: np.ndarray, lanes: np.ndarray) -> list[int]: ...
+def copy_of_file(
+    descriptor: int,
+    offset: int,
+    address: int,
+    width: int,
+    columns: int,
+    file_pitch: int,
+    memory_pitch: int,
+    writes: bool,
+) -> int:
+    """
+    Read columns of so many bytes (`width`) of a file into memory, or write them.
+
+    Returns 0, an error number of the system, or -1 if the file ends before.
+    """

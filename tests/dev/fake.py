@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import pathlib
 import subprocess
 import threading
+import types
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,6 +17,7 @@ from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.preparation import kernel_signatures
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList, lower
@@ -101,14 +104,16 @@ def bind(
     addresses: Sequence[int],
     flags: FlagTable,
     board: ProgressBoard,
+    files: FileWindows | None = None,
 ) -> CudaExecutable:
     """An executable whose kernels are the fake's."""
     kernels = {signature: (1 << 48) + signature for signature in kernel_signatures(program)}
-    return CudaExecutable(device, program, np.array(addresses, np.int64), flags, board, kernels, "fake device")
+    about = kernels, files or FileWindows(), "fake device"
+    return CudaExecutable(device, program, np.array(addresses, np.int64), flags, board, *about)
 
 
 class FakeCluster:
-    """All ranks of a schedule as threads of this process."""
+    """All ranks of a schedule as threads of this process; the contents of some buffers lie in files."""
 
     def __init__(
         self,
@@ -116,6 +121,7 @@ class FakeCluster:
         schedule: Schedule,
         epoch: int = 1,
         tune_from: float = math.inf,
+        in_files: Mapping[int, str] = types.MappingProxyType({}),
     ) -> None:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
@@ -126,6 +132,12 @@ class FakeCluster:
         self.host_flags = np.full((count, MAX_LANES), epoch, np.uint32)
         self.programs = [lowering.rank_list(rank) for rank in range(count)]
         addresses = [memory.ctypes.data for memory in self.memory]
+        self.files = FileWindows()
+        for index, path in in_files.items():
+            pathlib.Path(path).write_bytes(self.memory[index].tobytes())
+            window = self.files.open(path, os.open(path, os.O_RDWR), self.memory[index].nbytes)
+            addresses[index] = window.address
+            self.memory[index] = np.memmap(path, np.uint8, "r+")  # what the file holds, for who looks
         peers = np.array([flags.ctypes.data for flags in self.flags])
         self.executables = [
             bind(
@@ -134,6 +146,7 @@ class FakeCluster:
                 addresses,
                 FlagTable(int(peers[rank]), peers, self.host_flags),
                 ProgressBoard(self.board, rank),
+                self.files,
             )
             for rank, program in enumerate(self.programs)
         ]

@@ -29,7 +29,7 @@ from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
 from uncut_mpi.device.cuda.preparation import kernel_signatures
 from uncut_mpi.device.cuda.warmup import WarmupList
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
-from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -215,6 +215,50 @@ def test_products_of_matrices_that_a_worker_alone_touches_are_right(fake, place)
         wanted = product(problem, {matrix: values.copy() for matrix, values in users.items()}, 1.5, 0.5)
         succeed(cluster.run(1.5, 0.5))
         np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+
+
+def in_files(fake, folder, room):
+    """Return a cluster for a product of matrices in files, which go through rings."""
+    problem, placement = GemmProblem(37, 29, 41, DType.f64, "T"), Placement.parse("h0,h1,h0")
+    schedule = summa(problem, placement, 2, grid=(1, 2), options=SummaOptions(steps=3))
+    staged = stage(schedule, used_by_others(schedule, MATRICES), Machine.uniform(2), placement, room)
+    return FakeCluster(fake, staged, in_files={index: str(folder / f"{index}") for index in range(3)})
+
+
+@pytest.mark.parametrize("room", [4000, 9000])
+def test_products_of_matrices_in_files_are_right(fake, tmp_path, room):
+    cluster = in_files(fake, tmp_path, room)
+    for executable in cluster.executables:
+        executable.prepare_trace()
+    for call in range(3):
+        random_values = np.random.default_rng(call)
+        users = {}
+        for index in range(len(cluster.schedule.buffers)):
+            contents = cluster.buffer(index)
+            contents[...] = random_values.uniform(-1, 1, contents.shape) if index < 3 else np.nan
+            if index < 3:
+                users[Matrix(index)] = contents
+        values = {matrix: np.array(one) for matrix, one in users.items()}
+        wanted = product(cluster.schedule.problem, values, 1.5, 0.5)
+        reports = cluster.run(1.5, 0.5, traced=call == 1)
+        succeed(reports)
+        np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+        assert sum(one.copy_bytes for one in reports.values()) == int(cluster.schedule.copies()[:, 3].sum())
+
+
+@pytest.mark.parametrize(("which", "words"), [(0, "has become shorter"), (2, "cannot be")])
+def test_a_file_that_fails_ends_all_ranks_and_is_named(fake, tmp_path, which, words):
+    cluster = in_files(fake, tmp_path, 4000)
+    window = cluster.files.at(cluster.files.table()[which][0])
+    if which == 0:
+        os.truncate(window.path, 1000)
+    else:
+        os.dup2(os.open(window.path, os.O_RDONLY), window.descriptor)
+    reports = cluster.run()
+    assert isinstance(reports[0].error, DataFileError)
+    assert words in str(reports[0].error)
+    assert window.path in str(reports[0].error)
+    assert reports[1].error is None
 
 
 @pytest.mark.parametrize("places", [("h0", "h1"), ("1", "h0")])

@@ -21,6 +21,7 @@ RANKS = {
     **dict.fromkeys(("test_command", "test_gemm_files"), ON_TWO),
     **dict.fromkeys(("test_api_opening", "test_calibrate", "test_gemm_errors", "test_mixed_calls"), ON_THREE),
     **dict.fromkeys(("test_parts_memory", "test_peers", "test_random_arrays", "test_same_memory"), ON_THREE),
+    **dict.fromkeys(("test_file_matrices",), ON_THREE),
     **dict.fromkeys(("test_api_cut_short", "test_api_memory", "test_sessions"), ON_THREE),
     **dict.fromkeys(("test_api_epochs", "test_api_trace"), ON_FOUR),
     # Four are a grid of two by two.

@@ -13,8 +13,8 @@ from tests.helpers.collective import collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.command import artifacts, streams
-from uncut_mpi.command.files import MatrixFile
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.gemm import main
 from uncut_mpi.model.machine import Machine

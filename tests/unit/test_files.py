@@ -11,12 +11,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from uncut_mpi.api.matrix_files import open_matrix, open_operands, output_order
 from uncut_mpi.command import output as output_module
-from uncut_mpi.command.files import open_matrix, open_operands, output_order
-from uncut_mpi.command.lines import lines_of
 from uncut_mpi.command.output import OutputFile, OutputTarget, check_output
 from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import lines_of
 
 ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
 ORDERS = pytest.mark.parametrize("order", ["C", "F"])
@@ -71,7 +71,7 @@ def test_ranges_of_lines_read_by_ranks_make_up_the_matrix(tmp_path, dtype, order
 
 @ORDERS
 def test_reading_in_many_blocks_gives_the_same(tmp_path, order, monkeypatch):
-    monkeypatch.setattr("uncut_mpi.command.lines._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("uncut_mpi.model.lines._BLOCK_BYTES", 1000)
     expected = matrix(50, 60, DType.f64, order)
     out = np.full((50, 60), np.nan, order="F")
     open_matrix(save(tmp_path / "x.npy", expected)).read_into(out)
@@ -80,7 +80,7 @@ def test_reading_in_many_blocks_gives_the_same(tmp_path, order, monkeypatch):
 
 @ORDERS
 def test_a_rectangle_is_read_from_each_of_its_lines(tmp_path, order, monkeypatch):
-    monkeypatch.setattr("uncut_mpi.command.lines._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("uncut_mpi.model.lines._BLOCK_BYTES", 1000)
     expected = matrix(50, 60, DType.f32, order)
     file = open_matrix(save(tmp_path / "x.npy", expected))
     for rows, cols in ((slice(3, 40), slice(0, 60)), (slice(0, 50), slice(7, 59)), (slice(49, 50), slice(2, 5))):
@@ -258,7 +258,7 @@ def test_other_processes_write_their_lines(tmp_path, way):
 
 
 def test_many_blocks_and_strided_arrays_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("uncut_mpi.command.lines._BLOCK_BYTES", 1000)
+    monkeypatch.setattr("uncut_mpi.model.lines._BLOCK_BYTES", 1000)
     wide = matrix(50, 70, DType.f64, "F")
     with create(tmp_path / "out.npy", wide[3:40, ::2], "C") as out:
         out.target.write_lines(wide[3:40, ::2])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from uncut_mpi.command import lines as shares
 from uncut_mpi.command.nonfinite import NonFinite, find, join
+from uncut_mpi.model import lines as shares
 from uncut_mpi.model.dtypes import DType
 
 

@@ -11,7 +11,7 @@ import struct
 import numpy as np
 import pytest
 
-from uncut_mpi.command.files import open_matrix
+from uncut_mpi.api.matrix_files import open_matrix
 from uncut_mpi.errors import DataFileError
 
 

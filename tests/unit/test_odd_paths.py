@@ -17,14 +17,16 @@ import numpy as np
 import pytest
 
 from uncut_mpi import plan
-from uncut_mpi.command import artifacts, files, lines
+from uncut_mpi.api import matrix_files as files
+from uncut_mpi.api.matrix_files import open_matrix
+from uncut_mpi.command import artifacts
 from uncut_mpi.command.arguments import parse as parse_gemm
 from uncut_mpi.command.artifacts import check_path, write_file
 from uncut_mpi.command.bench_arguments import parse_bench
 from uncut_mpi.command.calibrate_arguments import parse_calibrate
-from uncut_mpi.command.files import open_matrix
 from uncut_mpi.command.output import OutputFile, check_output
 from uncut_mpi.errors import DataFileError, ParamError
+from uncut_mpi.model import lines
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine

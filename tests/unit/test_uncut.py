@@ -753,5 +753,15 @@ def test_the_three_routings_differ() -> None:
 def test_every_option_has_its_change_tested() -> None:
     names = {field.name for field in dataclasses.fields(ScheduleOptions)}
     # Those of searches and of other schedulers.
-    others = {"scheduler", "tune", "metric", "areas", "k_shares", "blocking", "distribution", "device_memory"}
+    others = {
+        "scheduler",
+        "tune",
+        "metric",
+        "areas",
+        "k_shares",
+        "blocking",
+        "distribution",
+        "device_memory",
+        "host_memory",
+    }
     assert names == {*CHANGES} | others

@@ -1,4 +1,4 @@
-"""What plans may use of devices' memory."""
+"""What plans may use of devices' memory, and of host memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, agreed
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.segments import available_bytes
 from uncut_mpi.spmd.agreement import by_rank
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.units import bytes_text
@@ -14,27 +15,32 @@ from uncut_mpi.units import bytes_text
 USUAL_PART: Final = 0.8
 """What of the free memory plans use where nobody says: the program and libraries take some later."""
 
+USUAL_HOST_PART: Final = 0.5
+"""The same of host memory, for copies of what no device reaches: the program's matrices and the system need some."""
+
 STEPS: Final = 16
 """The usual budget is a multiple of this part of a device's memory, so that plans are the same from run to run."""
 
 
 class Budget:
     """
-    How many bytes of its device's memory each rank's part of a plan may have, beside the caller's matrices.
+    How many bytes of memory each rank's part of a plan may have, beside the caller's matrices.
 
     Parameters
     ----------
     group, backend, machine
         Those of the session.
-    device_memory : int
-        What its caller allows (bytes); 0: four fifths of what is free.
+    device_memory, host_memory : int
+        What its caller allows (bytes); 0: four fifths of what is free, and a rank's share of half of it.
     sharing : int
         Ranks that use this rank's device.
     """
 
-    def __init__(self, group: Group, backend: Backend, machine: Machine, device_memory: int, sharing: int) -> None:
+    def __init__(
+        self, group: Group, backend: Backend, machine: Machine, device_memory: int, sharing: int, host_memory: int = 0
+    ) -> None:
         self._group, self._backend, self._sharing = group, backend, sharing
-        self.device_memory = device_memory
+        self.device_memory, self.host_memory = device_memory, host_memory
         self._step = int(machine.memory_bytes.min()) // STEPS
 
     def agree(self, asked: int, held: int) -> int:
@@ -66,3 +72,29 @@ class Budget:
             )
         usual = int(USUAL_PART * least)
         return asked or usual // self._step * self._step or usual
+
+    def agree_host(self, asked: int) -> int:
+        """
+        Return what each rank may use of host memory for copies, the same on all ranks. Collective.
+
+        Parameters
+        ----------
+        asked : int
+            What the plan's caller allows (bytes), 0 for the session's.
+
+        Raises
+        ------
+        CapacityError
+            On all ranks, if a rank's share of what is free is less than what was asked for.
+        """
+        free = min(self._group.allgather_objects(available_bytes()[0])) // self._group.size
+        asked = asked or self.host_memory
+        if asked > free:
+            raise agreed(
+                CapacityError(
+                    f"host_memory = {bytes_text(asked)} was asked for, and each of {self._group.size} ranks has "
+                    f"{bytes_text(free)} of the host memory that is free: ask for less, free some, or leave it out"
+                )
+            )
+        usual = int(USUAL_HOST_PART * free)
+        return asked or 1 << max(0, usual.bit_length() - 1)  # a power of two: so plans are the same from run to run

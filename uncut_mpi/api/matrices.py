@@ -8,6 +8,7 @@ collective call that makes or releases a matrix frees those which every rank has
 from __future__ import annotations
 
 import dataclasses
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -24,19 +25,33 @@ from uncut_mpi.api.matrix import (
     Matrix,
     MatrixInfo,
 )
+from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.api.wanted import NewMatrix
+from uncut_mpi.device.files import FileWindow
+from uncut_mpi.device.host.views import matrix_at
 from uncut_mpi.device.interface import Backend, Pin
-from uncut_mpi.errors import CapacityError, ParamError, PinError, RankMismatchError, UncutError, agreed, is_agreed
-from uncut_mpi.mappings import Piece, ground_of
+from uncut_mpi.errors import (
+    CapacityError,
+    DataFileError,
+    ParamError,
+    PinError,
+    RankMismatchError,
+    UncutError,
+    agreed,
+    is_agreed,
+)
+from uncut_mpi.mappings import Piece, ground_of, object_name
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.positions import indices_of
+from uncut_mpi.regular import open_regular
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -57,6 +72,7 @@ class _Grip:
     keep: Any = None
     segment: Segment | None = None
     pinned: bool = False
+    window: FileWindow | None = None
 
 
 class _Mine(NamedTuple):
@@ -166,6 +182,18 @@ class MatrixStore:
         starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
         return self._deal([*zip(given, starts, strict=True)], None, matrix.shape, matrix.dtype)
 
+    def open_file(self, file: MatrixFile, *, writeable: bool) -> Matrix:
+        """See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own."""
+        self._collect()
+        mine: list[_Mine] = []
+        error: BaseException | None = None
+        try:
+            mine += self._lines_in(file, writeable=writeable)
+        except BaseException as caught:  # as in `_deal`
+            error = caught
+        layout = Layout.cols() if file.order == "F" else Layout.rows()
+        return self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
+
     # -- using -------------------------------------------------------------------------------
 
     def check(self, name: str, matrix: object) -> Matrix:
@@ -205,7 +233,9 @@ class MatrixStore:
         with agreement.collective(self._group, "downloading a matrix"):
             matrix.info.check_in_memory()
             for part, array, there, address in self._own_parts(matrix):
-                if part.location.space == "host":
+                if matrix.info.file:
+                    self._move(address, part, copy.array[there], writes=False)
+                elif part.location.space == "host":
                     copy.array[there] = array
                 elif part.order == copy.order and isinstance(there[0], slice):
                     block = copy.array[there]
@@ -229,12 +259,25 @@ class MatrixStore:
                 raise ParamError(f"{target} {target.info.read_only_text}")
             for part, array, there, address in self._own_parts(target):
                 block = source.array[there]
-                if part.location.space == "host":
+                if target.info.file:
+                    self._move(address, part, block, writes=True)
+                elif part.location.space == "host":
                     array[...] = block
                 else:
                     self._backend.from_host(
                         address, part.ld, np.asfortranarray(block if part.order == "F" else block.T)
                     )
+
+    def _move(self, address: int, part: Part, block: np.ndarray, *, writes: bool) -> None:
+        """Copy a part of a matrix file into an array of its shape, or from it. Local."""
+        lines, item = (block if part.order == "F" else block.T), block.dtype.itemsize
+        window = self._backend.files.at(address)
+        assert window is not None  # until the matrix is released
+        straight = lines if lines.strides[0] == item else np.asfortranarray(lines)
+        shape = lines.shape[0] * item, lines.shape[1]
+        window.copy(address, straight.ctypes.data, shape, part.ld * item, straight.strides[1], writes=writes)
+        if not writes and straight is not lines:
+            lines[...] = straight
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -277,6 +320,8 @@ class MatrixStore:
             if heir is not None:
                 heir.pinned |= grip.pinned
                 continue
+            if grip.window is not None:
+                self._backend.files.close(grip.window)
             if grip.pinned:
                 self._backend.unpin(segment.address if segment is not None else grip.address)
             if segment is not None:
@@ -342,6 +387,19 @@ class MatrixStore:
                 mine.append(self._describe(array, start, kind))
         except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
             error = caught
+        return self._dealt(mine, error, layout, shape, kind, order)
+
+    def _dealt(
+        self,
+        mine: Sequence[_Mine],
+        error: BaseException | None,
+        layout: Layout | None,
+        shape: tuple[int, int] | None,
+        kind: DType | None,
+        order: Order,
+        file: str = "",
+    ) -> Matrix:
+        """Return the matrix of what ranks have, or raise on all of them what one met."""
         grips = [one.grip for one in mine]
         try:
             agreement.collective_result(self._group, error, "registering a matrix")
@@ -354,10 +412,40 @@ class MatrixStore:
                     dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind, order)
             except UncutError as wrong:  # of the same values on all ranks
                 raise agreed(wrong) from None
-            return self._publish(dealt, mine, grips)
+            return self._publish(dealt, mine, grips, file)
         except BaseException:
             self._let_go(grips)
             raise
+
+    def _lines_in(self, file: MatrixFile, *, writeable: bool) -> list[_Mine]:
+        """Return this rank's lines of a matrix file; none if it has none. Local."""
+        share = lines_of(file.num_lines, self._group.rank, self._group.size)
+        rows, cols = ((0, file.rows), (0, file.cols))
+        length, item = (file.rows if file.order == "F" else file.cols), file.dtype.itemsize
+        if not length or share.start == share.stop:
+            return []
+        if file.order == "F":
+            cols = share.start, share.stop
+        else:
+            rows = share.start, share.stop
+        descriptor = open_regular(file.path, os.O_RDWR if writeable else os.O_RDONLY)
+        try:
+            status = os.fstat(descriptor)
+            first = file.offset_bytes + share.start * length * item
+            nbytes = (share.stop - share.start) * length * item
+            if status.st_size < first + nbytes:
+                raise DataFileError(f"{file.path} changed while it was opened: it has become shorter")
+            window = self._backend.files.open(file.path, descriptor, status.st_size)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        address = window.address + first
+        lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)
+        array = lines if file.order == "F" else lines.T
+        pieces = (Piece(object_name(status.st_dev, status.st_ino), first, nbytes),)
+        part = Part(rows, cols, Location.host(self._group.rank), file.order, length)
+        held = HeldPart(part, self._group.rank, pieces, None, 0, f"it lies in the file {file.path}")
+        return [_Mine(None, array, GivenArray(held, file.dtype, writeable), _Grip(address, window=window))]
 
     def _describe(self, given: Any, start: Start, kind: DType | None) -> _Mine:
         """Return a caller's array with what ranks are told of it and what is held of it. Local."""
@@ -429,7 +517,7 @@ class MatrixStore:
                     there = np.ix_(*indices_of(rectangle, orders))
                 yield of.part, own[1], there, own[0]
 
-    def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip]) -> Matrix:
+    def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip], file: str = "") -> Matrix:
         """
         Return a new matrix.
 
@@ -439,9 +527,11 @@ class MatrixStore:
             What this rank gives.
         grips : list of _Grip
             What it holds of that; segments of other ranks' parts come to them.
+        file : str, optional
+            That it lies in.
         """
         self._next += 1
-        info = MatrixInfo(self._next, dealt.layout, dealt.dtype, dealt.parts, dealt.dealt, dealt.read_only)
+        info = MatrixInfo(self._next, dealt.layout, dealt.dtype, dealt.parts, dealt.dealt, dealt.read_only, file=file)
         addresses, arrays, array = [], {}, None
         ours = iter([one for one in mine if one.known.has_elements or 0 in info.layout.shape])
         for number, held in enumerate(info.parts):
@@ -457,7 +547,7 @@ class MatrixStore:
                 addresses[number] = segment.address + piece.start
                 if not info.in_parts:
                     array = arrays[number] = _view_of(segment, piece, info)
-        if array is None:
+        if array is None and not file:
             array = next((one for one in arrays.values() if one.shape == info.layout.shape), None)
         own = {number: (addresses[number], one) for number, one in arrays.items()}
         local = self._local_parts(dealt, info, mine, array, own)

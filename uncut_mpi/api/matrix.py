@@ -82,6 +82,8 @@ class MatrixInfo:
         Ranks that have parts which may not be written; with any of them it cannot be C.
     view : View or None
         What of the matrix of that number it is, if not all.
+    file : str
+        The file that it lies in; empty for memory.
     origins : tuple of (int, int)
         Of a view, or in other orders, for each part: the number of the part that it is of, and how many bytes of that
         are ahead of it.
@@ -96,6 +98,7 @@ class MatrixInfo:
     dealt: Layout | None = None
     read_only: tuple[int, ...] = ()
     view: View | None = None
+    file: str = ""
     origins: tuple[tuple[int, int], ...] = ()
     name: Name = dataclasses.field(init=False, repr=False)
 
@@ -279,6 +282,11 @@ class Matrix:
         Of a matrix in shared memory a view of this rank's part, of replicas this rank's. Of one that was made by
         `Session.distribute_parts` a tuple of arrays, as they were given. Of a conjugated view a conjugated copy.
         """
+        if self.info.file:
+            raise ParamError(
+                f"{self} lies in the file {self.info.file}, of which no rank has an array: session.download(matrix), "
+                "on all ranks, reads it into memory"
+            )
         local, view = self._local, self.info.view
         arrays = local.arrays
         if not arrays and self.info.dealt is not None:
@@ -321,8 +329,11 @@ class Matrix:
 
     def __repr__(self) -> str:
         rows, cols = self.shape
-        where = f"in parts ({self.info.layout})" if self.info.in_parts else f"at {self.location}"
+        where = f"in the file {self.info.file}" if self.info.file else self._place_text()
         return f"<{str(self.info).capitalize()}: {rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
+
+    def _place_text(self) -> str:
+        return f"in parts ({self.info.layout})" if self.info.in_parts else f"at {self.location}"
 
     # -- views -------------------------------------------------------------------------------
 
@@ -361,13 +372,13 @@ class Matrix:
         found = whole._views.get(view)
         if found is None:
             info = info_of(whole.info, view)
-            array, (rows, cols) = whole.array, whole.shape
+            array, (rows, cols) = whole.array, whole.shape  # none of files
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
             if view.conjugated:
                 pass  # no array has its elements
             elif array is not None:
                 found.array = view.taken(array, ((0, rows), (0, cols)), (None, None))
-            elif not info.in_parts and (own := found.own_part(0)) is not None:
+            elif not info.in_parts and not info.file and (own := found.own_part(0)) is not None:
                 found.array = own[1]
             whole._views[view] = found
         return found
@@ -455,7 +466,9 @@ class Matrix:
             array = np.conj(np.asarray(self._view(self._seen._replace(conjugated=False))))
         if not isinstance(array, np.ndarray):
             location = self.location
-            if array is not None:
+            if self.info.file:
+                found = f"lies in the file {self.info.file}"
+            elif array is not None:
                 found = "lies on a GPU: its cupy array is .array"
             elif location is None:
                 found = "is not on this rank as a whole: what is here of it is .local"

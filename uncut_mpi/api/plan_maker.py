@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from uncut_mpi.api import plan_message
 from uncut_mpi.api.budget import Budget
@@ -25,6 +25,13 @@ _MOST_CHOICES: Final = 256
 """Calls of which it is kept which layout of C is the fastest, since that takes several plans."""
 
 
+class Room(NamedTuple):
+    """What each rank may use of its device's memory, and of host memory for copies (bytes)."""
+
+    device_memory: int
+    host_memory: int
+
+
 class PlanMaker:
     """
     Makes the plans of a session.
@@ -34,7 +41,7 @@ class PlanMaker:
     machine : Machine
         What plans are made with.
     budget : Budget
-        What they may use of devices' memory.
+        What they may use of memory.
     verify : bool
         Whether to prove every schedule, and what was lowered from it.
     """
@@ -56,7 +63,7 @@ class PlanMaker:
             Bytes of device memory that this rank has from earlier plans.
         """
         group, counters = self._group, self._counters
-        room = self._budget.agree(key.options.device_memory, held)
+        room = self._room((key,), held)
         before = group.bytes_broadcast
         data = agreement.from_root(group, lambda: self._plan_on_root(key, room))
         with agreement.collective(group, "decoding the schedule"):
@@ -83,14 +90,23 @@ class PlanMaker:
         """
         asked = tuple(keys)
         if asked not in self._fastest:
-            room = self._budget.agree(keys[0].options.device_memory, held)
+            room = self._room(asked, held)
             data = agreement.from_root(self._group, lambda: struct.pack("<Q", self._fastest_on_root(asked, room)))
             if len(self._fastest) >= _MOST_CHOICES:
                 self._fastest.clear()
             (self._fastest[asked],) = struct.unpack("<Q", data)
         return self._fastest[asked]
 
-    def _fastest_on_root(self, keys: Sequence[PlanKey], room: int) -> int:
+    def _room(self, keys: Sequence[PlanKey], held: int) -> Room:
+        """Return what plans with the same options may use. Collective."""
+        options = keys[0].options
+        copied = any(key.private for key in keys)
+        return Room(
+            self._budget.agree(options.device_memory, held),
+            self._budget.agree_host(options.host_memory) if copied else options.host_memory,
+        )
+
+    def _fastest_on_root(self, keys: Sequence[PlanKey], room: Room) -> int:
         times: dict[PlanKey, float] = {}
         refusals: list[UncutError] = []
         for key in dict.fromkeys(keys):
@@ -102,11 +118,11 @@ class PlanMaker:
             raise refusals[0]
         return keys.index(min(times, key=times.__getitem__))
 
-    def _several(self, key: PlanKey, room: int) -> list[Planned]:
-        options = changed(key.options, device_memory=room)
+    def _several(self, key: PlanKey, room: Room) -> list[Planned]:
+        options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
         return plan_several(key.problem, key.placement, self._group.size, self._machine, options, key.private)
 
-    def _plan_on_root(self, key: PlanKey, room: int) -> bytes:
+    def _plan_on_root(self, key: PlanKey, room: Room) -> bytes:
         started = time.perf_counter()
         several = self._several(key, room)
         plan_s = time.perf_counter() - started

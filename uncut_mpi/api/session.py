@@ -84,6 +84,10 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         Bytes of its device's memory that a plan may use on each rank, beside the matrices there. A product that does
         not fit is computed one block of C after the other. By default four fifths of what is free when the plan is
         made, on the rank with the least; it is rounded down to a sixteenth of the device's memory.
+    host_memory : int, optional
+        Bytes of host memory that a plan may use on each rank for copies of matrices that no device reaches: those in
+        files, and private memory that cannot be page-locked. By default a rank's share of half of what is free when
+        the plan is made, rounded down to a power of two.
     check_peers : bool, default True
         Before anything else, let every rank write a pattern into each other's device memory, and that rank look whether
         it has come. It takes some ms, once for these devices in these processes.
@@ -131,6 +135,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         tune_products: bool = False,
         check_peers: bool = True,
         device_memory: int | None = None,
+        host_memory: int | None = None,
     ) -> None:
         try:
             limit_s = None if arrival_timeout_s is None else _seconds("arrival_timeout_s", arrival_timeout_s)
@@ -156,12 +161,11 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
                 if arrival_timeout_s is not None:
                     limit_s = _seconds("arrival_timeout_s", arrival_timeout_s)
                 verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
-                if device_memory is not None:
-                    device_memory = whole_number("device_memory", device_memory)
-                    if device_memory < 1:
-                        raise ParamError(f"device_memory = {device_memory} is below 1: name bytes, or leave it out")
+                device_memory = _bytes("device_memory", device_memory)
+                host_memory = _bytes("host_memory", host_memory)
             settings = (
-                f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}, device_memory {device_memory}"
+                f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}, "
+                f"device_memory {device_memory}, host_memory {host_memory}"
             )
             agreement.agree(self._group, settings.encode(), lambda: settings)
             started = start_backend(
@@ -184,7 +188,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
             self._store = MatrixStore(self._group, self._backend, self.counters, weakref.ref(self))
             sharing = self.device_uuids.count(self.device_uuids[self.rank])
-            budget = Budget(self._group, self._backend, self.machine, device_memory or 0, sharing)
+            budget = Budget(self._group, self._backend, self.machine, device_memory, sharing, host_memory)
             self._maker = PlanMaker(self._group, self.counters, self.machine, budget, verify=verify)
             self._calls = calls = Calls(
                 self._group,
@@ -353,6 +357,16 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
     def __repr__(self) -> str:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
+
+
+def _bytes(name: str, value: object) -> int:
+    """Return a caller's number of bytes, 0 for None."""
+    if value is None:
+        return 0
+    number = whole_number(name, value)
+    if number < 1:
+        raise ParamError(f"{name} = {number} is below 1: name bytes, or leave it out")
+    return number
 
 
 def _seconds(name: str, value: object) -> float:

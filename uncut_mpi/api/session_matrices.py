@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,17 @@ import numpy as np
 
 from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix_files import MatrixFile, open_matrix
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
 from uncut_mpi.api.wording import matrix_text
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import shown
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Memory
 from uncut_mpi.model.problem import Order
+from uncut_mpi.spmd import agreement
 
 
 class MakesMatrices(SessionBase):
@@ -262,6 +266,58 @@ class MakesMatrices(SessionBase):
             # Roots are compared by the store, whose error says what a matrix is.
             place, kind = self._begin_converted("register", convert, lambda asked: f"register(dtype={asked[1]!r})")
             return self._store.register(array, place, kind)
+
+    @public_call
+    def open_file(self, path: str, *, dtype: object = None, mode: str = "r") -> Matrix:
+        """
+        Make a matrix file usable where it is, however large: products read and write it piece by piece. Collective.
+
+        Each rank has an equal number of its lines: columns of a file in Fortran order, rows in C order. Threads of it
+        read and write these for all ranks, during calls, through page-locked memory (`host_memory` of the session says
+        how much). The file has no array: `Matrix.local` is refused, and `Session.download` reads it into memory.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A .npy file of two dimensions, the same on all ranks.
+        dtype : str or DType, optional
+            What it must hold; needed for bf16, which such a file cannot name, and for tf32.
+        mode : {"r", "r+"}
+            Whether it is only read, or can be C too. What is written stays in the file; after an error it can hold
+            some of a result.
+
+        Raises
+        ------
+        ParamError
+            If an argument is none of these, or differs between ranks.
+        DataFileError
+            On all ranks: if the file cannot be opened, or is no such file.
+
+        Notes
+        -----
+        The file has to stay as long as it is until the release. A call that finds it shorter ends with a DataFileError
+        on all ranks.
+        """
+
+        def convert() -> tuple[str, DType | None, bool]:
+            if mode not in ("r", "r+"):
+                raise ParamError(f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write)")
+            if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+                raise ParamError(f"path = {shown(path)} is no path: pass a str")
+            return os.fspath(path), None if dtype is None else DType.parse(dtype), mode == "r+"
+
+        def text(asked: tuple[str, DType | None, bool]) -> str:
+            return f"open_file({asked[0]!r}, dtype={asked[1]!r}, mode={mode!r})"
+
+        with self._gate.exclusive():
+            name, kind, writeable = self._begin_converted("open_file", convert, text)
+            opened: MatrixFile | None = None
+            with agreement.collective(self._group, "opening a matrix file"):
+                if self.rank == 0:
+                    opened = open_matrix(name, kind)
+            found = self._group.allgather_objects(opened)[0]
+            assert found is not None  # else all ranks have raised
+            return self._store.open_file(found, writeable=writeable)
 
     @public_call
     def release(self, matrix: Matrix) -> None:

@@ -15,7 +15,6 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.command.check_findings import BLOCK, Finding, Gather, Operands, agree, compare, joined, row_norms
-from uncut_mpi.command.lines import lines_of
 from uncut_mpi.command.tolerance import (
     Tolerance,
     block_width,
@@ -25,6 +24,7 @@ from uncut_mpi.command.tolerance import (
     raised_norm,
     scalar_error,
 )
+from uncut_mpi.model.lines import lines_of
 
 # Random vectors of Freivalds' check: wrong elements of one size hide in a row with a chance of at most 2**-20.
 VECTORS: Final = 20

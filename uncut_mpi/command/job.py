@@ -17,13 +17,13 @@ import numpy as np
 import uncut_mpi
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix_files import MatrixFile, open_operands, output_order
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
 from uncut_mpi.command.entry import Say
-from uncut_mpi.command.files import MatrixFile, open_operands, output_order
 from uncut_mpi.command.output import check_output
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (

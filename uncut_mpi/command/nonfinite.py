@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from uncut_mpi.command.lines import blocks, index
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
 
 

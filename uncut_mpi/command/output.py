@@ -10,10 +10,10 @@ import stat
 import numpy as np
 
 from uncut_mpi.command.artifacts import check_writable, stream_number, write_all
-from uncut_mpi.command.lines import blocks
 from uncut_mpi.command.unfinished import UnfinishedFile
 from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import blocks
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason, status_of
 from uncut_mpi.units import bytes_text

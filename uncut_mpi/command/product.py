@@ -11,13 +11,13 @@ import numpy as np
 
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
-from uncut_mpi.command.files import MatrixFile
-from uncut_mpi.command.lines import index, lines_of
 from uncut_mpi.command.output import OutputFile
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import index, lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.places import Dealt, Place
 from uncut_mpi.model.positions import Orders, runs

@@ -12,8 +12,8 @@ import numpy as np
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session import Session
 from uncut_mpi.calibration.refine import Observation
-from uncut_mpi.command.lines import lines_of
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions

@@ -19,6 +19,7 @@ FLAGS = {
     "devices": "--compute-ranks",
     "tune": "--tune",
     "device_memory": "--device-memory",
+    "host_memory": "--host-memory",
 }
 """Options that have flags of their own; all others come by ``--options``."""
 
@@ -92,6 +93,14 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         help="what each rank may use of its device's memory beside the matrices there, as 16GiB or 500MB; a product "
         "that does not fit is computed one block of C after the other. Default: four fifths of what is free, for plan "
         "all",
+    )
+    group.add_argument(
+        "--host-memory",
+        type=bytes_of,
+        metavar="BYTES",
+        help="what each rank may use of host memory for copies of matrices that no device reaches: those in files, or "
+        "in private memory that cannot be page-locked. Default: half of what is free, shared by the ranks; for plan as "
+        "much as they take",
     )
     group.add_argument(
         "--options",

@@ -39,7 +39,8 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
                                         const Bytes &operands, const Integers &addresses, const Flags &in_host,
                                         const Bytes &lanes, std::size_t num_events, Address own_flags,
                                         const Integers &peer_flags, const Board &host_flags, const Board &board,
-                                        std::size_t rank, std::unordered_map<std::uint64_t, Address> kernels) {
+                                        std::size_t rank, std::unordered_map<std::uint64_t, Address> kernels,
+                                        const std::vector<std::tuple<std::uintptr_t, std::size_t, int>> &files) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
     if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != max_lanes)
         throw Failure(
@@ -62,6 +63,8 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
     program.board = board.data();
     program.rank = rank;
     program.kernels = std::move(kernels);
+    for (const auto &[begin, bytes, descriptor] : files)
+        program.files.push_back({begin, bytes, descriptor});
     return std::make_shared<Executor>(std::move(device), program);
 }
 
@@ -180,6 +183,8 @@ void bind_cuda(nb::module_ &m) {
         .def_ro("drain_s", &RunResult::drain_s)
         .def_ro("error", &RunResult::error)
         .def_ro("operation", &RunResult::operation)
+        .def_ro("file_error", &RunResult::file_error)
+        .def_ro("descriptor", &RunResult::descriptor)
         .def_ro("fatal", &RunResult::fatal)
         .def_ro("stalled", &RunResult::stalled)
         .def_ro("aborted", &RunResult::aborted)
@@ -204,7 +209,8 @@ void bind_cuda(nb::module_ &m) {
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor), nb::arg("device"), nb::arg("operations"), nb::arg("operands"),
              nb::arg("addresses"), nb::arg("in_host"), nb::arg("lanes"), nb::arg("num_events"), nb::arg("own_flags"),
-             nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"))
+             nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"),
+             nb::arg("files"))
         .def(
             "start",
             [](std::shared_ptr<Executor> self, std::complex<double> alpha, std::complex<double> beta,

@@ -145,6 +145,11 @@ void Run::stop_worker() {
     result_.copy_bytes += done.copy_bytes;
     result_.aborted = result_.aborted || done.aborted;
     result_.host_times = std::move(done.times);
+    if (done.file_error == 0 || !result_.error.empty()) return;
+    result_.file_error = done.file_error;
+    result_.descriptor = done.descriptor;
+    result_.operation = done.operation;
+    result_.error = "its file";  // what there is to say of that, files' owner knows
 }
 
 template <bool traced>

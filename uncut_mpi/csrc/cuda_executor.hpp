@@ -78,6 +78,7 @@ struct Program {
     std::uint32_t *board;  // num_ranks rows of max_lanes words and the abort word, host memory
     std::size_t rank;
     std::unordered_map<std::uint64_t, Address> kernels;  // signature → function handle
+    std::vector<HostFile> files;                         // whose bytes some addresses stand for
 };
 
 // A lane that had not finished when a run gave up.
@@ -94,6 +95,8 @@ struct RunResult {
     double drain_s = 0.0;
     std::string error;            // empty if every call succeeded
     std::int64_t operation = -1;  // that failed; -1 if it is not known which
+    int file_error = 0;           // what it is where a file could not be read or written, as of `read_run`
+    int descriptor = -1;          // of that file
     bool fatal = false;           // the context is unusable: no flag could be written any more
     bool stalled = false;
     bool aborted = false;  // bodies were left out because another rank had failed
@@ -200,6 +203,7 @@ class Executor {
     std::shared_ptr<DeviceState> device_;
     std::vector<Lane> lanes_;
     std::vector<HostLane> host_lanes_;
+    std::vector<HostFile> files_;
     std::vector<Step> steps_;
     std::vector<Copy> copies_;
     std::vector<Gemm> gemms_;

@@ -108,6 +108,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 refuse(operation, "buffer " + std::to_string(operand.buffer) + " has no address");
         }
     }
+    files_ = program.files;
     bind_lanes(program);
     for (std::size_t i = 0; i < program.num_operations; ++i) {
         const Operation &operation = program.operations[i];
@@ -258,6 +259,11 @@ void Executor::add_host_step(const Program &program, const Operation &operation,
             step.transposed_bytes = static_cast<std::size_t>(bytes_of(program.operands[operation.first_operand].dtype));
         step.to_pitch = copy.shape.dst_pitch;
         step.from_pitch = copy.shape.src_pitch;
+        const HostFile *to = file_at(files_, copy.destination), *from = file_at(files_, copy.source);
+        if ((to && from) || ((to || from) && step.transposed_bytes != 0))
+            refuse(operation, "a copy to or from a file has its other end in memory, and does not transpose");
+        step.file = to ? to : from;
+        step.writes_file = to != nullptr;
     } else if (operation.in_host != 0 && (operation.code == code_wait_flag || operation.code == code_signal)) {
         step.flag = host_flag(program, operation);
     } else {

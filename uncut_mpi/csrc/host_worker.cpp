@@ -11,6 +11,7 @@ namespace uncut {
 namespace {
 
 constexpr std::size_t bytes_per_turn = std::size_t{4} << 20;  // then other lanes have theirs
+constexpr std::size_t most_threads = 6;                       // of files: A and B in, C in and out, and some to spare
 // While all lanes wait: look, then let others have the processor, then sleep.
 constexpr int looks = 2000, yields = 2000;
 constexpr std::chrono::microseconds pause{20};
@@ -31,7 +32,7 @@ double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock:
 
 }  // namespace
 
-HostWorker::HostWorker() : thread_(&HostWorker::loop, this) {}
+HostWorker::HostWorker() { threads_.emplace_back(&HostWorker::loop, this, 0); }
 
 HostWorker::~HostWorker() {
     stop();
@@ -39,53 +40,64 @@ HostWorker::~HostWorker() {
         const std::lock_guard lock(mutex_);
         closing_ = true;
     }
-    begun_.notify_one();
-    thread_.join();
+    begun_.notify_all();
+    for (std::thread &thread : threads_)
+        thread.join();
 }
 
 void HostWorker::start(const Work &work) {
+    // Copies in memory take turns. Reads and writes of files wait for the disk, which is best at several at once.
+    const auto uses_files = [](const HostLane &lane) {
+        return std::any_of(lane.steps.begin(), lane.steps.end(), [](const HostStep &step) { return step.file; });
+    };
+    const auto of_files = std::count_if(work.lanes->begin(), work.lanes->end(), uses_files);
     {
         const std::lock_guard lock(mutex_);
         work_ = work;
         result_ = {};
         lanes_ = std::vector<Lane>(work.lanes->size());
         stopping_ = false;
-        busy_ = true;
+        sharing_ = std::clamp<std::size_t>(static_cast<std::size_t>(of_files), 1, most_threads);
+        busy_ = sharing_;
+        ++number_of_run_;
+        while (threads_.size() < sharing_)
+            threads_.emplace_back(&HostWorker::loop, this, threads_.size());
     }
-    begun_.notify_one();
+    begun_.notify_all();
 }
 
 HostWorker::Result HostWorker::stop() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    ended_.wait(lock, [this] { return !busy_; });
+    ended_.wait(lock, [this] { return busy_ == 0; });
     return std::exchange(result_, {});
 }
 
-void HostWorker::loop() {
+void HostWorker::loop(std::size_t thread) {
     std::unique_lock lock(mutex_);
-    for (;;) {
-        begun_.wait(lock, [this] { return busy_ || closing_; });
+    for (std::uint64_t done = 0;;) {
+        begun_.wait(lock, [&] { return closing_ || (number_of_run_ != done && thread < sharing_ && busy_ > 0); });
         if (closing_) return;
+        done = number_of_run_;
         lock.unlock();
-        run();
+        run(thread);
         lock.lock();
-        busy_ = false;
-        ended_.notify_all();
+        if (--busy_ == 0) ended_.notify_all();
     }
 }
 
-void HostWorker::run() {
+void HostWorker::run(std::size_t thread) {
+    Result result;
     for (int idle = 0; !stopping_;) {
         constexpr std::uint64_t any_reason = ~(std::uint64_t{1} << 63);
         const std::uint64_t failed = std::atomic_ref(*work_.abort).load(std::memory_order_acquire);
         bool moved = false, through = true;
-        for (std::size_t l = 0; l < lanes_.size(); ++l) {
+        for (std::size_t l = thread; l < lanes_.size(); l += sharing_) {
             if (lanes_[l].at == (*work_.lanes)[l].steps.size()) continue;
             through = false;
-            moved = advance(l, (failed & any_reason) == work_.call) || moved;
+            moved = advance(l, (failed & any_reason) == work_.call, result) || moved;
         }
-        if (through) return;
+        if (through) break;
         idle = moved ? 0 : idle + 1;
         if (idle > looks + yields) {
             std::this_thread::sleep_for(pause);
@@ -93,10 +105,24 @@ void HostWorker::run() {
             sched_yield();
         }
     }
+    add(result);
+}
+
+// Adds what a thread has done.
+void HostWorker::add(const Result &result) {
+    const std::lock_guard lock(mutex_);
+    result_.tasks += result.tasks;
+    result_.copy_bytes += result.copy_bytes;
+    result_.aborted = result_.aborted || result.aborted;
+    result_.times.insert(result_.times.end(), result.times.begin(), result.times.end());
+    if (result.file_error == 0 || result_.file_error != 0) return;
+    result_.file_error = result.file_error;
+    result_.descriptor = result.descriptor;
+    result_.operation = result.operation;
 }
 
 // One turn of a lane; whether it got on.
-bool HostWorker::advance(std::size_t number, bool signals_only) {
+bool HostWorker::advance(std::size_t number, bool signals_only, Result &result) {
     const HostLane &of = (*work_.lanes)[number];
     Lane &lane = lanes_[number];
     bool moved = false;
@@ -106,13 +132,14 @@ bool HostWorker::advance(std::size_t number, bool signals_only) {
         if (step.code == code_signal) {
             std::atomic_ref(*step.flag).store(work_.epoch + step.value, std::memory_order_release);
         } else if (signals_only) {
-            result_.aborted = result_.aborted || step.code == code_copy;
+            result.aborted = result.aborted || step.code == code_copy;
         } else if (step.code == code_wait_flag) {
             const std::uint32_t flag = std::atomic_ref(*step.flag).load(std::memory_order_acquire);
             if (static_cast<std::int32_t>(flag - (work_.epoch + step.value)) < 0) return moved;
         } else {
             if (std::exchange(copied, true)) return true;
-            over = copy(lane, step);
+            over = copy(lane, step, result);
+            signals_only = lane.failed;
         }
         std::atomic_ref(work_.progress[of.number]).fetch_add(1, std::memory_order_relaxed);
         if (!over) return true;
@@ -123,10 +150,12 @@ bool HostWorker::advance(std::size_t number, bool signals_only) {
 }
 
 // Go on with a copy for a turn; whether it is made.
-bool HostWorker::copy(Lane &lane, const HostStep &step) {
+bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
     if (lane.column == 0 && lane.row == 0) lane.began_s = now_s();
+    if (step.file) move(lane, step, result);
+    if (lane.failed) return true;
     const std::size_t item = step.transposed_bytes;
-    for (std::size_t left = bytes_per_turn; left > 0 && lane.column < step.columns;) {
+    for (std::size_t left = step.file ? 0 : bytes_per_turn; left > 0 && lane.column < step.columns;) {
         std::byte *const to = step.destination + lane.column * step.to_pitch + lane.row;
         std::size_t bytes = std::min(left, step.width - lane.row), columns = 1;
         if (item == 0) {
@@ -147,10 +176,41 @@ bool HostWorker::copy(Lane &lane, const HostStep &step) {
     }
     if (lane.column < step.columns) return false;
     lane.column = 0;
-    ++result_.tasks;
-    result_.copy_bytes += static_cast<std::int64_t>(step.width * step.columns);
-    if (work_.traced) result_.times.push_back({step.operation, lane.began_s, now_s()});
+    ++result.tasks;
+    result.copy_bytes += static_cast<std::int64_t>(step.width * step.columns);
+    if (work_.traced) result.times.push_back({step.operation, lane.began_s, now_s()});
     return true;
+}
+
+// Go on with a copy from or to a file for a turn. If that fails, all ranks leave out what is left.
+void HostWorker::move(Lane &lane, const HostStep &step, Result &result) {
+    if (lane.column == step.columns) return;
+    const bool whole = lane.row == 0 && step.width <= bytes_per_turn;
+    const std::size_t columns = whole ? std::min(step.columns - lane.column, bytes_per_turn / step.width) : 1;
+    const std::size_t bytes = whole ? step.width : std::min(bytes_per_turn, step.width - lane.row);
+    const auto at = [&](std::size_t pitch) { return lane.column * pitch + lane.row; };
+    std::byte *const to = step.destination + at(step.to_pitch);
+    const std::byte *const from = step.source + at(step.from_pitch);
+    const auto in_file = reinterpret_cast<std::uintptr_t>(step.writes_file ? to : from) - step.file->begin;
+    const int failed = step.writes_file
+                           ? write_run({step.file->descriptor, static_cast<std::int64_t>(in_file),
+                                        const_cast<std::byte *>(from), bytes, columns, step.to_pitch, step.from_pitch})
+                           : read_run({step.file->descriptor, static_cast<std::int64_t>(in_file), to, bytes, columns,
+                                       step.from_pitch, step.to_pitch});
+    if (failed != 0) {
+        result.file_error = failed;
+        result.descriptor = step.file->descriptor;
+        result.operation = step.operation;
+        lane.failed = true;
+        std::uint64_t said = std::atomic_ref(*work_.abort);
+        constexpr std::uint64_t any_reason = ~(std::uint64_t{1} << 63);
+        while ((said & any_reason) != work_.call &&
+               !std::atomic_ref(*work_.abort).compare_exchange_weak(said, work_.call)) {
+        }
+        return;
+    }
+    lane.row += bytes;
+    if (lane.row == step.width) lane.column += columns, lane.row = 0;
 }
 
 }  // namespace uncut

@@ -1,5 +1,5 @@
-// A device's worker: one thread that makes the copies of lanes of the host, which no stream makes alone. It calls
-// neither CUDA nor MPI and waits for nothing but words, so that nothing it has begun depends on anybody's thread.
+// A device's worker: threads that make the copies of lanes of the host, which no stream makes alone. They call neither
+// CUDA nor MPI and wait for nothing but words and files, so that nothing that was begun depends on anybody's thread.
 #pragma once
 
 #include <unistd.h>
@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "host_files.hpp"
 #include "records.hpp"
 
 namespace uncut {
@@ -27,6 +28,8 @@ struct HostStep {
     std::byte *destination;
     const std::byte *source;
     std::size_t width, columns, to_pitch, from_pitch, transposed_bytes;
+    const HostFile *file;  // that one of the two lies in, or null
+    bool writes_file;
 };
 
 struct HostLane {
@@ -53,6 +56,9 @@ class HostWorker {
     struct Result {
         std::int64_t tasks = 0, copy_bytes = 0;
         bool aborted = false;  // copies were left out
+        int file_error = 0;    // of the first copy that failed, as of `read_run`
+        int descriptor = -1;   // of its file
+        std::uint32_t operation = 0;
         // Of a traced run, in the order in which copies ended.
         std::vector<HostTime> times;
     };
@@ -66,7 +72,7 @@ class HostWorker {
     void start(const Work &work);
     // Whether this process made it: a fork has no such thread, and can only forget it.
     bool is_ours() const { return getpid() == process_; }
-    bool is_done() const { return !busy_.load(std::memory_order_acquire); }
+    bool is_done() const { return busy_.load(std::memory_order_acquire) == 0; }
     // Leave what is left, and return when nothing is touched any more.
     Result stop();
     // Which step a lane is at.
@@ -76,23 +82,29 @@ class HostWorker {
     struct Lane {
         std::atomic<std::size_t> at{0};   // step
         std::size_t column = 0, row = 0;  // of the copy at hand: where it goes on, bytes
+        bool failed = false;
         double began_s = 0;
     };
 
-    void loop();
-    void run();
-    bool advance(std::size_t number, bool signals_only);
-    bool copy(Lane &lane, const HostStep &step);
+    void loop(std::size_t thread);
+    void run(std::size_t thread);
+    bool advance(std::size_t number, bool signals_only, Result &result);
+    bool copy(Lane &lane, const HostStep &step, Result &result);
+    void move(Lane &lane, const HostStep &step, Result &result);
+    void add(const Result &result);
 
     Work work_{};
     Result result_;
     std::vector<Lane> lanes_;
     std::mutex mutex_;
     std::condition_variable begun_, ended_;
-    std::atomic<bool> busy_{false}, stopping_{false};
+    std::atomic<std::size_t> busy_{0};  // threads
+    std::atomic<bool> stopping_{false};
+    std::size_t sharing_ = 0;  // threads that share the lanes of this run
+    std::uint64_t number_of_run_ = 0;
     bool closing_ = false;
     const pid_t process_ = getpid();
-    std::thread thread_;
+    std::vector<std::thread> threads_;
 };
 
 }  // namespace uncut

@@ -14,6 +14,7 @@ void bind_shares(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
 void bind_follower(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
+void bind_host_files(nb::module_ &m);
 void bind_meeting(nb::module_ &m);
 void bind_capsule(nb::module_ &m);
 }  // namespace uncut
@@ -30,6 +31,7 @@ NB_MODULE(_native, m) {
     uncut::bind_simulator(m);
     uncut::bind_follower(m);
     uncut::bind_cuda(m);
+    uncut::bind_host_files(m);
     uncut::bind_meeting(m);
     uncut::bind_capsule(m);
 }

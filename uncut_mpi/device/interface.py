@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
@@ -298,9 +299,19 @@ class Probe(abc.ABC):
 
 
 class Backend(abc.ABC):
-    """One rank's device. Every method raises `DeviceError` when a call into the system fails."""
+    """
+    One rank's device. Every method raises `DeviceError` when a call into the system fails.
+
+    Attributes
+    ----------
+    name : str
+        ``"cuda"`` or ``"host"``.
+    files : FileWindows
+        Files whose bytes have addresses, for lanes of the host of executables that are made while they do.
+    """
 
     name: str
+    files: FileWindows
 
     @abc.abstractmethod
     def identity(self) -> DeviceIdentity:

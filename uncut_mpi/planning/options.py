@@ -431,6 +431,12 @@ class ScheduleOptions:
         one block of C after the other. Left open: all of it.""",
         default=0,
     )
+    host_memory: int = option(
+        NUMBER,
+        """What a rank may use of host memory for copies of matrices that no device reaches (bytes). Those lie in files,
+        or in private memory that cannot be page-locked. Left open: as much as they take.""",
+        default=0,
+    )
     blocking: Blocking = Blocking()
     tune: int = option(
         _TRIES,

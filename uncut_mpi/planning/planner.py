@@ -125,7 +125,7 @@ def plan_several(
     refusals: list[CapacityError] = []
     for planned in several:
         try:
-            fit.append(_staged(planned, placement, private, machine))
+            fit.append(_staged(planned, placement, private, machine, options.host_memory))
         except CapacityError as error:  # another one may need less
             refusals.append(error)
     if not fit:
@@ -133,12 +133,14 @@ def plan_several(
     return fit
 
 
-def _staged(planned: Planned, placement: Placement, private: Collection[int], machine: Machine) -> Planned:
+def _staged(
+    planned: Planned, placement: Placement, private: Collection[int], machine: Machine, host_memory: int
+) -> Planned:
     """Return what was planned with those buffers staged that cannot be used as it says: by others, or as stored."""
     touched = used_by_others(planned.schedule, private)
     if not touched and planned.schedule.placement == placement:
         return planned
-    schedule = stage(planned.schedule, touched, machine, placement)
+    schedule = stage(planned.schedule, touched, machine, placement, host_memory)
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
     return Planned(schedule, simulate(schedule, machine).seconds, planned.options, staged)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -48,7 +48,12 @@ from uncut_mpi.planning.schedule import (
 )
 from uncut_mpi.planning.staging_rings import Ring, shared_room
 
-CORNERS: Final = ["row", "col", "rows", "cols"]
+SHAPE: Final = ["rows", "cols"]
+CORNERS: Final = ["row", "col", *SHAPE]
+
+MOST_BYTES: Final = 32 << 20
+PIECES: Final = 4
+"""What goes through a ring is copied in pieces of so many bytes at most, so that the ring has room for so many."""
 
 
 def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...]:
@@ -91,8 +96,13 @@ def stage(
         for user in sorted({*users, *np.flatnonzero(turned).tolist()})
         if not uses.in_place[uses.buffer == user].all()
     ]
+    pieces = _bytes_of_pieces(schedule, moved, host_memory)
+    if pieces:
+        schedule = _in_pieces(schedule, pieces, turned)
+        made, uses = _as_stored(schedule, placement), _Uses.of(schedule)
+        uses.in_place[turned[uses.buffer]] = False
     work = _Work(schedule, made, uses, turned)
-    columns = _columns_of_rings(schedule, uses, moved, turned, host_memory)
+    columns = _columns_of_rings(schedule, uses, pieces, host_memory)
     for user in moved:
         if user in columns:
             work.through_ring(user, columns[user])
@@ -170,14 +180,14 @@ class _Work:
         given["buffer"] = user
         there["buffer"], there["row"], there["col"] = ours, 0, [copy.column for copy in ring.copies]
         own, in_ring = self._add(self._of_owner(user, ours, given)), self._add(there)
-        unused = self._regions[0][self._regions[0]["buffer"] == ours]  # of one that is turned
+        unused: np.ndarray = self._regions[0][self._regions[0]["buffer"] == ours]  # of one that is turned
         unused["row"], unused["col"], unused["rows"], unused["cols"] = 0, 0, 1, 1
         self._regions[0][self._regions[0]["buffer"] == ours] = unused
-        number = {id(copy): len(self._copies) + place for place, copy in enumerate(ring.copies)}
+        numbers = {id(copy): len(self._copies) + place for place, copy in enumerate(ring.copies)}
         for place, copy in enumerate(ring.copies):
             ends = (in_ring + place, own + place) if copy.inward else (own + place, in_ring + place)
             lane = self._lane(user, 2 * user + 1 + (not copy.inward))
-            before = [number[id(one)] for one in copy.copies]
+            before = [numbers[id(one)] for one in copy.copies]
             made = _Copy(lane, *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
             self._copies.append(made)
 
@@ -216,7 +226,7 @@ class _Work:
 
     def _of_owner(self, user: int, ours: int, regions: np.ndarray) -> np.ndarray:
         """Return regions of a buffer as the owner has them."""
-        found = regions.copy()
+        found: np.ndarray = regions.copy()
         if self._turned[user]:
             for down, along in (("row", "col"), ("rows", "cols")):
                 found[down], found[along] = regions[along], regions[down]
@@ -231,26 +241,80 @@ class _Work:
         return first
 
 
-def _columns_of_rings(
-    schedule: Schedule, uses: _Uses, moved: Sequence[int], turned: np.ndarray, host_memory: int
-) -> dict[int, int]:
-    """Return for some buffers in host memory, of which copies have no room, how many columns their rings have."""
-    in_host, owners, item = schedule.in_host(), schedule.owners(), schedule.problem.dtype.itemsize
+def _bytes_of_pieces(schedule: Schedule, moved: Sequence[int], host_memory: int) -> dict[int, int]:
+    """Return those of some buffers that go through rings, and how much is copied at a time."""
+    in_host, owners, dtype = schedule.in_host(), schedule.owners(), schedule.problem.dtype
+    taken = [aligned_ld(rows, dtype) * cols * dtype.itemsize for rows, cols in schedule.buffers[SHAPE].tolist()]
+    of_owner: dict[int, list[int]] = {}
+    for user in moved:
+        if in_host[user]:
+            of_owner.setdefault(int(owners[user]), []).append(user)
+    return {
+        user: min(MOST_BYTES, host_memory // len(its) // PIECES)
+        for its in of_owner.values()
+        for user in its
+        if 0 < host_memory < sum(taken[one] + BUFFER_ALIGNMENT for one in its)
+    }
+
+
+def _in_pieces(schedule: Schedule, pieces: Mapping[int, int], turned: np.ndarray) -> Schedule:
+    """Return a schedule whose copies from and to some buffers are divided by columns, one behind the other."""
+    tasks, regions, item = schedule.tasks, schedule.regions, schedule.problem.dtype.itemsize
+    most = np.full(len(schedule.buffers), np.iinfo(np.int64).max)
+    most[[*pieces]] = [*pieces.values()]
+    most[turned] = np.iinfo(np.int64).max
+    copies = np.flatnonzero((tasks["kind"] == Kind.COPY) & (tasks["num_operands"] == 2))
+    ends = schedule.operands["region"][tasks["first_operand"][copies][:, None] + np.arange(2)]
+    plain = schedule.operands["op"][tasks["first_operand"][copies] + 1] == Op.N
+    columns = regions["cols"][ends[:, 0]]
+    longest = np.ones(len(most), np.int64)  # a ring's columns are as long as the longest piece of one
+    np.maximum.at(longest, regions["buffer"][ends], regions["rows"][ends])
+    width = (most // (longest * item))[regions["buffer"][ends]].min(axis=1)
+    counts = np.ones(len(tasks), np.int64)
+    counts[copies] = np.where(plain, -(-columns // np.maximum(1, width)), 1)
+    counts = np.maximum(1, counts)
+    if counts.max(initial=1) == 1:
+        return schedule
+    last = np.cumsum(counts) - 1
+    divided = np.repeat(tasks, counts)
+    number = np.arange(len(divided)) - np.repeat(last - counts + 1, counts)
+    divided["num_awaits"][number > 0] = 0
+    split = np.flatnonzero(np.repeat(counts > 1, counts))
+    which = np.searchsorted(copies, np.repeat(np.arange(len(tasks)), counts)[split])
+    made = regions[ends[which]]  # (pieces, 2)
+    start = columns[which] * number[split] // counts[copies][which]
+    stop = columns[which] * (number[split] + 1) // counts[copies][which]
+    made["col"] += start[:, None]
+    made["cols"] = (stop - start)[:, None]
+    operands = schedule.operands[tasks["first_operand"][copies[which]][:, None] + np.arange(2)]
+    operands["region"] = len(regions) + np.arange(2 * len(split)).reshape(-1, 2)
+    divided["first_operand"][split] = len(schedule.operands) + 2 * np.arange(len(split))
+    return dataclasses.replace(
+        schedule,
+        tasks=divided,
+        regions=np.concatenate((regions, made.reshape(-1))),
+        operands=np.concatenate((schedule.operands, operands.reshape(-1))),
+        awaits=last[schedule.awaits].astype(schedule.awaits.dtype),
+    )
+
+
+def _columns_of_rings(schedule: Schedule, uses: _Uses, users: Collection[int], host_memory: int) -> dict[int, int]:
+    """Return how many columns the rings of some buffers have."""
+    owners, dtype = schedule.owners(), schedule.problem.dtype
     column_bytes: dict[int, int] = {}
     whole: dict[int, dict[int, int]] = {}
     least: dict[int, dict[int, int]] = {}
-    for user in moved if host_memory else ():
-        if not in_host[user]:
-            continue
+    for user in users:
         regions = schedule.regions[uses.region[uses.buffer == user]]
-        rows, cols = schedule.buffers[["rows", "cols"]][user].tolist()
-        column_bytes[user] = aligned_ld(int(regions["rows"].max()), schedule.problem.dtype) * item
-        whole.setdefault(int(owners[user]), {})[user] = aligned_ld(rows, schedule.problem.dtype) * cols * item
-        least.setdefault(int(owners[user]), {})[user] = column_bytes[user] * int(regions["cols"].max())
+        rows, cols = schedule.buffers[SHAPE][user].tolist()
+        owner = int(owners[user])
+        column_bytes[user] = aligned_ld(int(regions["rows"].max()), dtype) * dtype.itemsize
+        whole.setdefault(owner, {})[user] = aligned_ld(rows, dtype) * cols * dtype.itemsize
+        least.setdefault(owner, {})[user] = column_bytes[user] * int(regions["cols"].max())
     columns = {}
     for owner, of_all in whole.items():
         given = shared_room(of_all, least[owner], max(1, host_memory - len(of_all) * BUFFER_ALIGNMENT), owner)
-        columns.update({user: given[user] // column_bytes[user] for user in of_all if given[user] < of_all[user]})
+        columns.update({user: given[user] // column_bytes[user] for user in of_all})
     return columns
 
 
@@ -385,8 +449,8 @@ def _with_copies(
     )
     first = np.cumsum(joined["num_operands"], dtype=np.int64) - joined["num_operands"]
     all_operands = np.zeros(int(joined["num_operands"].sum()), OPERAND_DTYPE)
-    for number, its in enumerate(of_copies):
-        all_operands[first[of_copy] + number] = np.array(its, OPERAND_DTYPE)
+    for number, of_all in enumerate(of_copies):
+        all_operands[first[of_copy] + number] = np.array(of_all, OPERAND_DTYPE)
     all_operands[expand_ranges(first[of_task], tasks["num_operands"])] = operands
     joined["first_operand"] = first
     return joined, all_operands, (pairs % total).astype(AWAIT_DTYPE)

@@ -199,8 +199,6 @@ def shared_room(whole: Mapping[int, int], least: Mapping[int, int], room: int, o
     CapacityError
         If there is less room than the largest regions take.
     """
-    if sum(whole.values()) <= room:
-        return dict(whole)
     needed = sum(least.values())
     if needed > room:
         raise CapacityError(
@@ -208,6 +206,6 @@ def shared_room(whole: Mapping[int, int], least: Mapping[int, int], room: int, o
             f"reaches, and may use {bytes_text(room)} (host_memory): let it use more, or ask for smaller blocks "
             "(blocking.block, blocking.c_rows, blocking.c_cols)"
         )
-    more = {at: whole[at] - least[at] for at in whole}
-    left = room - needed
+    more = {at: max(0, whole[at] - least[at]) for at in whole}
+    left = min(room - needed, sum(more.values()))
     return {at: least[at] + more[at] * left // max(1, sum(more.values())) for at in whole}

@@ -32,6 +32,7 @@ from uncut_mpi.device.cuda.preparation import Preparation, raise_error
 from uncut_mpi.device.cuda.probe import CudaProbe
 from uncut_mpi.device.cuda.tuning import ProductTuning
 from uncut_mpi.device.cuda.warmup import WarmupList, square
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import (
     AdoptedArray,
     Allocation,
@@ -108,7 +109,8 @@ class CudaBackend(Backend):
         # Behind what callers gave to other streams than the first: an event for each, made at its first use.
         self._events: dict[int, Any] = {}
         self._marked: Sequence[int] = ()
-        self._preparation = Preparation(self._native, self._description(), self._malloc)
+        self.files = FileWindows()
+        self._preparation = Preparation(self._native, self._description(), self._malloc, self.files)
         self.tuning = ProductTuning(self._native, self._preparation)
 
     # -- identity ----------------------------------------------------------------------------

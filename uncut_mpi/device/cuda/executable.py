@@ -8,8 +8,9 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
-from uncut_mpi.errors import DeviceError, StallError
+from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
@@ -47,6 +48,8 @@ class CudaExecutable(Executable):
         As for `Backend.executable`.
     kernels : mapping of int to int
         Loaded kernels by signature.
+    files : FileWindows
+        Of the backend.
     description : str
         The device in words, for messages.
     on_close : callable, optional
@@ -68,13 +71,14 @@ class CudaExecutable(Executable):
         flags: FlagTable,
         board: ProgressBoard,
         kernels: Mapping[int, int],
+        files: FileWindows,
         description: str,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self._on_close = on_close
         self._program, self.span = program, program.span
         self._kept: object = (board, flags)  # the native executor holds their addresses only
-        self._description = description
+        self._description, self._files = description, files
         # What goes wrong natively in it is a `DeviceError`; one for all runs, since every call enters it.
         self.running = device_errors(f"running on {description}")
         with device_errors(f"preparing a plan on {description}"):
@@ -92,6 +96,7 @@ class CudaExecutable(Executable):
                 board=board.words,
                 rank=board.rank,
                 kernels=dict(kernels),
+                files=files.table(),
             )
 
     def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
@@ -141,6 +146,9 @@ class CudaExecutable(Executable):
             on_close()
 
     def _error_of(self, result: _native.CudaRunResult, timeout_s: float) -> Exception | None:
+        if result.file_error:
+            window = self._files.of(result.descriptor)
+            return DataFileError("a file was closed in use") if window is None else window.error(result.file_error)
         if result.error:
             text = f"rank {self._program.rank}, {self._description}{self._task_of(result.operation)}: {result.error}"
             if result.fatal:

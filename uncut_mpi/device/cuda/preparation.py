@@ -12,6 +12,7 @@ from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
 from uncut_mpi.device.cuda.kernels import kernel_name, kernel_source
 from uncut_mpi.device.cuda.library import import_cupy
 from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures, square
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import CapacityError, DeviceError
 from uncut_mpi.model.dtypes import DType
@@ -55,6 +56,8 @@ class Preparation:
         The device in words, for messages.
     malloc : callable
         Takes bytes and returns the address of new device memory; raises CapacityError.
+    files : FileWindows
+        Those of the backend.
 
     Attributes
     ----------
@@ -62,8 +65,10 @@ class Preparation:
         Function handles of the loaded kernels by signature.
     """
 
-    def __init__(self, native: _native.CudaDevice, description: str, malloc: Callable[[int], int]) -> None:
-        self._native, self._description, self._malloc = native, description, malloc
+    def __init__(
+        self, native: _native.CudaDevice, description: str, malloc: Callable[[int], int], files: FileWindows
+    ) -> None:
+        self._native, self._description, self._malloc, self._files = native, description, malloc, files
         self._cupy = import_cupy()
         self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
         self._modules: list[Any] = []  # keep what the kernels were loaded from
@@ -80,7 +85,8 @@ class Preparation:
     ) -> CudaExecutable:
         """Load the kernels of a list, reserve its streams, and bind it to addresses."""
         self._load(kernel_signatures(program))
-        return CudaExecutable(self._native, program, addresses, flags, board, self.kernels, self._description, on_close)
+        about = self.kernels, self._files, self._description
+        return CudaExecutable(self._native, program, addresses, flags, board, *about, on_close)
 
     def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
         """

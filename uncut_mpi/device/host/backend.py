@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.device.exported import CUDA, place_of
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import Fault, round_to_tf32
 from uncut_mpi.device.host.executor import Disorder, HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
@@ -68,6 +69,7 @@ class HostBackend(Backend):
         if blas_threads is not None and blas_threads < 1:
             raise ParamError(f"blas_threads = {blas_threads}: at least 1 is needed")
         self._local_rank, self._ranks_on_node = local_rank, ranks_on_node
+        self.files = FileWindows()
         cores = usable_cores()
         self._blas = BlasThreads(blas_threads if blas_threads is not None else max(1, cores // ranks_on_node))
         # With fewer cores than ranks a spinning rank keeps the one it waits for from running.
@@ -226,6 +228,7 @@ class HostBackend(Backend):
             disorder=self._disorder,
             fault=self._fault,
             spins=self._spins,
+            files=self.files,
         )
 
     def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:

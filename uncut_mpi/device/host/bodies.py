@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
+from uncut_mpi.device.files import FileWindow, FileWindows
 from uncut_mpi.device.host.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
@@ -106,6 +107,28 @@ class Copy:
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         np.copyto(self._target, self._source)
+
+
+class FileCopy:
+    """Moves one region from a file, or to it."""
+
+    __slots__ = ("_arguments", "_window", "_writes", "copy_bytes", "write")
+
+    def __init__(self, write: Operand, reads: list[Operand], window: FileWindow) -> None:
+        writes = window.holds(write.place[0])
+        there = write if writes else reads[0]
+        memory = reads[0] if writes else write
+        if len(reads) != 1 or window.holds(memory.place[0]) or reads[0].place[1:3] != write.place[1:3]:
+            raise ScheduleError("only copies read and write files, without transposing, and their other end is memory")
+        item = write.dtype.itemsize
+        self.write, self.copy_bytes = write, write.array.nbytes
+        self._window, self._writes = window, writes
+        shape = write.place[1] * item, write.place[2]
+        self._arguments = there.place[0], memory.place[0], shape, there.place[3] * item, memory.place[3] * item
+
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
+        """See `Body`."""
+        self._window.copy(*self._arguments, writes=self._writes)
 
 
 class Gemm:
@@ -287,7 +310,7 @@ class Combine:
 _KINDS: Final[dict[Code, Any]] = {Code.COPY: Copy, Code.GEMM: Gemm, Code.COMBINE: Combine}
 
 
-def bind_bodies(program: OperationList, addresses: Array) -> list[Body | None]:
+def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> list[Body | None]:
     """
     Return the body of every operation, None for waits, records and signals.
 
@@ -310,7 +333,11 @@ def bind_bodies(program: OperationList, addresses: Array) -> list[Body | None]:
             raise ScheduleError(f"task {tasks[index]} ({Code(code).name}) has no operands")
         try:
             operands = [_operand(program, addresses, first[index] + i) for i in range(count[index])]
-            bodies.append(_KINDS[Code(code)](operands[0], operands[1:], scratch))
+            window = next((found for one in operands if (found := files.at(one.place[0]))), None)
+            if window is None:
+                bodies.append(_KINDS[Code(code)](operands[0], operands[1:], scratch))
+            else:
+                bodies.append(FileCopy(operands[0], operands[1:], window))
         except ScheduleError as error:
             raise ScheduleError(f"task {tasks[index]}: {error}") from None
     scratch.allocate()

@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
@@ -76,6 +77,7 @@ class HostExecutable(Executable):
         disorder: Disorder | None,
         fault: Fault | None,
         spins: bool,
+        files: FileWindows,
     ) -> None:
         if len(program.lanes) > MAX_LANES:
             raise ScheduleError(
@@ -93,7 +95,7 @@ class HostExecutable(Executable):
         self.peers: list[int] = operations["peer"].tolist()
         lane_of = operations["lane"]
         self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
-        self.bodies: list[Body | None] = bind_bodies(program, addresses)
+        self.bodies: list[Body | None] = bind_bodies(program, addresses, files)
         self.words = self._words(flags)
         self.progress = board.words[board.rank].data
         self.abort = board.abort.data

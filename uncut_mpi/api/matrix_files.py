@@ -1,4 +1,4 @@
-"""Matrix files for input: .npy, read by several ranks a range of lines each."""
+"""Matrix files: .npy, whose lines several ranks read, a range each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from uncut_mpi.command.lines import blocks, index
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason
 

@@ -1,0 +1,189 @@
+"""Products of matrices that stay in files, through little host memory."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert, expect
+
+pytestmark = pytest.mark.mpi(min_size=1)
+ROOM = 150_000
+"""Bytes of host memory of each rank: a fifth of a matrix or less, where they are of the usual size."""
+
+
+@pytest.fixture
+def folder(mpi_tmp_path, comm):
+    comm.Barrier()
+    return mpi_tmp_path
+
+
+def save(comm, path, array):
+    """Write a matrix file, once."""
+    if comm.rank == 0:
+        np.save(path, array)
+    comm.Barrier()
+    return str(path)
+
+
+def matrices(seed, m, n, k):
+    """Return random A, B and C, the same on all ranks."""
+    rng = np.random.default_rng(seed)
+    return [rng.uniform(-1, 1, shape) for shape in ((m, k), (k, n), (m, n))]
+
+
+def close(found, wanted, k):
+    """Return whether a product of float64 is as good as sums of k terms of at most 1 allow."""
+    return bool(np.abs(found - wanted).max(initial=0) <= 8 * k * 2.0**-53 * (k + 1))
+
+
+@pytest.mark.parametrize("room", [None, ROOM])
+def test_files_of_any_order_are_multiplied_where_they_are(comm, open_session, folder, room):
+    rng = random.Random(3)
+    with open_session(comm, host_memory=room, verify=True) as session:
+        for number in range(6):
+            m, n, k = (rng.randint(150, 400) for _ in range(3))
+            arrays = matrices(number, m, n, k)
+            orders = [rng.choice("FC") for _ in range(3)]
+            trans = [rng.choice("NT") for _ in range(2)]
+            paths = []
+            for name, array, order, op in zip("ABC", arrays, orders, (*trans, "N"), strict=True):
+                stored = array.T if op == "T" else array
+                paths.append(save(comm, folder / f"{name}{number}.npy", np.array(stored, order=order)))
+            a, b = (session.open_file(path) for path in paths[:2])
+            c = session.open_file(paths[2], mode="r+")
+            session.gemm(a, b, c, alpha=1.5, beta=-0.5, trans_a=trans[0], trans_b=trans[1])
+            wanted = 1.5 * arrays[0] @ arrays[1] - 0.5 * arrays[2]
+            good = close(np.load(paths[2]), wanted, k) and np.array_equal(session.download(c).array, np.load(paths[2]))
+            same = all(
+                np.array_equal(np.load(path), array.T if op == "T" else array)
+                for path, array, op in zip(paths[:2], arrays[:2], trans, strict=True)
+            )
+            collective_assert(comm, good and same, f"{number}: {m}x{n}x{k} {orders} {trans}")
+            for matrix in (a, b, c):
+                session.release(matrix)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_each_of_the_three_may_be_in_a_file_and_results_are_new_matrices(comm, open_session, folder, which):
+    m, n, k = 220, 180, 260
+    arrays = matrices(which, m, n, k)
+    with open_session(comm, host_memory=ROOM, verify=True) as session:
+        given = []
+        for at, array in enumerate(arrays):
+            if at == which:
+                path = save(comm, folder / "x.npy", array)
+                given.append(session.open_file(path, mode="r+" if at == 2 else "r"))
+                continue
+            given.append(session.empty_host(array.shape))
+            if comm.rank == 0:
+                given[-1].array[:] = array
+            session.barrier()
+        session.gemm(*given, beta=1.0)
+        found = session.download(given[2]).array
+        collective_assert(comm, close(found, arrays[0] @ arrays[1] + arrays[2], k), "in place")
+        if which < 2:
+            made = session.download(session.gemm(*given[:2])).array
+            collective_assert(comm, close(made, arrays[0] @ arrays[1], k), "a new matrix")
+
+
+@pytest.mark.parametrize(("dtype", "unit"), [("float32", 2.0**-24), ("float16", 2.0**-11), ("complex64", 2.0**-22)])
+def test_files_of_other_types(comm, open_session, folder, dtype, unit):
+    m, n, k = 160, 140, 120
+    a, b, _ = (array.astype(dtype) for array in matrices(9, m, n, k))
+    paths = [
+        save(comm, folder / f"{name}.npy", array)
+        for name, array in (("a", a), ("b", b), ("c", np.zeros((m, n), dtype)))
+    ]
+    with open_session(comm, host_memory=ROOM // 4, verify=True) as session:
+        c = session.open_file(paths[2], mode="r+")
+        session.gemm(session.open_file(paths[0]), session.open_file(paths[1]), c)
+        found = np.load(paths[2]).astype(np.complex128)
+        wanted = a.astype(np.complex128) @ b.astype(np.complex128)
+        # Sums of k terms of at most 1 are at most k, and so is what each addition rounds.
+        collective_assert(comm, np.abs(found - wanted).max() <= unit * (k**1.5 + np.abs(wanted).max()), dtype)
+
+
+def test_views_of_files_are_multiplied_and_moved(comm, open_session, folder):
+    a, b, c = matrices(4, 210, 190, 230)
+    paths = [save(comm, folder / f"{name}.npy", array) for name, array in zip("abc", (a, b, c), strict=True)]
+    with open_session(comm, host_memory=ROOM, verify=True) as session:
+        files = [session.open_file(path, mode="r+") for path in paths]
+        session.gemm(files[0][10:200, :220], files[1][5:225, 3:150], files[2][7:197, 1:148])
+        c[7:197, 1:148] = a[10:200, :220] @ b[5:225, 3:150]
+        collective_assert(comm, close(np.load(paths[2]), c, 230), "a view of each")
+        moved = session.redistribute(files[0].T, um.Layout.rows())
+        (first, last), (_, columns) = moved.rectangles[0]
+        collective_assert(comm, np.array_equal(moved.local, a.T[first:last, :columns]), "redistribute")
+        host = session.empty_host(c.shape)
+        host.array[:] = 3.0
+        session.barrier()
+        session.upload(host, files[2])
+        collective_assert(comm, bool((np.load(paths[2]) == 3.0).all()), "upload")
+
+
+def test_what_files_are_not_is_said_on_all_ranks(comm, open_session, folder):
+    path = save(comm, folder / "a.npy", np.ones((90, 90)))
+    save(comm, folder / "v.npy", np.ones(90))
+    with open_session(comm) as session:
+        for arguments, words in (
+            ((str(folder / "none.npy"),), ["none.npy cannot be read"]),
+            ((str(folder),), ["cannot be read"]),
+            ((str(folder / "v.npy"),), ["two dimensions"]),
+        ):
+            expect(comm, um.DataFileError, words, functools.partial(session.open_file, *arguments))
+        expect(comm, um.DataFileError, ["holds f64", "f32"], lambda: session.open_file(path, dtype="f32"))
+        expect(comm, um.ParamError, ["mode = 'w'", "'r+'"], lambda: session.open_file(path, mode="w"))
+        expect(comm, um.ParamError, ["path = 7"], lambda: session.open_file(7))
+        a, b = session.open_file(path), session.open_file(path)
+        expect(comm, um.ParamError, ["lies in the file", "download"], lambda: a.local)
+        expect(comm, um.ParamError, ["lies in the file", "download"], lambda: np.asarray(a))
+        collective_assert(comm, a.array is None and a.T.array is None and "a.npy" in repr(a), repr(a))
+        expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(a, a, b))
+        c = session.open_file(path, mode="r+")
+        expect(comm, um.ParamError, ["overlap"], lambda: session.gemm(a, b, c))
+
+
+def test_more_host_memory_than_there_is_and_less_than_is_needed_are_refused_by_number(comm, open_session, folder):
+    path = save(comm, folder / "a.npy", np.ones((90, 90)))
+    with open_session(comm) as session:
+        a, b, c = session.open_file(path), session.open_file(path), session.empty_host((90, 90))
+        for room, words in ((1 << 60, ["was asked for", "each of"]), (100, ["needs at least", "host_memory"])):
+            options = um.ScheduleOptions(host_memory=room)
+            expect(comm, um.CapacityError, words, functools.partial(session.gemm, a, b, c, options=options))
+        session.gemm(a, b, c)
+        collective_assert(comm, bool((c.array == 90).all()), "the session goes on")
+    for value in (0, -1):
+        expect(comm, um.ParamError, ["host_memory", "below 1"], lambda v=value: open_session(comm, host_memory=v))
+
+
+@pytest.mark.parametrize("how", ["shorter", "unwriteable"])
+def test_a_file_that_fails_in_a_call_ends_it_on_all_ranks_and_the_session_goes_on(comm, open_session, folder, how):
+    a, b, _ = matrices(5, 300, 280, 310)
+    paths = [save(comm, folder / f"{name}.npy", array) for name, array in zip("abc", (a, b, a @ b), strict=True)]
+    with open_session(comm, host_memory=ROOM) as session:
+        files = [session.open_file(path, mode="r+") for path in paths]
+        session.gemm(*files)
+        length = os.path.getsize(paths[0])
+        comm.Barrier()
+        if how == "shorter" and comm.rank == 0:
+            os.truncate(paths[0], length // 2)
+        if how == "unwriteable" and comm.rank == comm.size - 1:
+            window = session._backend.files.at(files[2].own_part(comm.size - 1)[0])
+            with open(paths[2], "rb") as readable:
+                os.dup2(readable.fileno(), window.descriptor)
+        comm.Barrier()
+        words = {"shorter": ["a.npy changed while it was in use"], "unwriteable": ["c.npy cannot be"]}[how]
+        expect(comm, um.DataFileError, words, lambda: session.gemm(*files))
+        if how == "shorter" and comm.rank == 0:
+            with open(paths[0], "r+b") as file:
+                np.save(file, a)
+        comm.Barrier()
+        target = session.empty_host((300, 280))
+        session.gemm(*files[:2], target)
+        collective_assert(comm, close(target.array, a @ b, 310), "the session goes on")

@@ -1,0 +1,36 @@
+// Copies between memory and files. Bytes of a file have addresses, at which no memory lies: such an address says which
+// byte of which file is meant. The system ends whoever reads or writes there as in memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace uncut {
+
+struct HostFile {
+    std::uintptr_t begin;  // address that stands for its first byte
+    std::size_t bytes;
+    int descriptor;
+
+    bool holds(std::uintptr_t address) const { return address - begin < bytes; }
+};
+
+// Columns of so many bytes in a file and in memory.
+struct FileRun {
+    int descriptor;
+    std::int64_t offset;  // of the first column in the file
+    std::byte *memory;
+    std::size_t width, columns, file_pitch, memory_pitch;
+};
+
+constexpr int file_ended = -1;
+
+// Returns 0, an error of the system, or `file_ended` if the file ends before.
+int read_run(const FileRun &run);
+int write_run(const FileRun &run);
+
+// The one of some files that an address stands for a byte of, or null.
+const HostFile *file_at(const std::vector<HostFile> &files, std::uintptr_t address);
+
+}  // namespace uncut

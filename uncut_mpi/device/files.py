@@ -1,0 +1,114 @@
+"""
+Files whose bytes have addresses, as memory has.
+
+No memory lies at these addresses: they say which byte of which file is meant. So matrices in files have buffers,
+pieces and overlaps like any others. Copies on lanes of the host read and write the file there. Whoever else touches
+such an address is ended by the system, and gets no wrong numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+from typing import Final
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.errors import DataFileError
+
+_NO_ACCESS: Final = 0  # PROT_NONE
+_MAP_NORESERVE: Final = 0x4000  # of Linux
+_ENDED: Final = -1
+
+
+@dataclasses.dataclass(eq=False)
+class FileWindow:
+    """
+    The addresses of a file's bytes.
+
+    Attributes
+    ----------
+    path : str
+        The file, for messages.
+    descriptor : int
+        Of this process; closed with the window.
+    address, nbytes : int
+        Where its first byte is, and how many it has.
+    """
+
+    path: str
+    descriptor: int
+    address: int
+    nbytes: int
+    _room: mmap.mmap
+
+    def holds(self, address: int) -> bool:
+        """Return whether an address is one of its bytes."""
+        return 0 <= address - self.address < self.nbytes
+
+    def copy(self, at: int, address: int, shape: tuple[int, int], file_pitch: int, pitch: int, *, writes: bool) -> None:
+        """
+        Read columns of the file into memory, or write them.
+
+        Parameters
+        ----------
+        at : int
+            Address in the window of the first byte.
+        address : int
+            Of the memory.
+        shape : tuple of int
+            Bytes of a column, and columns.
+        file_pitch, pitch : int
+            From one column to the next (bytes).
+        writes : bool
+            Whether the file is written.
+
+        Raises
+        ------
+        DataFileError
+            If that fails, or the file ends before.
+        """
+        code = _native.copy_of_file(self.descriptor, at - self.address, address, *shape, file_pitch, pitch, writes)
+        if code:
+            raise self.error(code, writes=writes)
+
+    def error(self, code: int, *, writes: bool | None = None) -> DataFileError:
+        """Return the error of an error number of the system, or of a file that ended too early."""
+        if code == _ENDED:
+            return DataFileError(f"{self.path} changed while it was in use: it has become shorter")
+        what = {True: "written", False: "read", None: "read or written"}[writes]
+        return DataFileError(f"{self.path} cannot be {what}: {os.strerror(code)}")
+
+
+class FileWindows:
+    """The windows of a device backend."""
+
+    def __init__(self) -> None:
+        self._windows: list[FileWindow] = []
+
+    def open(self, path: str, descriptor: int, nbytes: int) -> FileWindow:
+        """Return addresses for so many bytes of a file, whose descriptor is the window's from now on."""
+        room = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, _NO_ACCESS)
+        address = int(np.frombuffer(room, np.uint8).ctypes.data)
+        window = FileWindow(path, descriptor, address, nbytes, room)
+        self._windows.append(window)
+        return window
+
+    def close(self, window: FileWindow) -> None:
+        """Give the addresses back and close the file."""
+        self._windows.remove(window)
+        os.close(window.descriptor)
+
+    def at(self, address: int) -> FileWindow | None:
+        """Return the window that an address is in."""
+        return next((one for one in self._windows if one.holds(address)), None)
+
+    def of(self, descriptor: int) -> FileWindow | None:
+        """Return the window of a descriptor."""
+        return next((one for one in self._windows if one.descriptor == descriptor), None)
+
+    def table(self) -> list[tuple[int, int, int]]:
+        """Return address, bytes and descriptor of each, for the native executor."""
+        return [(one.address, one.nbytes, one.descriptor) for one in self._windows]
