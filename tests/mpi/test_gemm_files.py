@@ -14,7 +14,7 @@ from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix_files import MatrixFile
-from uncut_mpi.command import artifacts, streams
+from uncut_mpi.command import artifacts, streaming, streams
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.gemm import main
 from uncut_mpi.model.machine import Machine
@@ -271,3 +271,66 @@ def test_a_layout_that_does_not_fit_is_everybody_s_error(comm, job):
     ):
         status, out, err = job([*ONCE, "--place", place])
         collective_assert(comm, status == 2 and words in err, f"{status}: {out}{err}")
+
+
+@pytest.fixture
+def large(mpi_tmp_path, comm):
+    """Matrix files of half a megabyte each, and what they hold."""
+    arrays = [np.random.default_rng(seed).uniform(-1, 1, (250, 250)) for seed in range(3)]
+    if comm.rank == 0:
+        for name, array, order in zip("ABC", arrays, "CFC", strict=True):
+            np.save(mpi_tmp_path / f"{name}.npy", np.array(array, order=order))
+    comm.Barrier()
+    return mpi_tmp_path, arrays
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["-c", "C.npy", "--beta", "0.5", "--repeat", "2"], ["--no-check", "--trans-a", "T"]]
+)
+def test_files_are_multiplied_where_they_are_through_little_memory(comm, job, large, words):
+    folder, (a, b, c) = large
+    out_path, facts_path = folder / "OUT.npy", folder / "facts.json"
+    words = [folder / word if word == "C.npy" else word for word in words]
+    files = [folder / "A.npy", folder / "B.npy", "-o", out_path, "--json", facts_path]
+    status, out, err = job([*files, *words, "--host-memory", "100kB"])
+    wanted = (a.T if "--trans-a" in words else a) @ b + (0.5 * c if "-c" in words else 0)
+    good = status == 0 and np.allclose(np.load(out_path), wanted, rtol=0, atol=1e-12)
+    good = good and "stay on the disk and go through" in out and ("PASS" in out) == ("--no-check" not in words)
+    collective_assert(comm, good, f"{status}: {out}{err}")
+    facts = json.loads(facts_path.read_text())
+    collective_assert(
+        comm, (facts["passed"], len(facts["staged"])) == (None if "--no-check" in words else True, 1), out
+    )
+
+
+def test_files_larger_than_what_is_free_are_multiplied_where_they_are(comm, job, large, monkeypatch):
+    folder, (a, b, _) = large
+    files = [folder / "A.npy", folder / "B.npy", "-o", folder / "OUT.npy"]
+    status, out, err = job(files)
+    collective_assert(comm, status == 0 and "stay on the disk" not in out, f"{status}: {out}{err}")
+    monkeypatch.setattr(streaming, "available_bytes", lambda: (1_500_000, "a test"))
+    status, out, err = job([*files, "--overwrite"])
+    good = status == 0 and np.allclose(np.load(folder / "OUT.npy"), a @ b, rtol=0, atol=1e-12)
+    collective_assert(comm, good and "stay on the disk" in out, f"{status}: {out}{err}")
+    status, out, err = job([*files, "--overwrite", "--place", "0,h,h"])
+    collective_assert(comm, status == 2 and "not placed elsewhere" in err, f"{status}: {out}{err}")
+
+
+def test_a_file_that_becomes_shorter_in_the_call_leaves_no_output(comm, job, large, monkeypatch):
+    folder, _ = large
+    execute = GemmPlan.execute
+
+    def shortened(self, *more, **named):
+        if comm.rank == 0:
+            os.truncate(folder / "B.npy", 1000)
+        comm.Barrier()
+        return execute(self, *more, **named)
+
+    monkeypatch.setattr(GemmPlan, "execute", shortened)
+    out_path, facts = folder / "OUT.npy", folder / "facts.json"
+    words = [folder / "A.npy", folder / "B.npy", "-o", out_path, "--json", facts, "--host-memory", "100kB"]
+    status, out, err = job(words)
+    good = status == 2 and "B.npy changed while it was in use: it has become shorter" in err
+    good = good and not out_path.exists() and not facts.exists()
+    good = good and not [one for one in os.listdir(folder) if one.endswith(".part")]
+    collective_assert(comm, good, f"{status}: {out}{err}")

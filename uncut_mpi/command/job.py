@@ -39,6 +39,7 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
+from uncut_mpi.command.streaming import InFile, Streamed, are_streamed
 from uncut_mpi.command.tracing import draw_trace
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import Bound, bound
@@ -51,6 +52,7 @@ from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
+from uncut_mpi.units import bytes_text
 from uncut_mpi.view.explain import Explanation, explain
 from uncut_mpi.view.render import check_drawable
 
@@ -105,17 +107,28 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
                 if arguments.trace_path is not None:
                     check_drawable(arguments.trace_path)
         product = _make(session, arguments)
-        about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
-        if arguments.ablation:
-            return _ablation(session, arguments, product, about, say)
-        measured = _measure(session, arguments, product, arguments.options)
-        facts = _facts(about, measured)
-        if session.rank == 0:
-            say(report.text(facts))  # first, so that it is printed whatever happens to the files
-        if arguments.out_path is not None and (measured.check is None or measured.check.passed):
-            write_result(session, product, arguments)
-        _write_facts(session, arguments, report.to_json(facts), measured.picture)
-        return measured.check is None or measured.check.passed
+        if product.streamed is None:
+            return _multiply(session, arguments, product, words, say)
+        try:
+            with product.streamed.naming():
+                return _multiply(session, arguments, product, words, say)
+        finally:
+            product.streamed.discard()
+
+
+def _multiply(session: Session, arguments: GemmArguments, product: Product, words: Sequence[str], say: Say) -> bool:
+    """Multiply, say what was done, write the files and return whether checks passed."""
+    about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
+    if arguments.ablation:
+        return _ablation(session, arguments, product, about, say)
+    measured = _measure(session, arguments, product, arguments.options)
+    facts = _facts(about, measured)
+    if session.rank == 0:
+        say(report.text(facts))  # first, so that it is printed whatever happens to the files
+    if arguments.out_path is not None and (measured.check is None or measured.check.passed):
+        write_result(session, product, arguments)
+    _write_facts(session, arguments, report.to_json(facts), measured.picture)
+    return measured.check is None or measured.check.passed
 
 
 def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machine | None:
@@ -156,6 +169,10 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
     extents = _extents(arguments, a, b, c)
     sources = (_source(a), _source(b), file_source(c) if arguments.beta != 0 else None)
     order = output_order({"A": a, "B": b, "C": c})
+    if are_streamed(session, arguments, (a, b, c), extents[:2]):
+        files = Streamed(session, arguments, (a, b, c), extents[:2], order)
+        host_a, host_b, first_c = files.values
+        return Product(*extents, a.dtype, files.a, files.b, files.c, host_a, host_b, first_c, files)
     return make_product(session, arguments, extents, a.dtype, sources, order)
 
 
@@ -168,7 +185,9 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
     DataFileError
         If there are some and the product is too large for a check that can tell where they belong.
     """
-    read: list[tuple[str, str | None, Matrix]] = []
+    read: list[tuple[str, str | None, Matrix | InFile]] = []
+    if product.streamed is not None and not arguments.check:
+        return []  # to look for them would take as long as to multiply
     if arguments.has_files and arguments.alpha != 0:
         read += [("A", arguments.a_path, product.host_a), ("B", arguments.b_path, product.host_b)]
     if arguments.beta != 0:
@@ -224,7 +243,7 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
             picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
-        bound, staged = _bound(session, plan), _staged(product, plan.summary)
+        bound, staged = _bound(session, plan), _staged(product, plan)
         explanation, warning = _explained(session, arguments, product, plan)
         return _Measured(plan.summary, timing, bound, verdict, picture, shown, staged, explanation, warning)
 
@@ -249,8 +268,13 @@ def _explained(
     return explanation, costly_place(written, arguments.place, explanation.seconds, session.machine)
 
 
-def _staged(product: Product, summary: PlanSummary) -> list[str]:
+def _staged(product: Product, plan: GemmPlan) -> list[str]:
     """Return which matrices go through memory of ours, and why."""
+    summary = plan.summary
+    if product.streamed is not None:
+        most = int(plan.schedule.arena_bytes()[plan.schedule.num_ranks :].max())
+        paths = ", ".join(product.streamed.paths)
+        return [f"{paths} stay on the disk and go through {bytes_text(most)} of host memory of each rank at most"]
     obstacles = {"A": product.a.info.obstacle, "B": product.b.info.obstacle, "C": product.c.info.obstacle}
     why = {
         name: f"which its owner alone can use: {obstacle}" if obstacle else "of which parts are stored in another order"

@@ -16,6 +16,7 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.output import OutputFile
+from uncut_mpi.command.streaming import InFile, Streamed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
 from uncut_mpi.model.locations import Location
@@ -66,6 +67,8 @@ class Product:
     first_c : Matrix
         What C holds before a call: its elements, or NaN where it is not read. C itself if it is in host memory that
         all ranks share and is not read: two of the largest would not fit where one does.
+    streamed : Streamed or None
+        The files, where these are multiplied where they are; then what was said of host memory is theirs.
     """
 
     m: int
@@ -75,9 +78,10 @@ class Product:
     a: Matrix
     b: Matrix
     c: Matrix
-    host_a: Matrix
-    host_b: Matrix
-    first_c: Matrix
+    host_a: Matrix | InFile
+    host_b: Matrix | InFile
+    first_c: Matrix | InFile
+    streamed: Streamed | None = None
 
     @property
     def has_result(self) -> bool:
@@ -162,13 +166,15 @@ def make_product(
 def release_product(session: Session, product: Product) -> None:
     """Give the matrices back. Collective."""
     held = (product.a, product.b, product.c, product.host_a, product.host_b, product.first_c)
-    for matrix in {id(matrix): matrix for matrix in held}.values():
+    for matrix in {id(matrix): matrix for matrix in held if isinstance(matrix, Matrix)}.values():
         session.release(matrix)
 
 
 def reset_result(session: Session, product: Product) -> None:
     """Put into C what it holds before a call, and NaN into every SoftBuf. Collective."""
-    if product.c.location == Location.host():
+    if product.streamed is not None:
+        product.streamed.reset()
+    elif product.c.location == Location.host():
         lines = index(product.c.order, share_of(session, product.c))
         if product.first_c is product.c:
             data.poison(product.c.array[lines])
@@ -176,6 +182,7 @@ def reset_result(session: Session, product: Product) -> None:
             product.c.array[lines] = product.first_c.array[lines]
         session.barrier()
     else:
+        assert isinstance(product.first_c, Matrix)  # no file
         session.upload(product.first_c, product.c)
     session.poison_softbuf()
 
@@ -228,6 +235,9 @@ def slowest(session: Session, samples: list[float]) -> list[float]:
 
 def verify_product(session: Session, product: Product, arguments: GemmArguments) -> check.CheckResult:
     """Check the result of the last call against the host copies; the same verdict on every rank. Collective."""
+    if product.streamed is not None:
+        session.barrier()
+        return check_result(session, product, product.streamed.result, arguments)
     result = session.download(product.c)
     try:
         session.barrier()
@@ -237,7 +247,9 @@ def verify_product(session: Session, product: Product, arguments: GemmArguments)
             session.release(result)
 
 
-def check_result(session: Session, product: Product, result: Matrix, arguments: GemmArguments) -> check.CheckResult:
+def check_result(
+    session: Session, product: Product, result: Matrix | InFile, arguments: GemmArguments
+) -> check.CheckResult:
     """Check a result in host memory, complete on every rank; the same verdict on every rank. Collective."""
     return check.check_shared(
         a=product.host_a.array,
@@ -258,6 +270,9 @@ def check_result(session: Session, product: Product, result: Matrix, arguments: 
 def write_result(session: Session, product: Product, arguments: GemmArguments) -> None:
     """Write C to the output file, every rank its share; the file appears when it is complete. Collective."""
     assert arguments.out_path is not None  # the command line has files
+    if product.streamed is not None:
+        product.streamed.commit()
+        return
     result = session.download(product.c)
     output: OutputFile | None = None
     try:
@@ -323,7 +338,7 @@ def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place,
     return session.register(array, root=place.rank)
 
 
-def share_of(session: Session, matrix: Matrix) -> slice:
+def share_of(session: Session, matrix: Matrix | InFile) -> slice:
     """Return the lines (columns in F order, rows in C order) that are this rank's share of a matrix."""
     rows, cols = matrix.shape
     return lines_of(cols if matrix.order == "F" else rows, session.rank, session.size)

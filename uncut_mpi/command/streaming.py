@@ -1,0 +1,155 @@
+"""Products of matrix files that stay on the disk: A and B are read during the call, and C is written."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.api.session import Session
+from uncut_mpi.command.arguments import GemmArguments
+from uncut_mpi.command.file_array import FileArray
+from uncut_mpi.command.output import OutputFile, OutputTarget
+from uncut_mpi.errors import DataFileError, ParamError, agreed
+from uncut_mpi.model.lines import blocks, lines_of
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.problem import Order
+from uncut_mpi.segments import available_bytes
+
+_PART_OF_HOST = 0.8
+"""Files of more than this part of the host memory that is free are not read into it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class InFile:
+    """A matrix file as checks know matrices; `array` is taken parts of as numpy's."""
+
+    array: Any
+    order: Order
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        rows, cols = self.array.shape
+        return rows, cols
+
+    @classmethod
+    def of(cls, file: MatrixFile) -> InFile:
+        """Return all of a file."""
+        return cls(FileArray(file), file.order)
+
+
+class Streamed:
+    """
+    The files of a product that is multiplied where they are. Methods are collective.
+
+    Attributes
+    ----------
+    a, b, c : Matrix
+        Those of the product; C in the unfinished output file.
+    result : InFile
+        The same C, for checks.
+    values : tuple of InFile
+        A and B, and C as it was; where that is not read, as it is.
+    paths : tuple of str
+        Of A, B and C.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        arguments: GemmArguments,
+        files: tuple[MatrixFile, MatrixFile, MatrixFile | None],
+        shape: tuple[int, int],
+        order: Order,
+    ) -> None:
+        assert arguments.out_path is not None  # the command line has files
+        self._session, self._before, self._output = session, files[2] if arguments.beta != 0 else None, None
+        with session.together("checking the placement"):
+            if any(one != Location.host() for one in (arguments.place.a, arguments.place.b, arguments.place.c)):
+                raise ParamError(
+                    f"--place {arguments.place}: matrix files that are multiplied where they are, are not placed "
+                    "elsewhere; leave it out, or --host-memory where all fits"
+                )
+        a, b, _ = files
+        output: OutputFile | None = None
+        with session.together("creating the output file"):
+            if session.rank == 0:
+                output = OutputFile.create(arguments.out_path, *shape, a.dtype, order, overwrite=arguments.overwrite)
+        self._output = output
+        self._target: OutputTarget = session.gather_values(output.target if output else None)[0]
+        try:
+            written = MatrixFile(self._target.open_path, *shape, order, a.dtype, self._target.offset_bytes)
+            with self.naming():
+                self.a, self.b = (session.open_file(one.path, dtype=one.dtype) for one in (a, b))
+                self.c = session.open_file(written.path, dtype=a.dtype, mode="r+")
+            self.result = InFile.of(written)
+            first_c = self.result if self._before is None else InFile.of(self._before)
+            self.values = InFile.of(a), InFile.of(b), first_c
+            self.paths = a.path, b.path, self._target.path
+            self.reset()
+        except BaseException:
+            self.discard()
+            raise
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Let errors name the output file as it will be called."""
+        try:
+            yield
+        except DataFileError as error:
+            said = str(error)
+            if self._target.open_path not in said:
+                raise
+            raise agreed(DataFileError(said.replace(self._target.open_path, self._target.path))) from None
+
+    def reset(self) -> None:
+        """Put into the output what C holds before a call, if that is read."""
+        session, before = self._session, self._before
+        if before is None:
+            return
+        with session.together("copying C to the output file"):
+            lines = lines_of(before.num_lines, session.rank, session.size)
+            shape = _shape(before, lines)
+            for block in blocks(shape, before.order, before.dtype):
+                at = block[1] if before.order == "F" else block[0]
+                start, stop, _ = at.indices(lines.stop - lines.start)
+                here = slice(lines.start + start, lines.start + stop)
+                values = np.empty(_shape(before, here), before.dtype.numpy, order=before.order)
+                before.read_into(values, here)
+                self._target.write_lines(values, here)
+
+    def commit(self) -> None:
+        """Give the output file its name."""
+        with self._session.together("completing the output file"):
+            if self._output is not None:
+                self._output.commit()
+
+    def discard(self) -> None:
+        """Remove the output file if it was not completed. Local."""
+        if self._output is not None:
+            self._output.discard()
+
+
+def are_streamed(
+    session: Session,
+    arguments: GemmArguments,
+    files: tuple[MatrixFile, MatrixFile, MatrixFile | None],
+    shape: tuple[int, int],
+) -> bool:
+    """Return whether files are multiplied where they are: if that is asked for, or memory is short. Collective."""
+    a, b, _ = files
+    of_c = shape[0] * shape[1] * (2 if arguments.beta != 0 else 1)
+    nbytes = a.dtype.itemsize * (a.rows * a.cols + b.rows * b.cols + of_c)
+    asked = arguments.options.host_memory > 0
+    answers: list[bool] = session.gather_values(asked or nbytes > _PART_OF_HOST * available_bytes()[0])
+    return answers[0]
+
+
+def _shape(file: MatrixFile, lines: slice) -> tuple[int, int]:
+    count = lines.stop - lines.start
+    return (file.rows, count) if file.order == "F" else (count, file.cols)
