@@ -446,6 +446,8 @@ class SimulatedMachine:
     wait_lane: float
     signal_lane: float
     host_copy_rate: float
+    file_rate: float
+    file_call_s: float
     host_transposed_rate: float
     transposing_share: float
     call_s: float

@@ -28,7 +28,9 @@ from tests.unit import test_rivals, test_verify_uncut
 from uncut_mpi.api import plan_message
 from uncut_mpi.api.plans import private_of
 from uncut_mpi.errors import CapacityError, ScheduleError
+from uncut_mpi.model.costs import FILE_GB_PER_S
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
@@ -492,10 +494,13 @@ def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
 
 def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
     # A C in row-major order is the transposed product of B and A.
-    a, b, c = (types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why)]) for why in ("a pool", "", "a pool"))
+    a, b, c = (
+        types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why, in_file=False)])
+        for why in ("a pool", "", "a pool")
+    )
     for swapped, private in ((False, (Matrix.A, Matrix.C)), (True, (Matrix.B, Matrix.C))):
         problem = GemmProblem(16, 16, 16, DType.f64, swapped=swapped)
-        assert private_of(problem, (a, b, c)) == private
+        assert private_of(problem, (a, b, c)) == (private, ())
         options = ScheduleOptions(scheduler="kblocks")
         (planned,) = plan_several(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
         said = plan_message.encode([dataclasses.replace(planned, staged=private)], options, 0.0)
@@ -526,3 +531,41 @@ def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeyp
     most, refused[0] = len(whole), 0
     with pytest.raises(CapacityError, match="too large"):
         planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))
+
+
+def in_files(problem: GemmProblem, ranks: int) -> Placement:
+    """Return where matrices are whose lines ranks have, an equal share each."""
+    shapes = problem.a_shape, problem.b_shape, (problem.m, problem.n)
+    return Placement(
+        *(
+            BoundLayout(
+                shape,
+                tuple(
+                    Part((0, shape[0]), (lines.start, lines.stop), Location.host(rank))
+                    for rank in range(ranks)
+                    for lines in [lines_of(shape[1], rank, ranks)]
+                ),
+            )
+            for shape in shapes
+        )
+    )
+
+
+@pytest.mark.parametrize("trans", ["NN", "TN", "NT", "TT"])
+@pytest.mark.parametrize("device_memory", [60 << 30, 2 << 30])
+def test_files_are_read_nearly_once_and_in_long_rows(trans: str, device_memory: int) -> None:
+    problem = GemmProblem(16384, 16384, 16384, DType.f64, *trans, reads_c=False)
+    machine = load_machine("h200-4x").subset((0, 1))
+    options = ScheduleOptions(host_memory=2 << 30, device_memory=device_memory)
+    placement, nbytes = in_files(problem, 2), 3 * 8 * 16384**2
+    (planned,) = plan_several(problem, placement, 2, machine, options, range(6), range(6))
+    schedule = planned.schedule
+    assert schedule.buffers["medium"].tolist() == [1] * 6 + [0] * (len(schedule.buffers) - 6)
+    assert schedule.arena_bytes()[schedule.num_ranks :].max() <= 2 << 30
+    of_files = schedule.lanes["kind"][schedule.tasks["lane"]] == LaneKind.HOST
+    first = schedule.tasks["first_operand"][of_files]
+    moved = schedule.regions[schedule.operands["region"][first]]
+    least = 8 * int((moved["rows"] * moved["cols"]).sum()) / nbytes
+    assert least <= (1.001 if device_memory > 10 << 30 else 2.5)
+    floor = nbytes / (FILE_GB_PER_S * 1e9)
+    assert floor <= planned.predicted_s <= (1.1 if device_memory > 10 << 30 else 4.5) * floor

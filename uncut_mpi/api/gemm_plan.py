@@ -31,7 +31,7 @@ class GemmPlan:
         self._session = session  # which is in use as long as its plans are
         self._calls, self._operands, self._choices = calls, operands, choices
         # By the parts that their owner alone can use, on which schedules depend.
-        self._plans: dict[tuple[int, ...], Plan | Trial] = {}
+        self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], Plan | Trial] = {}
         self._keep(plan)
         self._arrays: dict[str, Matrix] = {}  # made of arrays that the last calls were given
         problem = plan.key.problem
@@ -176,14 +176,14 @@ class GemmPlan:
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     def _keep(self, plan: Plan | Trial) -> None:
-        self._plan = self._plans[plan.key.private] = plan
+        self._plan = self._plans[plan.key.private, plan.key.files] = plan
 
     def _plan_for(self, matrices: Operands) -> Plan | Trial | PlanKey:
         """Return the plan for matrices that fit, or by which key to make it."""
         if matrices == self._operands and len(self._plans) == 1:  # as mostly
             return self._plan
-        key = dataclasses.replace(self._plan.key, private=private_of(self._plan.key.problem, infos_of(matrices)))
-        return self._plans.get(key.private, key)
+        private, files = private_of(self._plan.key.problem, infos_of(matrices))
+        return self._plans.get((private, files), dataclasses.replace(self._plan.key, private=private, files=files))
 
     def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
         """Return what a caller asks of this plan; an error is raised on all ranks."""

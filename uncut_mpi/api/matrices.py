@@ -444,7 +444,7 @@ class MatrixStore:
         array = lines if file.order == "F" else lines.T
         pieces = (Piece(object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._group.rank), file.order, length)
-        held = HeldPart(part, self._group.rank, pieces, None, 0, f"it lies in the file {file.path}")
+        held = HeldPart(part, self._group.rank, pieces, None, 0, f"it lies in the file {file.path}", True)
         return [_Mine(None, array, GivenArray(held, file.dtype, writeable), _Grip(address, window=window))]
 
     def _describe(self, given: Any, start: Start, kind: DType | None) -> _Mine:

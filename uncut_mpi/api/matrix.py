@@ -49,8 +49,10 @@ class HeldPart:
     offset_bytes : int
         From that allocation's base to its first element.
     obstacle : str
-        Why its owner alone can use it: device memory cannot be exported, or private host memory not be page-locked.
-        Empty if others can.
+        Why its owner alone can use it: device memory cannot be exported, private host memory not be page-locked, or it
+        lies in a file. Empty if others can.
+    in_file : bool
+        Whether that is why.
     """
 
     part: Part
@@ -59,6 +61,7 @@ class HeldPart:
     handle: bytes | None = None
     offset_bytes: int = 0
     obstacle: str = ""
+    in_file: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -120,7 +120,9 @@ class PlanMaker:
 
     def _several(self, key: PlanKey, room: Room) -> list[Planned]:
         options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
-        return plan_several(key.problem, key.placement, self._group.size, self._machine, options, key.private)
+        return plan_several(
+            key.problem, key.placement, self._group.size, self._machine, options, key.private, key.files
+        )
 
     def _plan_on_root(self, key: PlanKey, room: Room) -> bytes:
         started = time.perf_counter()

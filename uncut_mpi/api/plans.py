@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import numpy as np
 
-from uncut_mpi.api.matrix import MatrixInfo
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
@@ -94,7 +94,9 @@ class PlanKey:
         What is computed, where, and what is fixed about how.
     private : tuple of int
         Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
-        lie in device memory that peers cannot open, or in private host memory that cannot be page-locked.
+        lie in device memory that peers cannot open, in private host memory that cannot be page-locked, or in files.
+    files : tuple of int
+        Those of them that lie in files.
     orders : tuple of (CyclicOrder or None, CyclicOrder or None)
         In which orders of their rows and columns the caller's A, B and C are multiplied.
     """
@@ -103,6 +105,7 @@ class PlanKey:
     placement: Placement
     options: ScheduleOptions
     private: tuple[int, ...] = ()
+    files: tuple[int, ...] = ()
     orders: tuple[Orders, Orders, Orders] = _PLAIN
 
     @classmethod
@@ -151,7 +154,7 @@ class PlanKey:
             problem, infos, read_in = read(infos_in(infos, orders))
         both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
         places = itertools.starmap(_where, zip(*both, strict=True))
-        return cls(problem, Placement(*places), choices.options, private_of(problem, infos), orders)
+        return cls(problem, Placement(*places), choices.options, *private_of(problem, infos), orders)
 
     @classmethod
     def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
@@ -185,9 +188,9 @@ class PlanKey:
             for one, where in zip((a, c), places, strict=True)
         )
         problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
-        obstacles = [held.obstacle for held in a.parts], [""], [held.obstacle for held in c.parts]
         placement = Placement(places[0], Location.host(), places[1])
-        return cls(problem, placement, choices.options, _private(obstacles), (both, both, both))
+        parts = [*a.parts, None, *c.parts]  # B, in one part, is not read
+        return cls(problem, placement, choices.options, *_private(parts), (both, both, both))
 
     @property
     def digest(self) -> bytes:
@@ -228,13 +231,14 @@ def _where(info: MatrixInfo, order: Order) -> Where:
     return info.layout if order == "F" else info.layout.transposed
 
 
-def private_of(problem: GemmProblem, infos: Infos) -> tuple[int, ...]:
-    """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`)."""
-    return _private([held.obstacle for held in info.parts] for info in in_schedule_order(problem, infos))
+def private_of(problem: GemmProblem, infos: Infos) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`), and those in files."""
+    return _private([held for info in in_schedule_order(problem, infos) for held in info.parts])
 
 
-def _private(obstacles: Iterable[Iterable[str]]) -> tuple[int, ...]:
-    return tuple(at for at, obstacle in enumerate(itertools.chain.from_iterable(obstacles)) if obstacle)
+def _private(parts: Sequence[HeldPart | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    private = tuple(at for at, held in enumerate(parts) if held is not None and held.obstacle)
+    return private, tuple(at for at in private if (held := parts[at]) is not None and held.in_file)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference

@@ -40,7 +40,7 @@ nb::dict records() {
     found["lanes"] = layout(sizeof(LaneRecord), FIELD(LaneRecord, rank), FIELD(LaneRecord, kind),
                             FIELD(LaneRecord, source), FIELD(LaneRecord, destination));
     found["buffers"] = layout(sizeof(BufferRecord), FIELD(BufferRecord, location), FIELD(BufferRecord, role),
-                              FIELD(BufferRecord, matrix), FIELD(BufferRecord, dtype), FIELD(BufferRecord, pad),
+                              FIELD(BufferRecord, matrix), FIELD(BufferRecord, dtype), FIELD(BufferRecord, medium),
                               FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
                               FIELD(BufferRecord, offset));
     found["pieces"] = layout(sizeof(PieceRecord), FIELD(PieceRecord, buffer), FIELD(PieceRecord, turned),

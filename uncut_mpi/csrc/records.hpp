@@ -86,7 +86,7 @@ struct LaneRecord {
 };
 struct BufferRecord {
     std::int32_t location = 0;
-    std::uint8_t role = 0, matrix = 0, dtype = 0, pad = 0;
+    std::uint8_t role = 0, matrix = 0, dtype = 0, medium = 0;
     std::int64_t rows = 0, cols = 0, ld = 0, offset = 0;
 };
 

@@ -30,7 +30,9 @@ struct SimulatedMachine {
     // (row width in bytes, share of the bandwidth): model/costs.py
     std::vector<std::pair<double, double>> row_device, row_in, row_out, row_local;
 
-    double host_copy_rate = 0;        // bytes per second of a rank's worker
+    double host_copy_rate = 0;  // bytes per second of a rank's worker
+    double file_rate = 0;       // bytes per second of the disk, and what each call of the system takes
+    double file_call_s = 0;
     double host_transposed_rate = 0;  // elements per second that it transposes
     double transposing_share = 1;     // of a COMBINE's rate, at which a device transposes
     double combine_start = 0;

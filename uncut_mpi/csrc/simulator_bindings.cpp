@@ -154,6 +154,8 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("wait_lane", &SimulatedMachine::wait_lane)
         .def_rw("signal_lane", &SimulatedMachine::signal_lane)
         .def_rw("host_copy_rate", &SimulatedMachine::host_copy_rate)
+        .def_rw("file_rate", &SimulatedMachine::file_rate)
+        .def_rw("file_call_s", &SimulatedMachine::file_call_s)
         .def_rw("host_transposed_rate", &SimulatedMachine::host_transposed_rate)
         .def_rw("transposing_share", &SimulatedMachine::transposing_share)
         .def_rw("call_s", &SimulatedMachine::call_s)

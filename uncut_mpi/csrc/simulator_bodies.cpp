@@ -140,6 +140,13 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
         body.engine = task.rank * ways + 3;
         limit = m_.host_copy_rate;
         if (operand(task, 1).op != 0) limit = std::min(limit, m_.host_transposed_rate * static_cast<double>(item));
+        if (source.medium != 0 || target.medium != 0) {
+            // Ranks take turns at the disk. Columns that do not follow one another in the file are calls of their own.
+            const bool whole = (source.medium != 0 ? from.rows == source.ld : to.rows == target.ld);
+            body.engine = 3;
+            limit = m_.file_rate;
+            body.amount += limit * m_.file_call_s * static_cast<double>(whole ? 1 : to.cols);
+        }
     }
     const std::size_t link = link_of(from_at, to_at);
     limit = std::min(limit, m_.bandwidth[link]);

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi.errors import ParamError
 
+FILE_GB_PER_S: Final = 2.0
+FILE_CALL_S: Final = 5e-5
+"""
+Rate at which a disk is read or written by all ranks together, and what each call of the system takes besides.
+
+No machine knows anything of its disk so far: these are of a common solid-state disk.
+"""
+
 HOST_COPY_GB_PER_S: Final = 10.0
 """
 Rate at which one core copies within host memory, of which no machine knows anything so far.

@@ -10,13 +10,15 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.costs import FILE_CALL_S, FILE_GB_PER_S
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.buffers import with_memory
-from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions
+from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
@@ -93,6 +95,7 @@ def plan_several(
     machine: Machine,
     options: ScheduleOptions,
     private: Collection[int] = (),
+    files: Collection[int] = (),
 ) -> list[Planned]:
     """
     Return the schedules to try for a problem, as many as ``options.tune`` says or as there are, the best first.
@@ -103,7 +106,9 @@ def plan_several(
     ----------
     private : collection of int
         Which user buffers, the parts of A, B and C one after another, their owner alone can use. These are in device
-        memory that peers cannot open, or in private host memory that is not page-locked.
+        memory that peers cannot open, in private host memory that is not page-locked, or in files.
+    files : collection of int
+        Those of them that lie in files.
     """
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
@@ -116,31 +121,72 @@ def plan_several(
         made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
         several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     else:
-        found = search(problem, straight, num_ranks, machine, options)
+        searched_on = _behind_a_disk(machine) if files else machine
         several = [
             Planned(one.schedule, one.predicted_s, one.options)
-            for one in varied(found.candidates, max(1, options.tune))
+            for asked in _searched(problem, num_ranks, options, files)
+            for one in varied(search(problem, straight, num_ranks, searched_on, asked).candidates, max(1, options.tune))
         ]
     fit: list[Planned] = []
     refusals: list[CapacityError] = []
     for planned in several:
         try:
-            fit.append(_staged(planned, placement, private, machine, options.host_memory))
+            fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
         except CapacityError as error:  # another one may need less
             refusals.append(error)
     if not fit:
         raise refusals[0]
-    return fit
+    if files:  # of which no search knows
+        fit.sort(key=lambda one: one.predicted_s)
+    return fit[: max(1, options.tune)]
+
+
+def _searched(
+    problem: GemmProblem, num_ranks: int, options: ScheduleOptions, files: Collection[int]
+) -> list[ScheduleOptions]:
+    """
+    Return what searches begin with: the caller's options, for files also such that whole lines are read and written.
+
+    Whole lines follow one another on the disk. Those of A in rows and of B in columns are whole where all of k is
+    summed at once, which no search tries that begins with few steps of it.
+    """
+    asked = options.blocking
+    free = options.grid is None and options.areas is None and not (asked.rows or asked.block or asked.first)
+    if not files or not free or asked.in_rings:
+        return [options]
+    ranks, blocking = len(options.computing_ranks(num_ranks)), options.blocking
+    at_once = {"rows": 1, "first": problem.k, "block": problem.k}
+    whole = [changed(options, grid=grid, blocking=changed(blocking, **at_once)) for grid in ((1, ranks), (ranks, 1))]
+    return [options, *whole]
+
+
+def _behind_a_disk(machine: Machine) -> Machine:
+    """Return a machine whose links with the host are a disk that all ranks share: so searches know what files take."""
+    host = machine.num_ranks
+    links = [link for rank in range(host) for link in ((host, rank), (rank, host))]
+    bandwidth = machine.bandwidth_gb_per_s.copy()
+    for link in links:
+        bandwidth[link] = min(bandwidth[link], FILE_GB_PER_S)
+    disk = Port("disk", FILE_GB_PER_S, tuple(links), (1.0,) * len(links))
+    moved = [(width, width / FILE_GB_PER_S * 1e-9) for width in (float(1 << power) for power in range(9, 25))]
+    rows = tuple((width, seconds / (seconds + FILE_CALL_S)) for width, seconds in moved)
+    row_rates = dataclasses.replace(machine.row_rates, host_in=rows, host_out=rows)
+    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, disk), row_rates=row_rates)
 
 
 def _staged(
-    planned: Planned, placement: Placement, private: Collection[int], machine: Machine, host_memory: int
+    planned: Planned,
+    placement: Placement,
+    private: Collection[int],
+    machine: Machine,
+    host_memory: int,
+    files: Collection[int],
 ) -> Planned:
     """Return what was planned with those buffers staged that cannot be used as it says: by others, or as stored."""
     touched = used_by_others(planned.schedule, private)
     if not touched and planned.schedule.placement == placement:
         return planned
-    schedule = stage(planned.schedule, touched, machine, placement, host_memory)
+    schedule = stage(planned.schedule, touched, machine, placement, host_memory, files)
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
     return Planned(schedule, simulate(schedule, machine).seconds, planned.options, staged)

@@ -98,7 +98,8 @@ class RankSets:
         """
         rooms = room_for_panels(self._num_ranks, self._problem, self._placement, self._machine)
         order = sorted(range(self._num_ranks), key=lambda rank: (-rooms[rank], rank))
-        sets = [tuple(sorted(order[:count])) for count in self.counts] if asked.devices is None else [asked.devices]
+        counts = self.counts if not is_cut(asked) else [max(self.counts)]  # who fixes the cut names places for all
+        sets = [tuple(sorted(order[:count])) for count in counts] if asked.devices is None else [asked.devices]
         given = asked.blocking
         small: dict[str, Any] = {"columns": given.columns or 16}
         if not given.order and given.rows <= 1 and not given.tail:

@@ -120,7 +120,7 @@ BUFFER_DTYPE: Final = np.dtype(
         ("role", "u1"),
         ("matrix", "u1"),
         ("dtype", "u1"),
-        ("pad", "u1"),
+        ("medium", "u1"),  # 1 for a matrix of the caller in a file, 0 for memory
         ("rows", "<i8"),
         ("cols", "<i8"),
         ("ld", "<i8"),  # elements

@@ -16,7 +16,14 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, TopologyError
-from uncut_mpi.model.costs import HOST_COPY_GB_PER_S, HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE, GemmShape
+from uncut_mpi.model.costs import (
+    FILE_CALL_S,
+    FILE_GB_PER_S,
+    HOST_COPY_GB_PER_S,
+    HOST_TRANSPOSED_PER_S,
+    TRANSPOSING_SHARE,
+    GemmShape,
+)
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Kind, Schedule, rows_by_rank
@@ -297,6 +304,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.row_local = list(rows.local)
 
     native.host_copy_rate = HOST_COPY_GB_PER_S * 1e9
+    native.file_rate, native.file_call_s = FILE_GB_PER_S * 1e9, FILE_CALL_S
     native.host_transposed_rate, native.transposing_share = HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s

@@ -65,7 +65,12 @@ def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...
 
 
 def stage(
-    schedule: Schedule, users: Collection[int], machine: Machine, placement: Placement, host_memory: int = 0
+    schedule: Schedule,
+    users: Collection[int],
+    machine: Machine,
+    placement: Placement,
+    host_memory: int = 0,
+    files: Collection[int] = (),
 ) -> Schedule:
     """
     Return a schedule that does the same, in which none but those who can touch some of the caller's buffers.
@@ -82,6 +87,8 @@ def stage(
         Where matrices live and how they are stored; the schedule has it as `Placement.straight` says.
     host_memory : int, optional
         What each rank may take of host memory for its own (bytes); 0: as much as they take.
+    files : collection of int, optional
+        Those that lie in files.
 
     Raises
     ------
@@ -109,7 +116,7 @@ def stage(
         else:
             work.through_all(user)
     work.buffers.check_capacity(machine)
-    return work.schedule()
+    return work.schedule(files)
 
 
 class _Work:
@@ -191,8 +198,10 @@ class _Work:
             made = _Copy(lane, *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
             self._copies.append(made)
 
-    def schedule(self) -> Schedule:
-        """Return the schedule with all copies."""
+    def schedule(self, files: Collection[int]) -> Schedule:
+        """Return the schedule with all copies, in which some buffers are marked as files."""
+        buffers = self.buffers.table()
+        buffers["medium"][[*files]] = 1
         tasks, operands, awaits = _with_copies(
             self._before, self._uses.operands, self._copies, self._lanes, self._awaits
         )
@@ -202,7 +211,7 @@ class _Work:
             operands=operands,
             regions=np.concatenate(self._regions),
             awaits=awaits,
-            buffers=self.buffers.table(),
+            buffers=buffers,
             lanes=np.array(self._lanes, LANE_DTYPE),
         )
 
