@@ -148,7 +148,7 @@ def _searched(
     Return what searches begin with: the caller's options, for files also such that whole lines are read and written.
 
     Whole lines follow one another on the disk. Those of A in rows and of B in columns are whole where all of k is
-    summed at once, which no search tries that begins with few steps of it.
+    summed at once. A search that begins with a few steps of k does not come to that.
     """
     asked = options.blocking
     free = options.grid is None and options.areas is None and not (asked.rows or asked.block or asked.first)
