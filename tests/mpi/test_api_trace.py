@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -78,3 +79,21 @@ def test_a_closed_plan_is_not_traced(session, comm):
         message = str(error)
     collective_assert(comm, "closed" in message, message)
     release(session, operands)
+
+
+@pytest.mark.host_backend
+def test_how_far_a_call_is_can_be_asked_meanwhile(comm, open_session):
+    with open_session(comm) as session:
+        matrices = [session.empty_host((300, 300)) for _ in range(3)]
+        for matrix in matrices[:2]:
+            matrix.array[:] = 1.0
+        session.barrier()
+        seen = []
+        session._backend._fault = lambda *body: seen.append(plan.progress())  # after each body
+        with session.plan(*matrices, options=um.ScheduleOptions(scheduler="uncut", tile=50)) as plan:
+            before = plan.progress()
+            plan.execute()
+            after = plan.progress()
+        drops = [(one, other) for one, other in itertools.pairwise(seen) if other < one]
+        good = before == after == 0 and not drops and 0 <= seen[0] < 0.2 and 0.8 < seen[-1] <= 1
+        collective_assert(comm, good, f"{before} {drops} {seen[0]} to {seen[-1]} {after}")

@@ -25,7 +25,7 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.request import Operands, Request
 from uncut_mpi.api.trials import Trial, fastest
-from uncut_mpi.device.interface import Backend
+from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
@@ -85,6 +85,8 @@ class Calls:
         Opens and closes all calls of the session.
     binder : Binder
         Binds plans to matrices.
+    running : Executable or None
+        What runs on this rank, while something does.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Calls:
         self.group, self.backend, self.store, self.counters = group, backend, store, counters
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
+        self.running: Executable | None = None
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
@@ -271,9 +274,11 @@ class Call:
                 executable.prepare_trace()
         if self._planned or self._traced:
             calls.group.barrier()
+        calls.running = executable
         self.report = report = executable.run(
             alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=calls.timeout_s, traced=self._traced
         )
+        calls.running = None
         calls.counters.add(report)
         error = report.error
         try:

@@ -144,6 +144,16 @@ class GemmPlan:
                 call = self._calls.run(request, plan, self._keep, traced=True)
             return merge_times(len(self.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
 
+    def progress(self) -> float:
+        """
+        Return about what part of a call in flight is done on this rank, from 0 to 1; 0 if there is none. Local.
+
+        For other threads than the one that calls: products are counted, or where there are none copies. A GPU says from
+        time to time how far it is.
+        """
+        running = self._calls.running
+        return 0.0 if running is None else running.progress()
+
     def close(self) -> None:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
         if not self._closed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import time
@@ -16,6 +17,7 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.output import OutputFile
+from uncut_mpi.command.progress import Watch
 from uncut_mpi.command.streaming import InFile, Streamed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
@@ -205,7 +207,8 @@ def measure(
     """
 
     def once() -> float:
-        return timed_call(session, plan, arguments)
+        with Watch("multiplying", plan.progress) if session.rank == 0 else contextlib.nullcontext():
+            return timed_call(session, plan, arguments)
 
     first = once()
     warmups = 0

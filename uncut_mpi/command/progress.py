@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Final
 
 from uncut_mpi.command import streams
+from uncut_mpi.units import time_text
 
 _WIDTH: Final = 30
 _TEXT: Final = 44
 _LINES: Final = 10
 _REDRAW_S: Final = 0.1
+_FIRST_S: Final = 4.0
+_TERMINAL_S: Final = 0.5
+_ELSEWHERE_S: Final = 60.0
 
 
 class ProgressBar:
@@ -47,3 +54,64 @@ class ProgressBar:
         elif share * _LINES >= self._lines:
             self._lines = int(share * _LINES) + 1
             streams.put(self._stream, f"{self._title} [{bar}] {done}/{total} {what}\n")
+
+
+class Watch:
+    """
+    Shows how far one long call is, and what time is left: a context manager, for one rank around the call.
+
+    Nothing is shown of a call that ends within some seconds. A bar moves on a terminal; elsewhere there is a line a
+    minute.
+
+    Parameters
+    ----------
+    title : str
+        What is under way.
+    progress : callable
+        Returns what part is done, from 0 to 1.
+    stream : text stream, optional
+        Standard error by default.
+    first_s, every_s : float, optional
+        After how long it is shown first, and how often.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        progress: Callable[[], float],
+        stream: Any = None,
+        first_s: float = _FIRST_S,
+        every_s: float | None = None,
+    ) -> None:
+        self._title, self._progress = title, progress
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = streams.is_terminal(self._stream)
+        self._first_s = first_s
+        self._every_s = every_s or (_TERMINAL_S if self._terminal else _ELSEWHERE_S)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _show(self) -> None:
+        began, shown = time.monotonic(), False
+        wait_s = self._first_s
+        while not self._over.wait(wait_s):
+            wait_s = self._every_s
+            share = min(1.0, max(0.0, self._progress()))
+            spent_s = time.monotonic() - began
+            left = f"about {time_text(spent_s * (1 - share) / share)} left" if share > 0.01 else "beginning"
+            bar = ("#" * round(share * _WIDTH)).ljust(_WIDTH, ".")
+            text = f"{self._title} [{bar}] {share:4.0%}, {time_text(spent_s)} so far, {left}"
+            streams.put(self._stream, f"\r{text.ljust(_WIDTH + 2 * _TEXT)}" if self._terminal else f"{text}\n")
+            shown = True
+        if shown and self._terminal:
+            streams.put(self._stream, "\n")

@@ -18,7 +18,7 @@ import numpy as np
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.lower import OperationList
+from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES
 
 _RANDOM_BYTES = 1 << 20
@@ -235,9 +235,21 @@ class Executable(abc.ABC):
     ----------
     span : int
         How far a run takes the epoch: the next one begins at epoch + span, modulo 2³². The same on all ranks.
+    board : ProgressBoard
+        On which a run says how far its lanes are.
+    milestones : ndarray of float64, shape (2, number of lanes)
+        What each lane's word of the board is when the lane is through, and its part of the work; parts sum to 1.
     """
 
     span: int
+    board: ProgressBoard
+    milestones: np.ndarray
+
+    def progress(self) -> float:
+        """Return what part of a run in flight is done on this rank, about, from 0 to 1. Any thread may ask."""
+        through, parts = self.milestones
+        words = self.board.words[self.board.rank][: len(parts)]
+        return min(1.0, float(np.minimum(words / np.maximum(through, 1), 1.0) @ parts))
 
     @abc.abstractmethod
     def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
@@ -284,6 +296,17 @@ class Executable(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release streams, events and workspaces. Nothing may be in flight."""
+
+
+def parts_of_lanes(program: OperationList) -> np.ndarray:
+    """Return each lane's part of the work, shape (number of lanes,): of products, or where there are none of copies."""
+    operations = program.operations
+    for code in (Code.GEMM, Code.COPY):
+        counts = np.bincount(operations["lane"][operations["code"] == code], minlength=len(program.lanes))
+        if counts.any():
+            break
+    parts: np.ndarray = counts / max(1, counts.sum())
+    return parts
 
 
 class Probe(abc.ABC):

@@ -9,7 +9,15 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
+from uncut_mpi.device.interface import (
+    Executable,
+    ExecutionReport,
+    FlagTable,
+    ProgressBoard,
+    Run,
+    TaskTimes,
+    parts_of_lanes,
+)
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.locations import end_name
@@ -77,7 +85,8 @@ class CudaExecutable(Executable):
     ) -> None:
         self._on_close = on_close
         self._program, self.span = program, program.span
-        self._kept: object = (board, flags)  # the native executor holds their addresses only
+        self._kept: object = flags  # the native executor holds its address only, and that of the board
+        self.board, self.milestones = board, _milestones(program)
         self._description, self._files = description, files
         # What goes wrong natively in it is a `DeviceError`; one for all runs, since every call enters it.
         self.running = device_errors(f"running on {description}")
@@ -141,6 +150,8 @@ class CudaExecutable(Executable):
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
         self._native = self._kept = None
+        if hasattr(self, "board"):  # which is the caller's
+            del self.board
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
@@ -201,6 +212,16 @@ class CudaExecutable(Executable):
         names = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
         ends = (f"rank {name}" if name.isdigit() else name for name in names)
         return "{} lane {} to {}".format(kind, *ends)
+
+
+def _milestones(program: OperationList) -> np.ndarray:
+    """Return `Executable.milestones`: streams write twice the number of the next operation, workers count theirs."""
+    lanes = program.operations["lane"]
+    through = np.zeros(len(program.lanes))
+    np.maximum.at(through, lanes, 2.0 * np.arange(len(lanes)) + 2)
+    counted = program.lanes["kind"] == LaneKind.HOST
+    through[counted] = np.bincount(lanes, minlength=len(program.lanes))[counted]
+    return np.array([through, parts_of_lanes(program)])
 
 
 class CudaRun(Run):

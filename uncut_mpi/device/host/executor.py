@@ -28,7 +28,15 @@ from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
-from uncut_mpi.device.interface import Executable, ExecutionReport, FlagTable, ProgressBoard, Run, TaskTimes
+from uncut_mpi.device.interface import (
+    Executable,
+    ExecutionReport,
+    FlagTable,
+    ProgressBoard,
+    Run,
+    TaskTimes,
+    parts_of_lanes,
+)
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.locations import end_name
@@ -95,9 +103,10 @@ class HostExecutable(Executable):
         self.peers: list[int] = operations["peer"].tolist()
         lane_of = operations["lane"]
         self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
+        self.milestones = np.array([[len(lane) for lane in self.lanes], parts_of_lanes(program)])
         self.bodies: list[Body | None] = bind_bodies(program, addresses, files)
         self.words = self._words(flags)
-        self.progress = board.words[board.rank].data
+        self.counts = board.words[board.rank].data
         self.abort = board.abort.data
         self._open = True
 
@@ -153,7 +162,7 @@ class HostExecutable(Executable):
 
     def advance(self, lane: int) -> None:
         """Let the other ranks see that this one has done something in a lane."""
-        self.progress[lane] += 1
+        self.counts[lane] += 1
 
     def waits_for_peer(self, index: int) -> bool:
         """Whether an operation waits for another rank."""
