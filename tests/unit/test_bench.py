@@ -358,8 +358,8 @@ def test_groups_are_those_of_problems_that_both_have_done() -> None:
 
 def test_rates_are_sums_over_sums() -> None:
     both = 2e-12 * (1000**3 + 1000**2 * 100)
-    assert totals(ROWS, "uncut", 4) == Totals(2, pytest.approx(both / 2.4), 0.0, 0.0)
-    assert totals(ROWS, "kblocks", 4) == Totals(0, 0.0, 0.0, 0.0)
+    assert totals(ROWS, "uncut", 4) == Totals(2, pytest.approx(both / 2.4), 0.0, 0.0, 4)
+    assert totals(ROWS, "kblocks", 4) == Totals(0, 0.0, 0.0, 0.0, 4)
     # Energies are known of two problems of three.
     found = totals(ROWS, "auto", 4)
     assert (found.problems, found.gflop_per_j) == (3, pytest.approx(1e3 * both / 110))
@@ -386,17 +386,21 @@ def test_rates_stand_for_both_halves() -> None:
     ]
     lines = summary_text(rows, ["auto", "one"]).splitlines()
     assert "small: problems of up to 2 GFLOP" in lines[0]
-    assert lines[1].split() == ["problems", "GFLOP/s", "GFLOP/s", "per", "W", "EDP_i,", "(GFLOP/s)²/W"]
-    rates = ["2", "4", "3.333", "0.02", "0.04", "0.03333"]
+    assert lines[1].split() == [
+        "problems",
+        "GFLOP/s",
+        *["GFLOP/s", "per", "rank", "GFLOP/s", "per", "W", "EDP_i,", "(GFLOP/s)²/W"],
+    ]
+    rates = ["2", "4", "3.333", "0.5", "1", "0.8333", "0.02", "0.04", "0.03333"]
     assert lines[3].split() == ["auto", "4", "1", "1", "2", *rates, "0.04", "0.16", "0.1111"]
-    assert lines[4].split() == ["one", "1", "1", "-", "1", "0.5", "-", "0.5", *6 * ["-"]]
+    assert lines[4].split() == ["one", "1", "1", "-", "1", *2 * ["0.5", "-", "0.5"], *6 * ["-"]]
     # Headings stand over their columns.
-    assert lines[1].index("GFLOP/s per W") - lines[1].index("GFLOP/s ") == 27
+    assert lines[1].index("GFLOP/s per rank") - lines[1].index("GFLOP/s ") == 27
     assert len(lines[2]) == len(lines[3])
     fast = [{**one, "median_s": one["median_s"] / 1e6, "joules": None} for one in rows]
     lines = summary_text(fast, ["auto", "one"]).splitlines()
-    assert lines[1].split() == ["problems", "TFLOP/s"]
-    assert lines[3].split() == ["auto", "4", "1", "1", "2", "2000", "4000", "3333"]
+    assert lines[1].split() == ["problems", "TFLOP/s", "TFLOP/s", "per", "rank"]
+    assert lines[3].split() == ["auto", "4", "1", "1", "2", "2000", "4000", "3333", "500", "1000", "833.3"]
     alike = summary_text([row(10, 10, "h,h,h", "auto", 1.0)], ["auto"]).splitlines()
     assert alike[0] == "All operations over all times and joules."
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import pathlib
 
 import pytest
 
@@ -15,6 +17,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.plan import main as plan_command
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
@@ -164,3 +167,18 @@ def test_auto_is_ahead_of_it(extents: tuple[int, int, int], ranks: int, gib: int
     assert ours.predicted_s < theirs.predicted_s
     is_less = over_host_links(ours.schedule) <= over_host_links(theirs.schedule)
     assert is_less or ours.predicted_s < 0.95 * theirs.predicted_s
+
+
+def test_a_plan_says_what_the_equation_says(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "facts.json"
+    words = ["-m", "8192", "--machine", "h200-4x", "--ranks", "2", "--json", str(path)]
+    assert plan_command([*words, "--device-memory", "300MB"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("PaRSEC")]
+    facts = json.loads(path.read_text())
+    # b = c/2 = 4 tiles: four blocks of C, two each way, of tiles of 8 MiB.
+    model = ParsecModel(8, 8, 8, devices=2, memory=300e6 / 2**23)
+    assert facts["parsec_bytes"] == pytest.approx(2 * model.per_gpu(model.choose()) * 2**23)
+    assert facts["parsec_bytes"] == pytest.approx(2 * (2 * 64 + 2 * 32 + 32) * 2**23)
+    assert 0 < float(line.rpartition(", ")[2].rstrip("×")) <= 1
+    assert plan_command(words) == 0
+    assert "PaRSEC" not in capsys.readouterr().out

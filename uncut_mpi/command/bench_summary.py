@@ -158,12 +158,15 @@ class Totals:
         PDP_i, GFLOP/s per W: all operations over all energies, of the problems of which these are known.
     edp_i : float
         EDP_i, the same times their rate: (TFLOP/s)² per W.
+    ranks : int
+        Whose devices took part: one for methods of `SINGLE`.
     """
 
     problems: int
     tflop_per_s: float
     gflop_per_j: float
     edp_i: float
+    ranks: int
 
 
 def totals(rows: Iterable[Row], method: str, compute: int) -> Totals:
@@ -172,7 +175,7 @@ def totals(rows: Iterable[Row], method: str, compute: int) -> Totals:
     metered = [row for row in done if row["joules"]]
     joules = sum(row["joules"] for row in metered)
     per_joule = _tflop(metered) / joules if joules else 0.0
-    return Totals(len(done), _rate(done), 1e3 * per_joule, per_joule * _rate(metered))
+    return Totals(len(done), _rate(done), 1e3 * per_joule, per_joule * _rate(metered), _ranks(method, compute))
 
 
 def _tflop(rows: Iterable[Row]) -> float:
@@ -290,6 +293,8 @@ def _totals_table(rows: Sequence[Row], methods: Sequence[str], parts: Mapping[st
         "problems": lambda one: one.problems,
         unit: lambda one: factor * one.tflop_per_s,
     }
+    if max((count for _, count in found), default=1) > 1:  # as PaRSEC's paper has it
+        columns[f"{unit} per rank"] = lambda one: factor * one.tflop_per_s / one.ranks
     if any(of_parts[-1].gflop_per_j for of_parts in found.values()):
         columns["GFLOP/s per W"] = lambda one: one.gflop_per_j
         columns[f"EDP_i, ({unit})²/W"] = lambda one: factor**2 * one.edp_i

@@ -70,6 +70,8 @@ class PlanFacts:
         Of a place that costs more than half of the time; empty if none does.
     paralia_s : float
         What PARALiA's closed-form predictor says of the same ranks; 0 where there is no product.
+    parsec_bytes : float
+        What devices receive by PaRSEC's equation (1) with the same memory; 0 where all fits.
     ablation : sequence of (str, Simulation)
         The steps of the paper's Fig. 8 with their names, if they were asked for.
     """
@@ -88,6 +90,7 @@ class PlanFacts:
     explanation: Explanation
     warning: str = ""
     paralia_s: float = 0.0
+    parsec_bytes: float = 0.0
     ablation: Sequence[tuple[str, Simulation]] = ()
 
     @property
@@ -118,6 +121,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *_labelled("others", _others(facts)),
         *_labelled("runners-up", _runners_up(facts)),
         *_labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
+        *_labelled("PaRSEC", _parsec(facts)),
         *_labelled("ports", [_port(one) for one in facts.traffic.ports]),
         *_labelled("memory", _memory(facts)),
         *_labelled("ablation", _ablation(facts.ablation)),
@@ -151,6 +155,7 @@ def to_json(facts: PlanFacts) -> str:
         "bound_s": facts.bound.seconds,
         "limited_by": facts.bound.limited_by,
         "paralia_s": facts.paralia_s,
+        "parsec_bytes": facts.parsec_bytes,
         "bound_formula": facts.bound.formula,
         "bound_terms": dict(facts.bound.terms),
         "digest": best.schedule.digest(),
@@ -248,6 +253,17 @@ def _energy(candidate: Candidate, metric: str) -> str:
 
 def _paralia(seconds: float) -> list[str]:
     return [f"{time_text(seconds)} by its equations 1 to 5 (no ports), on the same ranks"] if seconds > 0 else []
+
+
+def _parsec(facts: PlanFacts) -> list[str]:
+    """Return what devices receive by the equation of PaRSEC's paper, and here; of C once, which it counts so too."""
+    if not facts.parsec_bytes:
+        return []
+    problem = facts.problem
+    into = sum(port.into_bytes for port in facts.traffic.ports)
+    into += 0 if problem.reads_c else problem.m * problem.n * problem.dtype.itemsize
+    theirs, share = bytes_text(round(facts.parsec_bytes)), into / facts.parsec_bytes
+    return [f"{theirs} into devices by its equation (1), with the same memory; here {bytes_text(into)}, {share:.2f}×"]
 
 
 def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:

@@ -14,7 +14,7 @@ from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
-from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.errors import CapacityError, ParamError, UncutError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -28,6 +28,7 @@ from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.rivals.paralia import predict
+from uncut_mpi.planning.rivals.parsec import received_bytes
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.units import time_text
@@ -183,6 +184,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         explanation=explain(simulation),
         warning=costly_place(arguments.problem, arguments.place, simulation.seconds, machine),
         paralia_s=_paralia_s(arguments.problem, placement, machine, result.best.options),
+        parsec_bytes=_parsec_bytes(arguments.problem, placement, machine, result.best.options),
         ablation=_ablation(arguments, placement, machine) if arguments.ablation else (),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -239,6 +241,15 @@ def _paralia_s(problem: GemmProblem, placement: Placement, machine: Machine, cho
         return 0.0
     ranks = chosen.devices or tuple(range(machine.num_ranks))
     return predict(problem, placement, machine, ranks).seconds
+
+
+def _parsec_bytes(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
+    if not chosen.blocking.in_rings:
+        return 0.0
+    try:
+        return received_bytes(problem, placement, machine, chosen.computing_ranks(machine.num_ranks))
+    except CapacityError:  # of so little memory that tiles of the paper's size have no room
+        return 0.0
 
 
 def _ablation(arguments: PlanArguments, placement: Placement, machine: Machine) -> list[tuple[str, Simulation]]:

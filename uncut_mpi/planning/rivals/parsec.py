@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.errors import CapacityError, ParamError
@@ -230,6 +231,47 @@ def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
     )
 
 
+def model_of(
+    problem: GemmProblem, placement: Placement, machine: Machine, devices: Sequence[int], tile: int
+) -> ParsecModel:
+    """
+    Return the model of a product on one node whose ranks are the devices.
+
+    Parameters
+    ----------
+    problem, placement, machine
+        As for `schedule`.
+    devices : sequence of int
+        Ranks that compute.
+    tile : int
+        Edge of a tile (elements).
+
+    Raises
+    ------
+    CapacityError
+        If a device has too little memory for a tile.
+    """
+    room = min(room_for_panels(machine.num_ranks, problem, placement, machine)[rank] for rank in devices)
+    item = problem.dtype.itemsize
+    of_c = problem.dtype.accumulator.itemsize + (item if problem.dtype.is_half else 0)
+    if room < tile * tile * item:
+        raise CapacityError(
+            f"a rank has {bytes_text(max(0, room))} of device memory, less than one tile of {tile} takes"
+        )
+    m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
+    memory = room / (tile * tile * item)
+    return ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
+
+
+def received_bytes(
+    problem: GemmProblem, placement: Placement, machine: Machine, devices: Sequence[int], tile: int = TILE
+) -> float:
+    """Return what devices receive of A and B by equation (1), and of C once (bytes); other arguments as `model_of`."""
+    tile = min(tile, max(problem.m, problem.n, problem.k))
+    model = model_of(problem, placement, machine, devices, tile)
+    return len(devices) * model.per_gpu(model.choose()) * tile * tile * problem.dtype.itemsize
+
+
 def schedule(
     problem: GemmProblem,
     placement: Placement,
@@ -260,16 +302,7 @@ def schedule(
     """
     devices = options.computing_ranks(num_ranks)
     tile = min(options.tile or TILE, max(problem.m, problem.n, problem.k))
-    room = min(room_for_panels(num_ranks, problem, placement, machine)[rank] for rank in devices)
-    item = problem.dtype.itemsize
-    of_c = problem.dtype.accumulator.itemsize + (item if problem.dtype.is_half else 0)
-    if room < tile * tile * item:
-        raise CapacityError(
-            f"a rank has {bytes_text(max(0, room))} of device memory, less than one tile of {tile} takes"
-        )
-    m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
-    memory = room / (tile * tile * item)
-    model = ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
+    model = model_of(problem, placement, machine, devices, tile)
     blocking = blocking_of(model, model.choose(options.blocking.slots - 1 if options.blocking.slots else None), tile)
     asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0, blocking=blocking)
     made, how = kblocks.schedule(problem, placement, num_ranks, machine, asked, most_tasks=most_tasks)
