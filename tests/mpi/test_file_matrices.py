@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -187,3 +188,39 @@ def test_a_file_that_fails_in_a_call_ends_it_on_all_ranks_and_the_session_goes_o
         target = session.empty_host((300, 280))
         session.gemm(*files[:2], target)
         collective_assert(comm, close(target.array, a @ b, 310), "the session goes on")
+
+
+def resident_bytes():
+    """Return what this process has of memory that is no file's."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return 1024 * sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))
+
+
+@pytest.mark.host_backend
+def test_files_of_four_times_the_memory_stay_within_twice_what_is_allowed(comm, open_session, folder):
+    extent, room, of_device = 2500, 12_000_000, 24_000_000
+    pool = np.random.default_rng(8).standard_normal((extent, 100))
+    paths = [save(comm, folder / f"{name}.npy", np.asfortranarray(np.tile(pool, 25))) for name in "abc"]
+    most, over = [0], threading.Event()
+
+    def look():
+        while not over.wait(0.002):
+            most[0] = max(most[0], resident_bytes())
+
+    with open_session(comm, host_memory=room, device_memory=of_device) as session:
+        files = [session.open_file(path, mode="r+") for path in paths]
+        before = resident_bytes()
+        thread = threading.Thread(target=look)
+        thread.start()
+        session.gemm(*files)
+        over.set()
+        thread.join()
+        assert os.path.getsize(paths[0]) > 4 * room
+        grown = most[0] - before
+        # Of the host backend devices are memory of the host, and each rank maps that of the others.
+        collective_assert(comm, 0 < grown < 2 * comm.size * (room + of_device), f"{grown / 2**20:.0f} MiB")
+        x = np.random.default_rng(9).standard_normal(extent)
+        block = np.tile(pool, 25)
+        wanted, found = block @ (block @ x), np.load(paths[2], mmap_mode="r") @ x
+        collective_assert(comm, np.abs(found - wanted).max() < 1e-10 * np.abs(wanted).max(), "the product")
