@@ -569,3 +569,17 @@ def test_files_are_read_nearly_once_and_in_long_rows(trans: str, device_memory: 
     assert least <= (1.001 if device_memory > 10 << 30 else 2.5)
     floor = nbytes / (FILE_GB_PER_S * 1e9)
     assert floor <= planned.predicted_s <= (1.1 if device_memory > 10 << 30 else 4.5) * floor
+
+
+def test_many_parts_through_rings_share_lanes() -> None:
+    problem = GemmProblem(48, 48, 48, DType.f64)
+    cuts = [(4 * at, 4 * at + 4) for at in range(12)]
+    parts = BoundLayout((48, 48), tuple(Part((0, 48), cut, Location.host(0)) for cut in cuts))
+    options = ScheduleOptions(scheduler="kblocks", host_memory=30_000)
+    (planned,) = plan_several(problem, Placement(parts, parts, parts), 1, Machine.uniform(1), options, range(36))
+    schedule = planned.schedule
+    of_host = schedule.lanes[schedule.lanes["kind"] == LaneKind.HOST]
+    assert len(of_host) == 16
+    verify(schedule, lower(schedule))
+    wrong = interpret.mismatch(schedule, interpret.random_data(problem, 1), interpret.random_order(schedule, 1))
+    assert not wrong

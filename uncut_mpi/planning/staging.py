@@ -48,6 +48,9 @@ from uncut_mpi.planning.schedule import (
 )
 from uncut_mpi.planning.staging_rings import Ring, shared_room
 
+MOST_RINGS: Final = 8
+"""So many rings of a rank have lanes of their own: each is a queue of its worker, and a rank has not many."""
+
 SHAPE: Final = ["rows", "cols"]
 CORNERS: Final = ["row", "col", *SHAPE]
 
@@ -193,7 +196,7 @@ class _Work:
         numbers = {id(copy): len(self._copies) + place for place, copy in enumerate(ring.copies)}
         for place, copy in enumerate(ring.copies):
             ends = (in_ring + place, own + place) if copy.inward else (own + place, in_ring + place)
-            lane = self._lane(user, 2 * user + 1 + (not copy.inward))
+            lane = self._lane(user, 1 + 2 * (user % MOST_RINGS) + (not copy.inward))
             before = [numbers[id(one)] for one in copy.copies]
             made = _Copy(lane, *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
             self._copies.append(made)
@@ -318,12 +321,12 @@ def _columns_of_rings(schedule: Schedule, uses: _Uses, users: Collection[int], h
         rows, cols = schedule.buffers[SHAPE][user].tolist()
         owner = int(owners[user])
         column_bytes[user] = aligned_ld(int(regions["rows"].max()), dtype) * dtype.itemsize
-        whole.setdefault(owner, {})[user] = aligned_ld(rows, dtype) * cols * dtype.itemsize
-        least.setdefault(owner, {})[user] = column_bytes[user] * int(regions["cols"].max())
+        whole.setdefault(owner, {})[user] = aligned_ld(rows, dtype) * cols * dtype.itemsize + BUFFER_ALIGNMENT
+        least.setdefault(owner, {})[user] = column_bytes[user] * int(regions["cols"].max()) + BUFFER_ALIGNMENT
     columns = {}
     for owner, of_all in whole.items():
-        given = shared_room(of_all, least[owner], max(1, host_memory - len(of_all) * BUFFER_ALIGNMENT), owner)
-        columns.update({user: given[user] // column_bytes[user] for user in of_all})
+        given = shared_room(of_all, least[owner], host_memory, owner)
+        columns.update({user: (given[user] - BUFFER_ALIGNMENT) // column_bytes[user] for user in of_all})
     return columns
 
 
