@@ -391,3 +391,15 @@ def test_results_are_added_to_a_regular_file_alone(comm, capfd, mpi_tmp_path):
         out, err = capfd.readouterr()
         good = comm.rank != 0 or (said in err and err.count("\n") == 1)
         collective_assert(comm, status == 2 and good and not out, f"status {status} {out}{err}")
+
+
+def test_what_does_not_fit_is_multiplied_in_cubes_and_verified(comm, mpi_tmp_path):
+    path = mpi_tmp_path / "cubes.jsonl"
+    words = ["--only", "16384,host", "--methods", "auto,cubes", "--scale", "0.05", "--device-memory", "2MiB"]
+    collective_assert(comm, run(comm, path, *words, "--dtypes", "f32,f16") == 0)
+    rows = results(comm, path)
+    found = {(row["dtype"], row["method"]): row for row in rows}
+    good = found["f32", "cubes"]["passed"] and "64 cubes of 256, each grid" in found["f32", "cubes"]["how"]
+    good = good and found["f32", "cubes"]["scheduler"] == "cubes" and found["f32", "auto"]["passed"]
+    good = good and "rounded each time" in found["f16", "cubes"]["reason"] and found["f16", "auto"]["passed"]
+    collective_assert(comm, good, str(rows))

@@ -65,7 +65,7 @@ def test_every_flag_reaches_its_field() -> None:
         ("--dataset other", "'other' does not exist: use one of uncut-regular, uncut-irregular, paralia"),
         (
             "--methods auto,magma",
-            "'magma' does not exist: use one of auto, tuned, uncut, kblocks, cyclic, bands, parsec, one",
+            "'magma' does not exist: use one of auto, tuned, uncut, kblocks, cyclic, bands, parsec, cubes, one",
         ),
         ("--methods auto,auto", "names something twice"),
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),

@@ -37,7 +37,7 @@ COMM_OPT: Final = "comm-opt"
 CYCLIC: Final = (COMM_OPT, *METRICS, *DISTRIBUTIONS)
 """What ``"cyclic:"`` may be followed by, beside a tile."""
 
-METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "parsec", "one", *STEPS, *BASELINES)
+METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "parsec", "cubes", "one", *STEPS, *BASELINES)
 TILED: Final = ("uncut", "cyclic", "bands", "parsec")
 """Methods that take a tile, as ``"uncut:2048"``."""
 
@@ -68,6 +68,7 @@ methods:
   cyclic:comm-opt   the same without that choice: all devices, in equal shares
   bands     Choi's scheduler, between devices only, with A stored transposed as its authors keep it
   parsec    the out-of-core scheduler of the PaRSEC paper: C in blocks, A and B in chunks, whatever has room
+  cubes     what the Uncut-GEMMs paper does where memory is short: cubes one after the other, each by uncut
   uncut:T, cyclic:T, bands:T, parsec:T   the same with tiles of T, for a sweep of tiles
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
@@ -366,7 +367,7 @@ def options_of(
     if method in STEPS:
         return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
     name, _, how = method.partition(":")
-    scheduler = "auto" if name in ("one", "tuned") else name
+    scheduler = {"one": "auto", "tuned": "auto", "cubes": "uncut"}.get(name, name)
     options = ScheduleOptions(scheduler=scheduler, devices=devices, tune=TRIED if name == "tuned" else 0)
     if how == COMM_OPT:
         ranks = options.computing_ranks(num_ranks)

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.api.budget import USUAL_PART
+from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.session import Session
 from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.bench_arguments import BenchArguments, options_of
@@ -22,6 +24,7 @@ from uncut_mpi.command.bench_baselines import (
     BaselineProcess,
     SharedTask,
 )
+from uncut_mpi.command.bench_cubes import CubesPlan
 from uncut_mpi.command.product import (
     Product,
     check_result,
@@ -37,6 +40,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Dealt, Place, Places
 from uncut_mpi.model.problem import GemmProblem, Trans
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.ranks import ranks_by_use
 
 _FEWEST: Final = 3
@@ -182,7 +186,7 @@ class Measurer:
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()
-        with session.plan(product.a, product.b, product.c, reads_c=True, trans_a=one.trans_a, options=options) as plan:
+        with self._planned(one, product, options) as plan:
             planned_s = time.perf_counter() - started
 
             def calls(count: int) -> list[float]:
@@ -197,7 +201,7 @@ class Measurer:
                 reset_result(session, product)
             facts["samples_s"] += [round(sample, 8) for sample in calls(1)]
             verdict = verify_product(session, product, arguments) if asked.check and last else None
-            limit = bound(plan.schedule.problem, plan.schedule.placement, session.machine)
+            limit = bound(one.problem, one.placement(session.size), session.machine)
             summary = plan.summary
         return {
             **facts,
@@ -214,6 +218,15 @@ class Measurer:
             "digest": summary.digest,
             "tried": summary.tried,
         }
+
+    def _planned(self, one: Work, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:
+        session = self._session
+        if one.method == "cubes":
+            usual = int(USUAL_PART * int(session.machine.memory_bytes.min()))
+            options = changed(options, device_memory=self._asked.device_memory or usual)
+            of_three = product.a, product.b, product.c
+            return CubesPlan(session, of_three, one.problem, one.placement(session.size), one.trans_a, options)
+        return session.plan(product.a, product.b, product.c, reads_c=True, trans_a=one.trans_a, options=options)
 
     # -- other libraries' --------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,12 +20,21 @@ from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.output import OutputFile
 from uncut_mpi.command.progress import Watch
 from uncut_mpi.command.streaming import InFile, Streamed
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.places import Dealt, Place
 from uncut_mpi.model.positions import Orders, runs
 from uncut_mpi.model.problem import Order
+
+
+class Multiplies(Protocol):
+    """What computes C := alpha op(A) op(B) + beta C when it is executed."""
+
+    def execute(self, alpha: Number = 1.0, beta: Number = 0.0) -> object:
+        """Do it. Collective."""
+
 
 Fill = Callable[[np.ndarray, slice, slice], None]
 """Writes some rows and columns of a matrix into an array of their shape; whole lines (see `lines`) the quickest."""
@@ -223,7 +233,7 @@ def measure(
     return Timing(timed[0], timed[1], timed[2], timed[3:])
 
 
-def timed_call(session: Session, plan: GemmPlan, arguments: GemmArguments) -> float:
+def timed_call(session: Session, plan: Multiplies, arguments: GemmArguments) -> float:
     """Return what one call takes on this rank from a barrier on (s). Collective."""
     session.barrier()
     start = time.perf_counter()
