@@ -592,18 +592,18 @@ class CudaExecutor:
     def prepare_trace(self) -> None: ...
 
 def cuda_kernel_signatures(operations: np.ndarray, operands: np.ndarray, lanes: np.ndarray) -> list[int]: ...
-def copy_of_file(
-    descriptor: int,
-    offset: int,
-    address: int,
+def copy_with_files(
+    to: tuple[int, int, int, int, int],
+    source: tuple[int, int, int, int, int],
     width: int,
     columns: int,
-    file_pitch: int,
-    memory_pitch: int,
-    writes: bool,
-) -> int:
+    transposed_bytes: int,
+) -> tuple[int, int]:
     """
-    Read columns of so many bytes (`width`) of a file into memory, or write them.
+    Copy columns of so many bytes (`width`), one end or both in files.
 
-    Returns 0, an error number of the system, or -1 if the file ends before.
+    An end is the address that stands for its file's first byte, the file's bytes and descriptor (−1 for memory), the
+    address, and the bytes from one column to the next. Elements of `transposed_bytes` are transposed, if not 0: then
+    columns are rows of the source. Returns 0, an error number of the system, or −1 if the file ends before, and the
+    descriptor of the file.
     """

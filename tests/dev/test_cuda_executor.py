@@ -1124,3 +1124,24 @@ def test_a_buffer_without_an_address_is_refused(fake):
             FlagTable(0, np.zeros(1, np.int64)),
             ProgressBoard(cluster.board, 0),
         )
+
+
+@pytest.mark.parametrize("ends", [("h0", "h0"), ("h0", "h1"), ("h1", "h0")])
+@pytest.mark.parametrize("orders", ["FF", "FC", "CF"])
+def test_files_are_copied_into_files_and_transposed(fake, tmp_path, ends, orders):
+    shape = 30, 26
+
+    def part(order, at):
+        return BoundLayout(shape, (Part((0, 30), (0, 26), Location.parse(at), order),))
+
+    placement = Placement(part(orders[0], ends[0]), Location.host(), part(orders[1], ends[1]))
+    problem = GemmProblem(30, 26, 0, DType.f64, reads_c=False, copies=True)
+    (planned,) = plan_several(
+        problem, placement, 2, Machine.uniform(2), ScheduleOptions(host_memory=3000), (0, 2), (0, 2)
+    )
+    cluster = FakeCluster(fake, planned.schedule, in_files={0: str(tmp_path / "a"), 2: str(tmp_path / "c")})
+    values = np.random.default_rng(5).standard_normal(shape)
+    source, target = cluster.buffer(0), cluster.buffer(2)
+    source[...] = values if orders[0] == "F" else values.T
+    succeed(cluster.run())
+    np.testing.assert_array_equal(target if orders[1] == "F" else target.T, values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import random
 import threading
@@ -145,7 +146,7 @@ def test_what_files_are_not_is_said_on_all_ranks(comm, open_session, folder):
         expect(comm, um.ParamError, ["lies in the file", "download"], lambda: a.local)
         expect(comm, um.ParamError, ["lies in the file", "download"], lambda: np.asarray(a))
         collective_assert(comm, a.array is None and a.T.array is None and "a.npy" in repr(a), repr(a))
-        expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(a, a, b))
+        expect(comm, um.ParamError, ["opened to be read", "mode='r+'"], lambda: session.gemm(a, a, b))
         c = session.open_file(path, mode="r+")
         expect(comm, um.ParamError, ["overlap"], lambda: session.gemm(a, b, c))
 
@@ -224,3 +225,73 @@ def test_files_of_four_times_the_memory_stay_within_twice_what_is_allowed(comm, 
         block = np.tile(pool, 25)
         wanted, found = block @ (block @ x), np.load(paths[2], mmap_mode="r") @ x
         collective_assert(comm, np.abs(found - wanted).max() < 1e-10 * np.abs(wanted).max(), "the product")
+
+
+@pytest.mark.parametrize("extents", [(8, 8), (100, 100), (90, 61)])
+def test_files_are_copied_into_other_orders_layouts_and_files(comm, open_session, folder, extents):
+    values = np.random.default_rng(3).standard_normal(extents)
+    with open_session(comm, host_memory=ROOM, verify=True) as session:
+        for number, (order, other) in enumerate(itertools.product("FC", repeat=2)):
+            source = session.open_file(save(comm, folder / f"s{number}.npy", np.array(values, order=order)))
+            path = save(comm, folder / f"t{number}.npy", np.zeros(extents, order=other))
+            session.redistribute(source, None, out=session.open_file(path, mode="r+"))
+            collective_assert(comm, np.array_equal(np.load(path), values), f"file {order} to file {other}")
+            for layout, memory in itertools.product((um.Layout.rows(), um.Layout.cols()), ("host", "device", "shared")):
+                target = session.empty(extents, "f64", layout, order=other, memory=memory)
+                session.redistribute(source, None, out=target)
+                found = session.download(target).array
+                collective_assert(comm, np.array_equal(found, values), f"{order} to {layout} {other} {memory}")
+
+
+@pytest.mark.parametrize("orders", [*itertools.product("FC", repeat=3)], ids="".join)
+def test_complex_files_of_any_orders_are_conjugated(comm, open_session, folder, orders):
+    m, n, k = 70, 64, 90
+    rng = np.random.default_rng(6)
+    a, b = (rng.standard_normal(shape) + 1j * rng.standard_normal(shape) for shape in ((k, m), (n, k)))
+    paths = [
+        save(comm, folder / f"{name}.npy", np.array(one, order=order))
+        for name, one, order in zip("abc", (a, b, np.zeros((m, n), complex)), orders, strict=True)
+    ]
+    with open_session(comm, host_memory=ROOM // 3, verify=True) as session:
+        files = [session.open_file(path, mode="r+") for path in paths]
+        session.gemm(*files, trans_a="C", trans_b="C")
+        wanted = a.conj().T @ b.conj().T
+        collective_assert(comm, np.abs(np.load(paths[2]) - wanted).max() < 1e-11, "op C")
+        session.gemm(files[0].H, files[1].H, files[2])
+        collective_assert(comm, np.abs(np.load(paths[2]) - wanted).max() < 1e-11, "views H")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_see_other_files_are_told(comm, open_session, folder, monkeypatch):
+    (folder / str(comm.rank)).mkdir(exist_ok=True)
+    np.save(folder / str(comm.rank) / "x.npy", np.full((60, 60), float(comm.rank)))
+    if comm.rank == 0:
+        np.save(folder / "0" / "y.npy", np.ones((60, 60)))
+    comm.Barrier()
+    monkeypatch.chdir(folder / str(comm.rank))
+    with open_session(comm) as session:
+        before = len(os.listdir("/proc/self/fd"))
+        expect(comm, um.DataFileError, ["x.npy is not the same file"], lambda: session.open_file("x.npy"))
+        expect(comm, um.DataFileError, ["y.npy cannot be read"], lambda: session.open_file("y.npy"))
+        collective_assert(comm, before == len(os.listdir("/proc/self/fd")), "descriptors")
+
+
+def test_a_result_file_that_became_shorter_is_told_before_anything_is_written(comm, open_session, folder):
+    paths = [save(comm, folder / f"{name}.npy", np.ones((60, 60))) for name in "abc"]
+    with open_session(comm) as session:
+        files = [session.open_file(path, mode="r+") for path in paths]
+        session.gemm(*files)
+        if comm.rank == 0:
+            os.truncate(paths[2], 0)
+        comm.Barrier()
+        expect(comm, um.DataFileError, ["c.npy changed while it was in use"], lambda: session.gemm(*files))
+        collective_assert(comm, os.path.getsize(paths[2]) == 0, "nothing is written")
+
+
+def test_a_long_k_that_does_not_fit_at_once_is_planned_otherwise(comm, open_session, folder):
+    a, b = np.random.default_rng(1).standard_normal((2, 40, 20000))
+    paths = [save(comm, folder / "a.npy", a), save(comm, folder / "b.npy", np.ascontiguousarray(b.T))]
+    with open_session(comm, device_memory=500_000, host_memory=1_000_000) as session:
+        c = session.empty_host((40, 40))
+        session.gemm(*(session.open_file(path) for path in paths), c)
+        collective_assert(comm, np.abs(c.array - a @ b.T).max() < 1e-9, "the product")

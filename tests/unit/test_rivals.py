@@ -16,6 +16,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
@@ -347,3 +348,16 @@ def test_a_search_leaves_them_out_and_their_rules_alone(scheduler: str) -> None:
     (alone,) = search(problem, place, 4, Machine.uniform(4), ScheduleOptions(scheduler=scheduler)).candidates
     made = plan(problem, place, 4, Machine.uniform(4), ScheduleOptions(scheduler=scheduler))
     assert alone.schedule.digest() == made.schedule.digest()
+
+
+def test_tiles_dealt_out_by_shares_do_not_take_parts_either() -> None:
+    problem = GemmProblem(100, 60, 80, DType.f64)
+    halves = tuple(Part((50 * at, 50 * at + 50), (0, 60), Location.host(at)) for at in range(2))
+    placement = Placement(Location.host(), Location.host(), BoundLayout((100, 60), halves))
+    for options in (
+        ScheduleOptions(scheduler="cyclic", grid=(2, 1), row_shares=(1.0, 3.0)),
+        ScheduleOptions(scheduler="cyclic", grid=(1, 2), col_shares=(1.0, 3.0)),
+        ScheduleOptions(scheduler="cyclic", grid=(2, 1)),
+    ):
+        with pytest.raises(PlanError, match="C is in parts"):
+            plan(problem, placement, 2, Machine.uniform(2), options)

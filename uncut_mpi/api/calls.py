@@ -158,6 +158,9 @@ class Calls:
                 binding = self.binder.find(plan.turn, matrices) if type(plan) is Trial else None
                 digest = scalars.mixed_with(digest_of(plan, matrices))
             self.backend.await_caller()
+            a, b, c = matrices
+            if a.info.file or b.info.file or c.info.file:
+                self.store.check_files(matrices)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
         all_ready = self.gate.open(

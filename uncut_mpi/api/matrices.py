@@ -51,7 +51,7 @@ from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.positions import indices_of
-from uncut_mpi.regular import open_regular
+from uncut_mpi.regular import open_regular, reason
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -191,8 +191,26 @@ class MatrixStore:
             mine += self._lines_in(file, writeable=writeable)
         except BaseException as caught:  # as in `_deal`
             error = caught
+        try:
+            agreement.collective_result(self._group, error, "opening a matrix file")
+            self._check_same(file, mine)
+        except BaseException:
+            self._let_go([one.grip for one in mine])
+            raise
         layout = Layout.cols() if file.order == "F" else Layout.rows()
         return self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
+
+    def _check_same(self, file: MatrixFile, mine: Sequence[_Mine]) -> None:
+        """Raise DataFileError on all ranks if a path means another file to some of them."""
+        found = [one.known.held.pieces[0].memory for one in mine]
+        by_rank = [names[0] for names in self._group.allgather_objects(found) if names]
+        if len({*by_rank}) > 1:
+            raise agreed(
+                DataFileError(
+                    f"{file.path} is not the same file on all ranks: name it by a path that all of them see "
+                    "(os.path.abspath), on a file system that they share"
+                )
+            )
 
     # -- using -------------------------------------------------------------------------------
 
@@ -206,6 +224,14 @@ class MatrixStore:
         if matrix.home is not self._home:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
+
+    def check_files(self, matrices: Operands) -> None:
+        """Raise DataFileError if a file of this rank is no longer as long as it was. Local."""
+        for matrix in matrices:
+            if matrix.info.file:
+                for grip in self._held[matrix.info.number].grips:
+                    if grip.window is not None and os.fstat(grip.window.descriptor).st_size < grip.window.nbytes:
+                        raise grip.window.shorter()
 
     def operands(self, a: Any, b: Any, c: Any) -> Operands:
         """Return A, B and C, each as `check` does. Local."""
@@ -271,11 +297,11 @@ class MatrixStore:
     def _move(self, address: int, part: Part, block: np.ndarray, *, writes: bool) -> None:
         """Copy a part of a matrix file into an array of its shape, or from it. Local."""
         lines, item = (block if part.order == "F" else block.T), block.dtype.itemsize
-        window = self._backend.files.at(address)
-        assert window is not None  # until the matrix is released
         straight = lines if lines.strides[0] == item else np.asfortranarray(lines)
         shape = lines.shape[0] * item, lines.shape[1]
-        window.copy(address, straight.ctypes.data, shape, part.ld * item, straight.strides[1], writes=writes)
+        ends = (address, part.ld * item), (straight.ctypes.data, straight.strides[1])
+        (to, to_pitch), (source, pitch) = ends if writes else ends[::-1]
+        self._backend.files.copy(to, to_pitch, source, pitch, shape)
         if not writes and straight is not lines:
             lines[...] = straight
 
@@ -428,7 +454,11 @@ class MatrixStore:
             cols = share.start, share.stop
         else:
             rows = share.start, share.stop
-        descriptor = open_regular(file.path, os.O_RDWR if writeable else os.O_RDONLY)
+        try:
+            descriptor = open_regular(file.path, os.O_RDWR if writeable else os.O_RDONLY)
+        except OSError as error:
+            how = "read and written" if writeable else "read"
+            raise DataFileError(f"{file.path} cannot be {how}: {reason(error)}") from None
         try:
             status = os.fstat(descriptor)
             first = file.offset_bytes + share.start * length * item
@@ -436,8 +466,10 @@ class MatrixStore:
             if status.st_size < first + nbytes:
                 raise DataFileError(f"{file.path} changed while it was opened: it has become shorter")
             window = self._backend.files.open(file.path, descriptor, status.st_size)
-        except BaseException:
+        except BaseException as error:
             os.close(descriptor)
+            if isinstance(error, OSError):
+                raise DataFileError(f"{file.path} cannot be opened: {reason(error)}") from None
             raise
         address = window.address + first
         lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)

@@ -173,6 +173,8 @@ class MatrixInfo:
     @property
     def read_only_text(self) -> str:
         """Why it cannot be C, and what to do, where ranks have parts that may not be written."""
+        if self.file:
+            return f"is in the file {self.file}, which was opened to be read: open it with mode='r+'"
         return _READ_ONLY.format(where=f" ({name_ranks(self.read_only)})" if self.in_parts else "")
 
     @property

@@ -265,6 +265,8 @@ def _explained(
         reads_c=arguments.beta != 0,
         scales_only=arguments.alpha == 0,
     )
+    if product.streamed is not None:  # which is not placed elsewhere
+        return explanation, ""
     return explanation, costly_place(written, arguments.place, explanation.seconds, session.machine)
 
 

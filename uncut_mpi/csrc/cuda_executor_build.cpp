@@ -259,11 +259,8 @@ void Executor::add_host_step(const Program &program, const Operation &operation,
             step.transposed_bytes = static_cast<std::size_t>(bytes_of(program.operands[operation.first_operand].dtype));
         step.to_pitch = copy.shape.dst_pitch;
         step.from_pitch = copy.shape.src_pitch;
-        const HostFile *to = file_at(files_, copy.destination), *from = file_at(files_, copy.source);
-        if ((to && from) || ((to || from) && step.transposed_bytes != 0))
-            refuse(operation, "a copy to or from a file has its other end in memory, and does not transpose");
-        step.file = to ? to : from;
-        step.writes_file = to != nullptr;
+        step.to_file = file_at(files_, copy.destination);
+        step.from_file = file_at(files_, copy.source);
     } else if (operation.in_host != 0 && (operation.code == code_wait_flag || operation.code == code_signal)) {
         step.flag = host_flag(program, operation);
     } else {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 
 namespace uncut {
 namespace {
@@ -49,7 +50,56 @@ int move_run(const Call &call, const FileRun &run) {
     return 0;
 }
 
+template <std::size_t item>
+void transpose_items(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch,
+                     std::size_t rows, std::size_t columns) {
+    for (std::size_t column = 0; column < columns; ++column)
+        for (std::size_t row = 0; row < rows; ++row)
+            std::memcpy(to + column * to_pitch + row * item, from + row * from_pitch + column * item, item);
+}
+
+FileRun run_at(const CopyEnd &end, std::byte *memory, std::size_t pitch, std::size_t width, std::size_t columns) {
+    const auto offset = static_cast<std::int64_t>(end.address - end.file->begin);
+    return {end.file->descriptor, offset, memory, width, columns, end.pitch, pitch};
+}
+
 }  // namespace
+
+void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch, std::size_t rows,
+               std::size_t columns, std::size_t item) {
+    const auto make = item == 16  ? transpose_items<16>
+                      : item == 8 ? transpose_items<8>
+                      : item == 4 ? transpose_items<4>
+                                  : transpose_items<2>;
+    make(to, to_pitch, from, from_pitch, rows, columns);
+}
+
+CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t width, std::size_t columns,
+                           std::size_t transposed_bytes) {
+    const std::size_t item = transposed_bytes;
+    const std::size_t source_width = item == 0 ? width : columns * item;
+    const std::size_t source_columns = item == 0 ? columns : width / item;
+    std::vector<std::byte> read, turned;
+    auto *have = reinterpret_cast<std::byte *>(from.address);
+    std::size_t pitch = from.pitch;
+    if (from.file != nullptr) {
+        const bool straight = item == 0 && to.file == nullptr;
+        if (!straight) read.resize(source_width * source_columns);
+        have = straight ? reinterpret_cast<std::byte *>(to.address) : read.data();
+        pitch = straight ? to.pitch : source_width;
+        const int failed = read_run(run_at(from, have, pitch, source_width, source_columns));
+        if (failed != 0 || straight) return {failed, from.file->descriptor};
+    }
+    if (item != 0) {
+        if (to.file != nullptr) turned.resize(width * columns);
+        auto *made = to.file != nullptr ? turned.data() : reinterpret_cast<std::byte *>(to.address);
+        const std::size_t made_pitch = to.file != nullptr ? width : to.pitch;
+        transpose(made, made_pitch, have, pitch, width / item, columns, item);
+        have = made, pitch = made_pitch;
+    }
+    if (to.file == nullptr) return {};
+    return {write_run(run_at(to, have, pitch, width, columns)), to.file->descriptor};
+}
 
 int read_run(const FileRun &run) {
     return move_run([&](iovec *some, int count, off_t at) { return preadv(run.descriptor, some, count, at); }, run);

@@ -30,6 +30,27 @@ constexpr int file_ended = -1;
 int read_run(const FileRun &run);
 int write_run(const FileRun &run);
 
+// Where a rectangle lies: in memory, or at an address that stands for a byte of a file.
+struct CopyEnd {
+    const HostFile *file;  // null: memory
+    std::uintptr_t address;
+    std::size_t pitch;  // from one column to the next
+};
+
+struct CopyResult {
+    int error = 0;  // as of `read_run`
+    int descriptor = -1;
+};
+
+// Copies columns of so many bytes, one end or both in files. If it transposes, elements have so many bytes, and columns
+// are rows of the source; else `transposed_bytes` is 0.
+CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t width, std::size_t columns,
+                           std::size_t transposed_bytes);
+
+// Makes columns of so many rows of what has them as rows.
+void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch, std::size_t rows,
+               std::size_t columns, std::size_t item);
+
 // The one of some files that an address stands for a byte of, or null.
 const HostFile *file_at(const std::vector<HostFile> &files, std::uintptr_t address);
 

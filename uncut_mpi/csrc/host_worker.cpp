@@ -20,14 +20,6 @@ constexpr std::chrono::microseconds pause{20};
 // was tried (8 to 128 each) this made 6 GB/s in f64, 3 in f32 and 2 in f16 where memcpy makes 17 to 20 (AMD EPYC).
 constexpr std::size_t block_rows = 16, block_columns = 128;
 
-template <std::size_t item>
-void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch, std::size_t rows,
-               std::size_t columns) {
-    for (std::size_t column = 0; column < columns; ++column)
-        for (std::size_t row = 0; row < rows; ++row)
-            std::memcpy(to + column * to_pitch + row * item, from + row * from_pitch + column * item, item);
-}
-
 double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -48,7 +40,7 @@ HostWorker::~HostWorker() {
 void HostWorker::start(const Work &work) {
     // Copies in memory take turns. Reads and writes of files wait for the disk, which is best at several at once.
     const auto uses_files = [](const HostLane &lane) {
-        return std::any_of(lane.steps.begin(), lane.steps.end(), [](const HostStep &step) { return step.file; });
+        return std::any_of(lane.steps.begin(), lane.steps.end(), [](const HostStep &step) { return step.has_file(); });
     };
     const auto of_files = std::count_if(work.lanes->begin(), work.lanes->end(), uses_files);
     {
@@ -152,10 +144,10 @@ bool HostWorker::advance(std::size_t number, bool signals_only, Result &result) 
 // Go on with a copy for a turn; whether it is made.
 bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
     if (lane.column == 0 && lane.row == 0) lane.began_s = now_s();
-    if (step.file) move(lane, step, result);
+    if (step.has_file()) move(lane, step, result);
     if (lane.failed) return true;
     const std::size_t item = step.transposed_bytes;
-    for (std::size_t left = step.file ? 0 : bytes_per_turn; left > 0 && lane.column < step.columns;) {
+    for (std::size_t left = step.has_file() ? 0 : bytes_per_turn; left > 0 && lane.column < step.columns;) {
         std::byte *const to = step.destination + lane.column * step.to_pitch + lane.row;
         std::size_t bytes = std::min(left, step.width - lane.row), columns = 1;
         if (item == 0) {
@@ -164,11 +156,7 @@ bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
             bytes = std::min(block_rows * item, step.width - lane.row);
             columns = std::min(block_columns, step.columns - lane.column);
             const std::byte *const from = step.source + lane.row / item * step.from_pitch + lane.column * item;
-            const auto make = item == 16  ? transpose<16>
-                              : item == 8 ? transpose<8>
-                              : item == 4 ? transpose<4>
-                                          : transpose<2>;
-            make(to, step.to_pitch, from, step.from_pitch, bytes / item, columns);
+            transpose(to, step.to_pitch, from, step.from_pitch, bytes / item, columns, item);
         }
         left -= std::min(left, bytes * columns);
         lane.row += bytes;
@@ -185,21 +173,26 @@ bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
 // Go on with a copy from or to a file for a turn. If that fails, all ranks leave out what is left.
 void HostWorker::move(Lane &lane, const HostStep &step, Result &result) {
     if (lane.column == step.columns) return;
-    const bool whole = lane.row == 0 && step.width <= bytes_per_turn;
-    const std::size_t columns = whole ? std::min(step.columns - lane.column, bytes_per_turn / step.width) : 1;
-    const std::size_t bytes = whole ? step.width : std::min(bytes_per_turn, step.width - lane.row);
-    const auto at = [&](std::size_t pitch) { return lane.column * pitch + lane.row; };
-    std::byte *const to = step.destination + at(step.to_pitch);
-    const std::byte *const from = step.source + at(step.from_pitch);
-    const auto in_file = reinterpret_cast<std::uintptr_t>(step.writes_file ? to : from) - step.file->begin;
-    const int failed = step.writes_file
-                           ? write_run({step.file->descriptor, static_cast<std::int64_t>(in_file),
-                                        const_cast<std::byte *>(from), bytes, columns, step.to_pitch, step.from_pitch})
-                           : read_run({step.file->descriptor, static_cast<std::int64_t>(in_file), to, bytes, columns,
-                                       step.from_pitch, step.to_pitch});
-    if (failed != 0) {
-        result.file_error = failed;
-        result.descriptor = step.file->descriptor;
+    const std::size_t item = step.transposed_bytes;
+    std::size_t columns = step.columns, bytes = step.width;
+    if (item != 0) {  // some rows of all columns, which are whole runs of the source
+        const std::size_t rows = std::max<std::size_t>(1, bytes_per_turn / (columns * item));
+        bytes = std::min(step.width - lane.row, rows * item);
+    } else if (lane.row == 0 && step.width <= bytes_per_turn) {
+        columns = std::min(step.columns - lane.column, bytes_per_turn / step.width);
+    } else {
+        columns = 1;
+        bytes = std::min(bytes_per_turn, step.width - lane.row);
+    }
+    const std::size_t to_offset = lane.column * step.to_pitch + lane.row;
+    const std::size_t from_offset =
+        item != 0 ? lane.row / item * step.from_pitch : lane.column * step.from_pitch + lane.row;
+    const CopyEnd to{step.to_file, reinterpret_cast<std::uintptr_t>(step.destination) + to_offset, step.to_pitch};
+    const CopyEnd from{step.from_file, reinterpret_cast<std::uintptr_t>(step.source) + from_offset, step.from_pitch};
+    const CopyResult moved = copy_with_files(to, from, bytes, columns, item);
+    if (moved.error != 0) {
+        result.file_error = moved.error;
+        result.descriptor = moved.descriptor;
         result.operation = step.operation;
         lane.failed = true;
         std::uint64_t said = std::atomic_ref(*work_.abort);

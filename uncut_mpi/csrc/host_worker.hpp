@@ -28,8 +28,9 @@ struct HostStep {
     std::byte *destination;
     const std::byte *source;
     std::size_t width, columns, to_pitch, from_pitch, transposed_bytes;
-    const HostFile *file;  // that one of the two lies in, or null
-    bool writes_file;
+    const HostFile *to_file, *from_file;  // that they lie in, or null
+
+    bool has_file() const { return to_file != nullptr || from_file != nullptr; }
 };
 
 struct HostLane {

@@ -48,38 +48,15 @@ class FileWindow:
         """Return whether an address is one of its bytes."""
         return 0 <= address - self.address < self.nbytes
 
-    def copy(self, at: int, address: int, shape: tuple[int, int], file_pitch: int, pitch: int, *, writes: bool) -> None:
-        """
-        Read columns of the file into memory, or write them.
+    def shorter(self) -> DataFileError:
+        """Return the error of a file that has become shorter."""
+        return DataFileError(f"{self.path} changed while it was in use: it has become shorter")
 
-        Parameters
-        ----------
-        at : int
-            Address in the window of the first byte.
-        address : int
-            Of the memory.
-        shape : tuple of int
-            Bytes of a column, and columns.
-        file_pitch, pitch : int
-            From one column to the next (bytes).
-        writes : bool
-            Whether the file is written.
-
-        Raises
-        ------
-        DataFileError
-            If that fails, or the file ends before.
-        """
-        code = _native.copy_of_file(self.descriptor, at - self.address, address, *shape, file_pitch, pitch, writes)
-        if code:
-            raise self.error(code, writes=writes)
-
-    def error(self, code: int, *, writes: bool | None = None) -> DataFileError:
+    def error(self, code: int) -> DataFileError:
         """Return the error of an error number of the system, or of a file that ended too early."""
         if code == _ENDED:
-            return DataFileError(f"{self.path} changed while it was in use: it has become shorter")
-        what = {True: "written", False: "read", None: "read or written"}[writes]
-        return DataFileError(f"{self.path} cannot be {what}: {os.strerror(code)}")
+            return self.shorter()
+        return DataFileError(f"{self.path} cannot be read or written: {os.strerror(code)}")
 
 
 class FileWindows:
@@ -104,6 +81,39 @@ class FileWindows:
     def at(self, address: int) -> FileWindow | None:
         """Return the window that an address is in."""
         return next((one for one in self._windows if one.holds(address)), None)
+
+    def copy(
+        self, to: int, to_pitch: int, source: int, pitch: int, shape: tuple[int, int], transposed_bytes: int = 0
+    ) -> None:
+        """
+        Copy columns, one end or both in files.
+
+        Parameters
+        ----------
+        to, source : int
+            Address of the first byte.
+        to_pitch, pitch : int
+            From one column to the next (bytes).
+        shape : tuple of int
+            Bytes of a column, and columns, of what is written.
+        transposed_bytes : int, optional
+            Of an element, if columns are rows of the source.
+
+        Raises
+        ------
+        DataFileError
+            If a file cannot be read or written, or ends before.
+        """
+        ends = []
+        for address, apart in ((to, to_pitch), (source, pitch)):
+            window = self.at(address)
+            file = (0, 0, -1) if window is None else (window.address, window.nbytes, window.descriptor)
+            ends.append((*file, address, apart))
+        code, descriptor = _native.copy_with_files(ends[0], ends[1], *shape, transposed_bytes)
+        if code:
+            failed = self.of(descriptor)
+            assert failed is not None  # it is one of ours
+            raise failed.error(code)
 
     def of(self, descriptor: int) -> FileWindow | None:
         """Return the window of a descriptor."""

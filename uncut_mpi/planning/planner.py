@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError
+from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import FILE_CALL_S, FILE_GB_PER_S
 from uncut_mpi.model.machine import Machine
@@ -113,6 +113,7 @@ def plan_several(
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
     straight = placement.straight(num_ranks)
+    refusals: list[UncutError] = []
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
     if problem.copies or (not problem.has_product and placement.in_parts):
         made_here = without_product.schedule(problem, straight, machine, options)
@@ -121,14 +122,16 @@ def plan_several(
         made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
         several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     else:
-        searched_on = _behind_a_disk(machine) if files else machine
-        several = [
-            Planned(one.schedule, one.predicted_s, one.options)
-            for asked in _searched(problem, num_ranks, options, files)
-            for one in varied(search(problem, straight, num_ranks, searched_on, asked).candidates, max(1, options.tune))
-        ]
+        searched_on, several = _behind_a_disk(machine) if files else machine, []
+        for asked in _searched(problem, num_ranks, options, files):
+            try:
+                found = search(problem, straight, num_ranks, searched_on, asked).candidates
+            except (CapacityError, PlanError) as error:  # another way to begin may need less
+                refusals.append(error)
+                continue
+            found = varied(found, max(1, options.tune))
+            several += [Planned(one.schedule, one.predicted_s, one.options) for one in found]
     fit: list[Planned] = []
-    refusals: list[CapacityError] = []
     for planned in several:
         try:
             fit.append(_staged(planned, placement, private, machine, options.host_memory, files))

@@ -108,7 +108,7 @@ def stage(
     ]
     pieces = _bytes_of_pieces(schedule, moved, host_memory)
     if pieces:
-        schedule = _in_pieces(schedule, pieces, turned)
+        schedule = _in_pieces(schedule, pieces)
         made, uses = _as_stored(schedule, placement), _Uses.of(schedule)
         uses.in_place[turned[uses.buffer]] = False
     work = _Work(schedule, made, uses, turned)
@@ -269,12 +269,11 @@ def _bytes_of_pieces(schedule: Schedule, moved: Sequence[int], host_memory: int)
     }
 
 
-def _in_pieces(schedule: Schedule, pieces: Mapping[int, int], turned: np.ndarray) -> Schedule:
+def _in_pieces(schedule: Schedule, pieces: Mapping[int, int]) -> Schedule:
     """Return a schedule whose copies from and to some buffers are divided by columns, one behind the other."""
     tasks, regions, item = schedule.tasks, schedule.regions, schedule.problem.dtype.itemsize
     most = np.full(len(schedule.buffers), np.iinfo(np.int64).max)
     most[[*pieces]] = [*pieces.values()]
-    most[turned] = np.iinfo(np.int64).max
     copies = np.flatnonzero((tasks["kind"] == Kind.COPY) & (tasks["num_operands"] == 2))
     ends = schedule.operands["region"][tasks["first_operand"][copies][:, None] + np.arange(2)]
     plain = schedule.operands["op"][tasks["first_operand"][copies] + 1] == Op.N

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from uncut_mpi.device.files import FileWindow, FileWindows
+from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
@@ -110,25 +110,23 @@ class Copy:
 
 
 class FileCopy:
-    """Moves one region from a file, or to it."""
+    """Moves one region, from a file or to one."""
 
-    __slots__ = ("_arguments", "_window", "_writes", "copy_bytes", "write")
+    __slots__ = ("_arguments", "_files", "copy_bytes", "write")
 
-    def __init__(self, write: Operand, reads: list[Operand], window: FileWindow) -> None:
-        writes = window.holds(write.place[0])
-        there = write if writes else reads[0]
-        memory = reads[0] if writes else write
-        if len(reads) != 1 or window.holds(memory.place[0]) or reads[0].place[1:3] != write.place[1:3]:
-            raise ScheduleError("only copies read and write files, without transposing, and their other end is memory")
-        item = write.dtype.itemsize
-        self.write, self.copy_bytes = write, write.array.nbytes
-        self._window, self._writes = window, writes
+    def __init__(self, write: Operand, reads: list[Operand], files: FileWindows) -> None:
+        if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].conjugated:
+            raise ScheduleError(f"a COPY of a file reads {_shapes(reads)} and writes {_shapes([write])}")
+        (source,), item = reads, write.dtype.itemsize
+        self.write, self.copy_bytes, self._files = write, write.array.nbytes, files
+        turns = source.place[1:3] != write.array.shape or source.place[5] is not Op.N
         shape = write.place[1] * item, write.place[2]
-        self._arguments = there.place[0], memory.place[0], shape, there.place[3] * item, memory.place[3] * item
+        ends = write.place[0], write.place[3] * item, source.place[0], source.place[3] * item
+        self._arguments = *ends, shape, item if turns else 0
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
-        self._window.copy(*self._arguments, writes=self._writes)
+        self._files.copy(*self._arguments)
 
 
 class Gemm:
@@ -333,11 +331,10 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
             raise ScheduleError(f"task {tasks[index]} ({Code(code).name}) has no operands")
         try:
             operands = [_operand(program, addresses, first[index] + i) for i in range(count[index])]
-            window = next((found for one in operands if (found := files.at(one.place[0]))), None)
-            if window is None:
-                bodies.append(_KINDS[Code(code)](operands[0], operands[1:], scratch))
+            if any(files.at(one.place[0]) for one in operands) and code == Code.COPY:
+                bodies.append(FileCopy(operands[0], operands[1:], files))
             else:
-                bodies.append(FileCopy(operands[0], operands[1:], window))
+                bodies.append(_KINDS[Code(code)](operands[0], operands[1:], scratch))
         except ScheduleError as error:
             raise ScheduleError(f"task {tasks[index]}: {error}") from None
     scratch.allocate()

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
@@ -136,6 +136,8 @@ def _places(
     if options.row_shares is None and options.col_shares is None:
         return grid, devices, paralia.predict(problem, placement, machine, devices, max_hops=hops).ratios
     grid.check_shares(options.row_shares, options.col_shares)
+    for matrix in MATRICES:
+        placement.of(matrix)  # raises where it is in parts, which tiles that are dealt out know nothing of
     rows, cols = options.row_shares or (1.0,) * grid.rows, options.col_shares or (1.0,) * grid.cols
     whole = math.fsum(rows) * math.fsum(cols)
     places = map(grid.position, range(grid.size))
