@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import os
 import random
+import shutil
+import tempfile
 
 import numpy as np
 
@@ -132,6 +136,20 @@ def cut_up(session, rng, data, orders):
     return session.distribute_parts(mine, shape=data.shape, dtype=data.dtype), mine
 
 
+def in_file(session, data, order):
+    """Return `data` as a matrix in a file, which has no name any more."""
+    folder = session.gather_values(tempfile.mkdtemp() if session.rank == 0 else None)[0]
+    path = os.path.join(folder, "x.npy")
+    if session.rank == 0:
+        np.save(path, np.array(data, order=order))
+    session.barrier()
+    matrix = session.open_file(path, dtype=DType.parse(data.dtype), mode="r+")
+    session.barrier()
+    if session.rank == 0:
+        shutil.rmtree(folder)
+    return matrix
+
+
 def random_blocking(rng, size):
     """Return options of kblocks for so many ranks."""
     order, combine = rng.choice(BLOCK_ORDERS), rng.choice(COMBINES)
@@ -157,6 +175,14 @@ def random_blocking(rng, size):
     )
 
 
+def random_matrix(session, rng, data, orders):
+    """Return `data` as a matrix that is dealt, cut up or in a file."""
+    how = rng.random()
+    if how < 0.2:
+        return in_file(session, data, orders[0])
+    return cut_up(session, rng, data, orders)[0] if how < 0.6 else distributed(session, rng, data, orders)
+
+
 def random_product(session, seed):
     """Multiply matrices in any parts with any options, and return what is wrong with C here. Collective."""
     rng = random.Random(seed)
@@ -168,13 +194,20 @@ def random_product(session, seed):
     problem = GemmProblem(m, n, k, dtype, reads_c=beta != 0, scales_only=alpha == 0)
     data = interpret.random_data(problem, seed, alpha=alpha, beta=beta)
     inputs = [op_of(how, one) for one, how in zip((data.a, data.b), trans, strict=True)]
-    a, b = (
-        cut_up(session, rng, one, order)[0] if rng.random() < 0.5 else distributed(session, rng, one, order)
-        for one, order in zip(inputs, orders[:2], strict=True)
-    )
-    c, mine = cut_up(session, rng, data.c, orders[2])
-    options = random_blocking(rng, session.size) if rng.random() < 0.9 else None
-    session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans[0], trans_b=trans[1], options=options)
+    a, b = (random_matrix(session, rng, one, order) for one, order in zip(inputs, orders[:2], strict=True))
+    if result_in_file := rng.random() < 0.2:
+        c, mine = in_file(session, data.c, orders[2][0]), []
+    else:
+        c, mine = cut_up(session, rng, data.c, orders[2])
+    options = random_blocking(rng, session.size) if rng.random() < 0.9 else ScheduleOptions()
+    options = dataclasses.replace(options, host_memory=rng.choice((0, 2000, 5000, 20000, 100_000)))
+    try:
+        session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans[0], trans_b=trans[1], options=options)
+    except um.CapacityError:  # of rings: the same on all ranks
+        options = dataclasses.replace(options, host_memory=1 << 20)
+        session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans[0], trans_b=trans[1], options=options)
+    if result_in_file:
+        mine = [(session.download(c).array, (0, 0))]
     result, bound = interpret.reference(problem, data)
     wrong = ""
     for part, (top, left) in mine:

@@ -278,10 +278,12 @@ class Call:
         if self._planned or self._traced:
             calls.group.barrier()
         calls.running = executable
-        self.report = report = executable.run(
-            alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=calls.timeout_s, traced=self._traced
-        )
-        calls.running = None
+        try:
+            self.report = report = executable.run(
+                alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=calls.timeout_s, traced=self._traced
+            )
+        finally:
+            calls.running = None
         calls.counters.add(report)
         error = report.error
         try:
