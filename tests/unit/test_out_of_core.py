@@ -243,3 +243,12 @@ def test_thin_k_blocks_that_memory_cuts_into_many_steps_are_refused() -> None:
     options = ScheduleOptions(scheduler="kblocks", blocking=Blocking(block=1, columns=1), device_memory=1 << 24)
     with pytest.raises(PlanError, match=r"blocks of C on each rank, one after the other, and 100000 k-blocks"):
         plan(GemmProblem(9000, 9000, 100_000, DType.f64), Placement.parse("h,h,h"), 1, Machine.uniform(1), options)
+
+
+@pytest.mark.parametrize("grid", [(1, 2), (2, 1)])
+def test_a_grid_that_is_asked_for_is_kept_where_memory_is_short(grid: tuple[int, int]) -> None:
+    problem, options = GemmProblem(4096, 4096, 4096, DType.f64), ScheduleOptions(grid=grid, device_memory=1 << 27)
+    made = plan(problem, Placement.parse("h,h,h"), 2, Machine.uniform(2), options)
+    assert made.schedule.grid == grid
+    assert made.options.blocking.in_rings
+    assert made.schedule.softbuf_bytes().max() <= 1 << 27

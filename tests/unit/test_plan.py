@@ -82,6 +82,13 @@ def test_a_plan_tries_nothing():
         parse(["--options", '{"tune": 3}'])
 
 
+def test_a_plan_knows_no_memory_for_copies(capsys):
+    with pytest.raises(ParamError, match="host_memory in --options"):
+        parse(["--options", '{"host_memory": 3000}'])
+    assert main(["--host-memory", "3MB"]) == 2
+    assert "--host-memory" in capsys.readouterr().err
+
+
 def test_nothing_given_plans_something_sensible():
     given = parse([])
     assert (given.problem.m, given.problem.n, given.problem.k) == (8192, 8192, 8192)

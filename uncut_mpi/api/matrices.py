@@ -191,26 +191,8 @@ class MatrixStore:
             mine += self._lines_in(file, writeable=writeable)
         except BaseException as caught:  # as in `_deal`
             error = caught
-        try:
-            agreement.collective_result(self._group, error, "opening a matrix file")
-            self._check_same(file, mine)
-        except BaseException:
-            self._let_go([one.grip for one in mine])
-            raise
         layout = Layout.cols() if file.order == "F" else Layout.rows()
         return self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
-
-    def _check_same(self, file: MatrixFile, mine: Sequence[_Mine]) -> None:
-        """Raise DataFileError on all ranks if a path means another file to some of them."""
-        found = [one.known.held.pieces[0].memory for one in mine]
-        by_rank = [names[0] for names in self._group.allgather_objects(found) if names]
-        if len({*by_rank}) > 1:
-            raise agreed(
-                DataFileError(
-                    f"{file.path} is not the same file on all ranks: name it by a path that all of them see "
-                    "(os.path.abspath), on a file system that they share"
-                )
-            )
 
     # -- using -------------------------------------------------------------------------------
 
@@ -430,6 +412,13 @@ class MatrixStore:
         try:
             agreement.collective_result(self._group, error, "registering a matrix")
             of_ranks = self._group.allgather_objects([one.known for one in mine])
+            if len({one.held.pieces[0].memory for of_rank in of_ranks for one in of_rank if file}) > 1:
+                raise agreed(
+                    DataFileError(
+                        f"{file} is not the same file on all ranks: name it by a path that all of them see "
+                        "(os.path.abspath), on a file system that they share"
+                    )
+                )
             try:
                 if layout is None:
                     assert shape is not None  # which is no option without a layout
@@ -476,7 +465,7 @@ class MatrixStore:
         array = lines if file.order == "F" else lines.T
         pieces = (Piece(object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._group.rank), file.order, length)
-        held = HeldPart(part, self._group.rank, pieces, None, 0, f"it lies in the file {file.path}", True)
+        held = HeldPart(part, self._group.rank, pieces, None, 0, f"it lies in the file {file.path}")
         return [_Mine(None, array, GivenArray(held, file.dtype, writeable), _Grip(address, window=window))]
 
     def _describe(self, given: Any, start: Start, kind: DType | None) -> _Mine:

@@ -51,8 +51,6 @@ class HeldPart:
     obstacle : str
         Why its owner alone can use it: device memory cannot be exported, private host memory not be page-locked, or it
         lies in a file. Empty if others can.
-    in_file : bool
-        Whether that is why.
     """
 
     part: Part
@@ -61,7 +59,6 @@ class HeldPart:
     handle: bytes | None = None
     offset_bytes: int = 0
     obstacle: str = ""
-    in_file: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

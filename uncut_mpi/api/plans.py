@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from uncut_mpi.api.matrix import HeldPart, MatrixInfo
+from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
@@ -189,7 +189,7 @@ class PlanKey:
         )
         problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
         placement = Placement(places[0], Location.host(), places[1])
-        parts = [*a.parts, None, *c.parts]  # B, in one part, is not read
+        parts = [*_obstacles(a), ("", False), *_obstacles(c)]  # B, in one part, is not read
         return cls(problem, placement, choices.options, *_private(parts), (both, both, both))
 
     @property
@@ -233,12 +233,17 @@ def _where(info: MatrixInfo, order: Order) -> Where:
 
 def private_of(problem: GemmProblem, infos: Infos) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`), and those in files."""
-    return _private([held for info in in_schedule_order(problem, infos) for held in info.parts])
+    return _private([part for info in in_schedule_order(problem, infos) for part in _obstacles(info)])
 
 
-def _private(parts: Sequence[HeldPart | None]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    private = tuple(at for at, held in enumerate(parts) if held is not None and held.obstacle)
-    return private, tuple(at for at in private if (held := parts[at]) is not None and held.in_file)
+def _obstacles(info: MatrixInfo) -> list[tuple[str, bool]]:
+    """Return of each part why its owner alone can use it, and whether it lies in a file."""
+    return [(held.obstacle, bool(info.file)) for held in info.parts]
+
+
+def _private(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    private = tuple(at for at, (obstacle, _) in enumerate(parts) if obstacle)
+    return private, tuple(at for at in private if parts[at][1])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference

@@ -29,8 +29,6 @@ class FileArray:
         Their type.
     """
 
-    ndim = 2
-
     def __init__(self, file: MatrixFile, rows: _Places | None = None, cols: _Places | None = None) -> None:
         self._file = file
         self._rows = range(file.rows) if rows is None else rows

@@ -11,6 +11,7 @@ import uncut_mpi
 from uncut_mpi.command.flag_values import (
     MOST_EXTENT,
     MOST_RANKS,
+    bytes_of,
     dtype_of,
     is_number,
     numbers,
@@ -141,6 +142,13 @@ def make_parser() -> argparse.ArgumentParser:
         help="machine to plan for, of as many ranks: one that ships with the package, a file, or uniform (equal links "
         "and devices); default: what is there, as it was measured",
     )
+    machine.add_argument(
+        "--host-memory",
+        type=bytes_of,
+        metavar="BYTES",
+        help="what each rank may use of host memory for copies of matrices that no device reaches: those in files, or "
+        "in private memory that cannot be page-locked. Default: half of what is free, shared by the ranks",
+    )
     add_schedule(parser)
     _add_run(parser.add_argument_group("run and report"))
     return parser
@@ -155,7 +163,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         most_used=_MOST_USED_OF_PLAN,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=None)
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=None, host_memory=None)
     _add_problem(parser.add_argument_group("problem"), "default 8192", files=False)
     group = parser.add_argument_group("machine")
     group.add_argument(

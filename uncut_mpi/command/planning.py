@@ -112,6 +112,11 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     options = options_of(given)
     if options.tune:
         raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
+    if options.host_memory:
+        raise ParamError(
+            "host_memory in --options: it is for copies of matrices that no device reaches, of which --place knows "
+            "none; leave it out"
+        )
     return PlanArguments(
         problem=GemmProblem(
             m,

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from uncut_mpi.model.locations import Location
 from uncut_mpi.model.places import Dealt, Place
 from uncut_mpi.model.positions import Orders, runs
 from uncut_mpi.model.problem import Order
+
+_LONG_S: Final = 1.0
+"""Calls that are expected to take longer, or took longer, show how far they are."""
 
 
 class Multiplies(Protocol):
@@ -216,19 +219,21 @@ def measure(
         Called before the last timed call, outside its time; not at all where none is timed.
     """
 
-    def once() -> float:
-        with Watch("multiplying", plan.progress) if session.rank == 0 else contextlib.nullcontext():
+    def once(expected_s: float) -> float:
+        # No thread is begun beside a call that is soon over.
+        watched = session.rank == 0 and expected_s > _LONG_S
+        with Watch("multiplying", plan.progress) if watched else contextlib.nullcontext():
             return timed_call(session, plan, arguments)
 
-    first = once()
+    first = once(plan.summary.predicted_s)
     warmups = 0
     while plan.tuning or warmups < arguments.warmup:
-        once()
+        once(first)
         warmups += 1
-    samples = [once() for _ in range(arguments.repeat - 1)]
+    samples = [once(first) for _ in range(arguments.repeat - 1)]
     if arguments.repeat:
         prepare_last()
-        samples.append(once())
+        samples.append(once(first))
     timed = slowest(session, [planned_s, first, planned_s + first, *samples])
     return Timing(timed[0], timed[1], timed[2], timed[3:])
 

@@ -95,14 +95,6 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         "all",
     )
     group.add_argument(
-        "--host-memory",
-        type=bytes_of,
-        metavar="BYTES",
-        help="what each rank may use of host memory for copies of matrices that no device reaches: those in files, or "
-        "in private memory that cannot be page-locked. Default: half of what is free, shared by the ranks; for plan as "
-        "much as they take",
-    )
-    group.add_argument(
         "--options",
         type=options_of,
         metavar="JSON|FILE",

@@ -153,14 +153,13 @@ def _searched(
     Whole lines follow one another on the disk. Those of A in rows and of B in columns are whole where all of k is
     summed at once. A search that begins with a few steps of k does not come to that.
     """
-    asked = options.blocking
-    free = options.grid is None and options.areas is None and not (asked.rows or asked.block or asked.first)
-    if not files or not free or asked.in_rings:
+    blocking, ranks = options.blocking, len(options.computing_ranks(num_ranks))
+    free = options.grid is None and options.areas is None and not (blocking.rows or blocking.block or blocking.first)
+    if not files or not free or blocking.in_rings:
         return [options]
-    ranks, blocking = len(options.computing_ranks(num_ranks)), options.blocking
     at_once = {"rows": 1, "first": problem.k, "block": problem.k}
-    whole = [changed(options, grid=grid, blocking=changed(blocking, **at_once)) for grid in ((1, ranks), (ranks, 1))]
-    return [options, *whole]
+    grids = dict.fromkeys([(1, ranks), (ranks, 1)])
+    return [options, *(changed(options, grid=grid, blocking=changed(blocking, **at_once)) for grid in grids)]
 
 
 def _behind_a_disk(machine: Machine) -> Machine:

@@ -176,8 +176,8 @@ class _Work:
         ring, first = Ring(columns), np.empty(len(moved), np.int64)
         lanes, corners = schedule.tasks["lane"][uses.task[moved]].tolist(), regions[CORNERS].tolist()
         written = uses.written[moved].tolist()
-        for number, task in enumerate(uses.task[moved].tolist()):
-            first[number] = ring.use(task, lanes[number], corners[number], writes=written[number])
+        for at_use, task in enumerate(uses.task[moved].tolist()):
+            first[at_use] = ring.use(task, lanes[at_use], corners[at_use], writes=written[at_use])
         ring.end()
         self._awaits += ring.awaits
         instead = regions.copy()
@@ -194,11 +194,13 @@ class _Work:
         unused["row"], unused["col"], unused["rows"], unused["cols"] = 0, 0, 1, 1
         self._regions[0][self._regions[0]["buffer"] == ours] = unused
         numbers = {id(copy): len(self._copies) + place for place, copy in enumerate(ring.copies)}
+        number = 1 + 2 * (user % MOST_RINGS)
+        ways = {copy.inward for copy in ring.copies}
+        lanes_of = {inward: self._lane(user, number + (not inward)) for inward in sorted(ways, reverse=True)}
         for place, copy in enumerate(ring.copies):
             ends = (in_ring + place, own + place) if copy.inward else (own + place, in_ring + place)
-            lane = self._lane(user, 1 + 2 * (user % MOST_RINGS) + (not copy.inward))
             before = [numbers[id(one)] for one in copy.copies]
-            made = _Copy(lane, *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
+            made = _Copy(lanes_of[copy.inward], *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
             self._copies.append(made)
 
     def schedule(self, files: Collection[int]) -> Schedule:

@@ -150,8 +150,7 @@ class CudaExecutable(Executable):
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
         self._native = self._kept = None
-        if hasattr(self, "board"):  # which is the caller's
-            del self.board
+        vars(self).pop("board", None)  # which is the caller's
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
