@@ -412,6 +412,9 @@ Code cublasSgemm_v2_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_
 Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, const void *alpha,
                      const void *a, int type_a, std::int64_t lda, const void *b, int type_b, std::int64_t ldb,
                      const void *beta, void *c, int type_c, std::int64_t ldc, int compute, int) {
+    // Some kernels of the real one read a complex factor as one whole and die where it lies elsewhere.
+    const std::size_t size = type_a == type_c_64f ? 16 : type_a == type_c_32f ? 8 : 4;
+    if (reinterpret_cast<Address>(alpha) % size != 0 || reinterpret_cast<Address>(beta) % size != 0) return 7;
     if (type_a == type_r_32f) {
         if (type_b != type_r_32f || type_c != type_r_32f || compute != blas_compute_32f_fast_tf32) return 15;
         return gemm("cublasGemmEx_64 in TF32", h, ta, tb, m, n, k, *static_cast<const float *>(alpha),

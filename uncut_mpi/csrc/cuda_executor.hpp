@@ -279,8 +279,9 @@ class Run {
     const bool traced_;
     const std::uint32_t epoch_;
     const std::uint64_t call_;  // its value in the abort word
-    const std::array<std::complex<double>, 4> factors_;
-    const std::array<std::complex<float>, 4> factors_f32_;
+    // cuBLAS reads a complex factor as one of its own types, which lie at multiples of their size.
+    alignas(16) const std::array<std::complex<double>, 4> factors_;
+    alignas(8) const std::array<std::complex<float>, 4> factors_f32_;
     const std::int64_t most_outstanding_, created_before_;
     const Clock::duration timeout_;
     const Clock::time_point began_;
