@@ -9,7 +9,9 @@ that a lane of the host reads ahead as far as its ring has room.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -93,7 +95,7 @@ class Ring:
 
     def __init__(self, columns: int) -> None:
         self._columns, self._head = columns, 0
-        self._slots: list[_Slot] = []
+        self._slots: list[_Slot] = []  # by column
         self._there: dict[Region, _Slot] = {}
         self._ways_out: list[RingCopy] = []
         self._is_written = False
@@ -146,8 +148,10 @@ class Ring:
         users: dict[int, int] = {}
         copies: list[RingCopy] = []
         left: list[_Slot] = []
-        gone = [old for old in self._slots if old.column < start + width and start < old.column + old.width]
-        for old in gone:
+        first = bisect.bisect_right(self._slots, start, key=operator.attrgetter("column"))
+        first -= first > 0 and self._slots[first - 1].column + self._slots[first - 1].width > start
+        last = bisect.bisect_left(self._slots, start + width, key=operator.attrgetter("column"))
+        for old in self._slots[first:last]:
             self._leave(old)
             if self._there.get(old.region) is old:
                 del self._there[old.region]
@@ -158,7 +162,7 @@ class Ring:
             left += old.without(start, start + width)
         self._head = start + width
         slot = self._there[region] = _Slot(region, start, width)
-        self._slots = [*(one for one in self._slots if one not in gone), *left, slot]
+        self._slots[first:last] = sorted([*left, slot], key=operator.attrgetter("column"))
         return slot, sorted(users.values()), copies
 
     def _leave(self, slot: _Slot) -> None:
