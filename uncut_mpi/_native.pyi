@@ -448,6 +448,7 @@ class SimulatedMachine:
     host_copy_rate: float
     file_rate: float
     file_call_s: float
+    on_disk: bool
     host_transposed_rate: float
     transposing_share: float
     call_s: float

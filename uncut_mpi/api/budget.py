@@ -7,6 +7,7 @@ from typing import Final
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, agreed
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.segments import available_bytes
 from uncut_mpi.spmd.agreement import by_rank
 from uncut_mpi.spmd.group import Group
@@ -14,9 +15,6 @@ from uncut_mpi.units import bytes_text
 
 USUAL_PART: Final = 0.8
 """What of the free memory plans use where nobody says: the program and libraries take some later."""
-
-USUAL_HOST_PART: Final = 0.5
-"""The same of host memory, for copies of what no device reaches: the program's matrices and the system need some."""
 
 STEPS: Final = 16
 """The usual budget is a multiple of this part of a device's memory, so that plans are the same from run to run."""
@@ -96,5 +94,4 @@ class Budget:
                     f"{bytes_text(free)} of the host memory that is free: ask for less, free some, or leave it out"
                 )
             )
-        usual = int(USUAL_HOST_PART * free)
-        return asked or 1 << max(0, usual.bit_length() - 1)  # a power of two: so plans are the same from run to run
+        return asked or usual_room(free)

@@ -33,6 +33,7 @@ struct SimulatedMachine {
     double host_copy_rate = 0;  // bytes per second of a rank's worker
     double file_rate = 0;       // bytes per second of the disk, and what each call of the system takes
     double file_call_s = 0;
+    bool on_disk = false;             // whether what is in host memory stands for what is in files
     double host_transposed_rate = 0;  // elements per second that it transposes
     double transposing_share = 1;     // of a COMBINE's rate, at which a device transposes
     double combine_start = 0;

@@ -156,6 +156,7 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("host_copy_rate", &SimulatedMachine::host_copy_rate)
         .def_rw("file_rate", &SimulatedMachine::file_rate)
         .def_rw("file_call_s", &SimulatedMachine::file_call_s)
+        .def_rw("on_disk", &SimulatedMachine::on_disk)
         .def_rw("host_transposed_rate", &SimulatedMachine::host_transposed_rate)
         .def_rw("transposing_share", &SimulatedMachine::transposing_share)
         .def_rw("call_s", &SimulatedMachine::call_s)

@@ -140,17 +140,19 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
         body.engine = task.rank * ways + 3;
         limit = m_.host_copy_rate;
         if (operand(task, 1).op != 0) limit = std::min(limit, m_.host_transposed_rate * static_cast<double>(item));
-        if (source.medium != 0 || target.medium != 0) {
-            // Ranks take turns at the disk. Columns that do not follow one another in the file are calls of their own.
-            const bool whole = (source.medium != 0 ? from.rows == source.ld : to.rows == target.ld);
-            body.engine = 3;
-            limit = m_.file_rate;
-            body.amount += limit * m_.file_call_s * static_cast<double>(whole ? 1 : to.cols);
-        }
+        if (source.medium != 0 || target.medium != 0) there = source.medium != 0 ? &from : &to;
+    }
+    const bool in_file = there != nullptr && (m_.on_disk || t_.buffers[there->buffer].medium != 0);
+    if (in_file) {
+        // Ranks take turns at the disk. Columns that do not follow one another in the file are calls of their own.
+        const bool whole = there->rows == t_.buffers[there->buffer].ld;
+        body.engine = 3;
+        limit = m_.file_rate;
+        body.amount += limit * m_.file_call_s * static_cast<double>(whole ? 1 : to.cols);
     }
     const std::size_t link = link_of(from_at, to_at);
     limit = std::min(limit, m_.bandwidth[link]);
-    const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
+    const bool contiguous = in_file || to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
     if (!contiguous && to.rows > 0 && there != nullptr) {
         // Memory of all ranks begins at a line (segments.py), a caller's own anywhere.
         const BufferRecord &memory = t_.buffers[there->buffer];

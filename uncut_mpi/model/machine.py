@@ -18,7 +18,7 @@ from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, word
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.ports import Port, fair_rates
+from uncut_mpi.model.ports import DISK, Port, fair_rates
 from uncut_mpi.model.remade import Remade
 
 FORMAT_VERSION: Final = 9
@@ -317,6 +317,11 @@ class Machine(Remade):
             GB/s from the host and to the host; 0 for a way that is idle. Max-min fair under `ports`.
         """
         return _host_rates(self, self._ranks("ranks", ranks), flag("inward", inward), flag("outward", outward))
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether what lies in host memory stands for what lies in files (`uncut_mpi.planning.planner`)."""
+        return any(port.name == DISK for port in self.ports)
 
     def _ranks(self, name: str, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ranks of this machine that a caller names."""

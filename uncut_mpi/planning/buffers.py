@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import numpy as np
@@ -68,11 +68,16 @@ class Buffers:
         """Return the buffers as records."""
         return np.array(self._records, BUFFER_DTYPE)
 
-    def check_capacity(self, machine: Machine) -> None:
-        """Raise `CapacityError` for the first rank whose panels do not fit, or if the host has too little memory."""
+    def check_capacity(self, machine: Machine, files: Collection[int] = ()) -> None:
+        """
+        Raise `CapacityError` for the first rank whose panels do not fit, or if the host has too little memory.
+
+        Those of the caller's buffers that are in files take none of it.
+        """
         check_capacity(self.arena_bytes[: self.num_ranks], *self._about, machine)
         needed, total = sum(self.arena_bytes[self.num_ranks :]), int(machine.host_bytes[0])
         there = _resident_bytes(*self._about)[self.num_ranks]
+        there -= int(buffer_bytes(user_table(*self._about)[[*files]]).sum())
         if needed and needed + there > total > 0:
             raise CapacityError(
                 f"{bytes_text(there + needed)} of host memory are needed ({bytes_text(there)} for the matrices there "

@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from uncut_mpi.model.costs import FILE_CALL_S
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -146,6 +147,9 @@ class _Model:
         self._shape = machine.gemm_shape.get(problem.dtype.name)
         self._multiprocessors = int(machine.multiprocessors[list(ranks)].min())
         self._item, self._sum = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
+        # What a column of a region takes of the disk besides, which is a run in a file; all ranks take turns there.
+        self.on_disk = machine.on_disk
+        self._call_s = len(ranks) * FILE_CALL_S if machine.on_disk else 0.0
         # What several ranks need of a matrix in host memory each of them takes a part of.
         self._share_a = 1 / extents.ranks_along if placement.in_host(Matrix.A) else 1.0
         self._share_b = 1 / extents.ranks_down if placement.in_host(Matrix.B) else 1.0
@@ -196,8 +200,11 @@ class _Model:
         of_a, of_b = rows * extents.k * item * self._share_a, cols * extents.k * item * self._share_b
         of_c = rows * cols * item
         reads_c = self.problem.reads_c
-        enters = (a_loads * of_a + b_loads * of_b + (blocks * of_c if reads_c else 0)) / self._in
-        leaves = blocks * of_c / self._out
+        a_calls = self._share_a * (rows * k_blocks if self.problem.trans_a != "N" else extents.k)
+        b_calls = self._share_b * (cols * k_blocks if self.problem.trans_b == "N" else extents.k)
+        calls = a_loads * a_calls + b_loads * b_calls + (blocks * cols if reads_c else 0)
+        enters = (a_loads * of_a + b_loads * of_b + (blocks * of_c if reads_c else 0)) / self._in + calls * self._call_s
+        leaves = blocks * of_c / self._out + blocks * cols * self._call_s
         first = min(cut.depth, 256) * (rows * self._share_a + cols * self._share_b) * item / self._in
         last = of_c / 4 / self._out
         total = max(products, enters, leaves) if cut.slots > 1 else products + enters
@@ -213,6 +220,8 @@ def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Cut]
     depths = [min(how.block, extents.k)]
     while not asked.block and depths[-1] > model.step:
         depths.append(max(model.step, depths[-1] // 2 // model.step * model.step))
+    while not asked.block and model.on_disk and depths[0] < extents.k:  # where long runs count
+        depths.insert(0, min(2 * depths[0], extents.k))
     for depth in depths:
         for slots in (asked.slots,) if asked.slots else _SLOTS:
             if (slots - 1) * depth >= extents.k and not asked.slots:

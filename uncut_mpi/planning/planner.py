@@ -5,15 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
+from typing import Final
 
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.arguments import counted
-from uncut_mpi.model.costs import FILE_CALL_S, FILE_GB_PER_S
+from uncut_mpi.model.costs import FILE_GB_PER_S
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
-from uncut_mpi.model.ports import Port
+from uncut_mpi.model.ports import DISK, Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
@@ -25,6 +26,9 @@ from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.variety import varied
+
+_HOPELESS: Final = 1.5
+"""What a search for files finds to take so many times as long as another one's is tried no further."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,17 +126,24 @@ def plan_several(
         made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
         several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     else:
-        searched_on, several = _behind_a_disk(machine) if files else machine, []
+        searched_on, several = behind_a_disk(machine) if files else machine, []
         for asked in _searched(problem, num_ranks, options, files):
+            if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
+                break
             try:
                 found = search(problem, straight, num_ranks, searched_on, asked).candidates
             except (CapacityError, PlanError) as error:  # another way to begin may need less
                 refusals.append(error)
                 continue
-            found = varied(found, max(1, options.tune))
-            several += [Planned(one.schedule, one.predicted_s, one.options) for one in found]
+            several += [
+                Planned(one.schedule, one.predicted_s, one.options) for one in varied(found, max(1, options.tune))
+            ]
+        if files:
+            several.sort(key=lambda one: one.predicted_s)
     fit: list[Planned] = []
     for planned in several:
+        if files and fit and planned.predicted_s > _HOPELESS * several[0].predicted_s:
+            break
         try:
             fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
         except CapacityError as error:  # another one may need less
@@ -162,18 +173,15 @@ def _searched(
     return [options, *(changed(options, grid=grid, blocking=changed(blocking, **at_once)) for grid in grids)]
 
 
-def _behind_a_disk(machine: Machine) -> Machine:
+def behind_a_disk(machine: Machine) -> Machine:
     """Return a machine whose links with the host are a disk that all ranks share: so searches know what files take."""
     host = machine.num_ranks
     links = [link for rank in range(host) for link in ((host, rank), (rank, host))]
     bandwidth = machine.bandwidth_gb_per_s.copy()
     for link in links:
         bandwidth[link] = min(bandwidth[link], FILE_GB_PER_S)
-    disk = Port("disk", FILE_GB_PER_S, tuple(links), (1.0,) * len(links))
-    moved = [(width, width / FILE_GB_PER_S * 1e-9) for width in (float(1 << power) for power in range(9, 25))]
-    rows = tuple((width, seconds / (seconds + FILE_CALL_S)) for width, seconds in moved)
-    row_rates = dataclasses.replace(machine.row_rates, host_in=rows, host_out=rows)
-    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, disk), row_rates=row_rates)
+    disk = Port(DISK, FILE_GB_PER_S, tuple(links), (1.0,) * len(links))
+    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, disk))
 
 
 def _staged(

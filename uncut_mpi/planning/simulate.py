@@ -305,6 +305,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
 
     native.host_copy_rate = HOST_COPY_GB_PER_S * 1e9
     native.file_rate, native.file_call_s = FILE_GB_PER_S * 1e9, FILE_CALL_S
+    native.on_disk = machine.on_disk
     native.host_transposed_rate, native.transposing_share = HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s

@@ -54,9 +54,27 @@ MOST_RINGS: Final = 8
 SHAPE: Final = ["rows", "cols"]
 CORNERS: Final = ["row", "col", *SHAPE]
 
-MOST_BYTES: Final = 32 << 20
+USUAL_HOST_PART: Final = 0.5
+"""What ranks take of free host memory where nobody says: the program's matrices and the system need some, too."""
+
+PIECE_BYTES: Final = 32 << 20
 PIECES: Final = 4
-"""What goes through a ring is copied in pieces of so many bytes at most, so that the ring has room for so many."""
+MANY_PIECES: Final = 64
+"""
+What goes through a ring is copied in pieces of so many bytes at most, so that the ring has room for `PIECES` of them.
+
+They are longer where it has room for `MANY_PIECES` all the same: so a schedule has fewer tasks.
+"""
+
+
+def usual_room(free_bytes: int) -> int:
+    """Return what a rank may take of so many bytes of host memory: a power of two, so that plans stay the same."""
+    return 1 << max(0, int(USUAL_HOST_PART * free_bytes).bit_length() - 1)
+
+
+def piece_bytes(room: int) -> int:
+    """Return how much is copied at a time through a ring of so many bytes."""
+    return min(max(PIECE_BYTES, room // MANY_PIECES), room // PIECES)
 
 
 def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...]:
@@ -118,7 +136,7 @@ def stage(
             work.through_ring(user, columns[user])
         else:
             work.through_all(user)
-    work.buffers.check_capacity(machine)
+    work.buffers.check_capacity(machine, files)
     return work.schedule(files)
 
 
@@ -264,7 +282,7 @@ def _bytes_of_pieces(schedule: Schedule, moved: Sequence[int], host_memory: int)
         if in_host[user]:
             of_owner.setdefault(int(owners[user]), []).append(user)
     return {
-        user: min(MOST_BYTES, host_memory // len(its) // PIECES)
+        user: piece_bytes(host_memory // len(its))
         for its in of_owner.values()
         for user in its
         if 0 < host_memory < sum(taken[one] + BUFFER_ALIGNMENT for one in its)
