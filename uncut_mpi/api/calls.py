@@ -11,23 +11,25 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from uncut_mpi.api.binding import Binder, Binding, digest_of
+from uncut_mpi.api.chunked import Chunked
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import Plan, PlanKey
-from uncut_mpi.api.request import Operands, Request
+from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.api.trials import Trial, fastest
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.turns import DeviceTurns
@@ -87,6 +89,8 @@ class Calls:
         Binds plans to matrices.
     running : Executable or None
         What runs on this rank, while something does.
+    chunk : (int, int)
+        How many chunks of a product are done, and of how many; 0 of 1 mostly.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Calls:
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
         self.running: Executable | None = None
+        self.chunk = 0, 1
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
@@ -126,17 +131,17 @@ class Calls:
     def run(
         self,
         request: Request,
-        plan: Plan | Trial | PlanKey,
-        keep: Callable[[Plan | Trial], None],
+        plan: Plan | Trial | Chunked | PlanKey,
+        keep: Callable[[Plan | Trial | Chunked], None],
         *,
         traced: bool = False,
-    ) -> Call:
+    ) -> Call | CallOfChunks:
         """
         Run one product; return when it has ended. Collective.
 
         Parameters
         ----------
-        plan : Plan, Trial or PlanKey
+        plan : Plan, Trial, Chunked or PlanKey
             The plan to run, or the key of a plan that is still to be made.
         keep : callable
             Takes the plan that all ranks use, and later what comes in its place.
@@ -174,10 +179,12 @@ class Calls:
             raise
         try:
             if not all_ready:
-                plan, binding = self.prepare(plan, matrices)
-            assert binding is not None  # ready or just prepared
-            assert not isinstance(plan, PlanKey)  # the same
+                plan, binding = self.prepare(plan, matrices, request.choices)
+            assert not isinstance(plan, PlanKey)  # just prepared
             keep(plan)
+            if type(plan) is Chunked:
+                return self._run_chunks(plan, request, traced=traced)
+            assert binding is not None  # ready or just prepared
             call = Call(self, request, binding, not all_ready, traced)
             if type(plan) is Trial:
                 self._try(plan, call, keep)
@@ -187,10 +194,22 @@ class Calls:
         finally:
             turns.release()
 
-    def prepare(self, plan: Plan | Trial | PlanKey, matrices: Operands) -> tuple[Plan | Trial, Binding]:
-        """Make a plan if there is none, and bind it to matrices, of a trial the one whose turn it is. Collective."""
+    def prepare(
+        self, plan: Plan | Trial | Chunked | PlanKey, matrices: Operands, choices: Choices
+    ) -> tuple[Plan | Trial | Chunked, Binding | None]:
+        """
+        Make a plan if there is none, and bind it to matrices, of a trial the one whose turn it is. Collective.
+
+        Chunks are bound one after another, when they come.
+        """
         if isinstance(plan, PlanKey):
-            plan = self._maker.make(plan, self.binder.softbuf_bytes)
+            made = self._maker.make(plan, self.binder.softbuf_bytes)
+            if isinstance(made, Chunks):
+                plan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
+            else:
+                plan = made
+        if isinstance(plan, Chunked):
+            return plan, None
         while isinstance(plan, Trial):
             try:
                 return plan, self.binder.bind(plan.turn, matrices)
@@ -200,7 +219,27 @@ class Calls:
                 plan = self._leave_out(plan)
         return plan, self.binder.bind(plan, matrices)
 
-    def _try(self, trial: Trial, call: Call, keep: Callable[[Plan | Trial], None]) -> None:
+    def _plan_of_chunk(self, key: PlanKey) -> Plan:
+        plan = self._maker.make(key, self.binder.softbuf_bytes, whole=True)
+        assert isinstance(plan, Plan)  # nothing is tried
+        return plan
+
+    def _run_chunks(self, chunked: Chunked, request: Request, *, traced: bool) -> CallOfChunks:
+        """Run the products of chunks one after another. Collective."""
+        calls: list[Call] = []
+        try:
+            for number in range(len(chunked.keys)):
+                self.chunk = number, len(chunked.keys)
+                plan = chunked.plan(number, self._plan_of_chunk, self.binder.drop)
+                matrices = chunked.operands(request.matrices, request.choices, number)
+                binding = self.binder.bind(plan, matrices)
+                calls.append(Call(self, request, binding, planned=True, traced=traced and number == 0))
+                calls[-1].run()
+        finally:
+            self.chunk = 0, 1
+        return CallOfChunks(calls)
+
+    def _try(self, trial: Trial, call: Call, keep: Callable[[Plan | Trial | Chunked], None]) -> None:
         """Run one product by the plan whose turn it is, and after the last one keep the fastest. Collective."""
         started = time.perf_counter()
         try:
@@ -305,3 +344,23 @@ class Call:
         report, staged = self.report, self._binding.staged
         figures = report.tasks, report.copy_bytes, report.issue_s, report.drain_s
         return tuple.__new__(CallResult, (*figures, self._planned, staged))  # half the time of its constructor
+
+
+class CallOfChunks:
+    """
+    One product that was done in chunks.
+
+    Attributes
+    ----------
+    report : ExecutionReport
+        Of the first chunk.
+    result : CallResult
+        Of all of them.
+    """
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self.report = calls[0].report
+        results = [call.result for call in calls]
+        tasks, copied, issue_s, drain_s = (sum(of_all) for of_all in zip(*(one[:4] for one in results), strict=True))
+        planned, staged = (any(of_all) for of_all in zip(*(one[4:] for one in results), strict=True))
+        self.result = CallResult(int(tasks), int(copied), issue_s, drain_s, planned, staged)

@@ -7,6 +7,7 @@ from typing import Any
 
 from uncut_mpi.api.arrays import is_array
 from uncut_mpi.api.calls import CallResult, Calls
+from uncut_mpi.api.chunked import Chunked
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
@@ -16,6 +17,8 @@ from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.parts import Part
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import time_text
 
@@ -27,11 +30,13 @@ class GemmPlan:
     Use as a context manager, or call `close`.
     """
 
-    def __init__(self, session: object, calls: Calls, plan: Plan | Trial, operands: Operands, choices: Choices) -> None:
+    def __init__(
+        self, session: object, calls: Calls, plan: Plan | Trial | Chunked, operands: Operands, choices: Choices
+    ) -> None:
         self._session = session  # which is in use as long as its plans are
         self._calls, self._operands, self._choices = calls, operands, choices
         # By the parts that their owner alone can use, on which schedules depend.
-        self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], Plan | Trial] = {}
+        self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], Plan | Trial | Chunked] = {}
         self._keep(plan)
         self._arrays: dict[str, Matrix] = {}  # made of arrays that the last calls were given
         problem = plan.key.problem
@@ -53,8 +58,18 @@ class GemmPlan:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule that `summary` is of: every task of every rank."""
+        """The schedule that `summary` is of: every task of every rank. Of a product in chunks that of the first one."""
         return self._shown.schedule
+
+    @property
+    def problem(self) -> GemmProblem:
+        """What the plan computes: a product of column-major matrices (`GemmProblem.swapped`), in chunks or not."""
+        return self._plan.key.problem
+
+    @property
+    def placement(self) -> Placement:
+        """Where the A, B and C of `problem` live."""
+        return self._plan.key.placement
 
     @property
     def tuning(self) -> bool:
@@ -116,6 +131,8 @@ class GemmPlan:
         """
         Compute as `execute` does, and return when every task of every rank ran. Collective.
 
+        Of a product in chunks (`PlanSummary.chunks`) the times are those of the first one.
+
         Taking the times costs such a call a little; calls of `execute` pay nothing for it. What to make of them:
         ``uncut_mpi.view.Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured")``.
 
@@ -151,8 +168,8 @@ class GemmPlan:
         For other threads than the one that calls: products are counted, or where there are none copies. A GPU says from
         time to time how far it is.
         """
-        running = self._calls.running
-        return 0.0 if running is None else running.progress()
+        running, (done, chunks) = self._calls.running, self._calls.chunk
+        return (done + (0.0 if running is None else running.progress())) / chunks
 
     def close(self) -> None:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
@@ -176,7 +193,7 @@ class GemmPlan:
         self.close()
 
     @property
-    def _shown(self) -> Plan:
+    def _shown(self) -> Plan | Chunked:
         """The plan, or while several are tried the one predicted best."""
         return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
 
@@ -185,10 +202,10 @@ class GemmPlan:
             request = self._request("execute", alpha, beta, a, b, c, stream)
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
-    def _keep(self, plan: Plan | Trial) -> None:
+    def _keep(self, plan: Plan | Trial | Chunked) -> None:
         self._plan = self._plans[plan.key.private, plan.key.files] = plan
 
-    def _plan_for(self, matrices: Operands) -> Plan | Trial | PlanKey:
+    def _plan_for(self, matrices: Operands) -> Plan | Trial | Chunked | PlanKey:
         """Return the plan for matrices that fit, or by which key to make it."""
         if matrices == self._operands and len(self._plans) == 1:  # as mostly
             return self._plan
@@ -293,5 +310,5 @@ def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
     return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
 
 
-def _keep_nothing(plan: Plan | Trial) -> None:
+def _keep_nothing(plan: Plan | Trial | Chunked) -> None:
     """Take the plan of a trace, which is no call of a trial."""

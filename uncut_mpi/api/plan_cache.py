@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uncut_mpi.api.chunked import Chunked
 from uncut_mpi.api.matrix import Name
 from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.request import Request, infos_of
@@ -30,18 +31,18 @@ class PlanCache:
         Told of a plan that goes.
     """
 
-    def __init__(self, max_plans: int, drop: Callable[[Plan | Trial], None]) -> None:
+    def __init__(self, max_plans: int, drop: Callable[[Plan | Trial | Chunked], None]) -> None:
         self._max_plans, self._drop = max_plans, drop
-        self._plans: dict[PlanKey, Plan | Trial] = {}
-        self._used: dict[Plan | Trial, int] = {}
+        self._plans: dict[PlanKey, Plan | Trial | Chunked] = {}
+        self._used: dict[Plan | Trial | Chunked, int] = {}
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
-        self._calls: dict[_Call, tuple[ScheduleOptions, Plan | Trial]] = {}
+        self._calls: dict[_Call, tuple[ScheduleOptions, Plan | Trial | Chunked]] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def find(self, request: Request) -> Plan | Trial | PlanKey:
+    def find(self, request: Request) -> Plan | Trial | Chunked | PlanKey:
         """
         Return the plan of a call, or the key by which one is to be made. Local.
 
@@ -66,11 +67,11 @@ class PlanCache:
         self._calls[call] = options, kept
         return kept
 
-    def known(self, key: PlanKey) -> Plan | Trial | PlanKey:
+    def known(self, key: PlanKey) -> Plan | Trial | Chunked | PlanKey:
         """Return the plan of a key, or the key if there is none. Local."""
         return self._plans.get(key, key)
 
-    def keep(self, plan: Plan | Trial) -> None:
+    def keep(self, plan: Plan | Trial | Chunked) -> None:
         """
         Keep a plan that all ranks use in one call, in the place of any other of its key. Local; the same on all ranks.
 
@@ -87,7 +88,7 @@ class PlanCache:
                 self._drop(oldest)
         self._used[plan] = self._uses
 
-    def plans(self) -> list[Plan | Trial]:
+    def plans(self) -> list[Plan | Trial | Chunked]:
         """Return the plans that are kept. Local."""
         return list(self._plans.values())
 
@@ -97,7 +98,7 @@ class PlanCache:
         self._used.clear()
         self._calls.clear()
 
-    def _forget(self, plan: Plan | Trial | None) -> None:
+    def _forget(self, plan: Plan | Trial | Chunked | None) -> None:
         if plan is not None:
             del self._used[plan]
             self._calls.clear()

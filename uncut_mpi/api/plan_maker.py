@@ -14,9 +14,12 @@ from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import changed
-from uncut_mpi.planning.planner import Planned, plan_several
+from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.planner import Planned, cut, plan_several
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -51,9 +54,9 @@ class PlanMaker:
         self._budget = budget
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
-    def make(self, key: PlanKey, held: int) -> Plan | Trial:
+    def make(self, key: PlanKey, held: int, *, whole: bool = False) -> Plan | Trial | Chunks:
         """
-        Return a new plan, or those to be tried. Collective; raises on all ranks what rank 0 meets.
+        Return a new plan, or those to be tried, or in which chunks to do it. Collective; all ranks raise as rank 0.
 
         Parameters
         ----------
@@ -61,13 +64,18 @@ class PlanMaker:
             What the plan is for.
         held : int
             Bytes of device memory that this rank has from earlier plans.
+        whole : bool, optional
+            Whether it is done by one schedule, however large.
         """
         group, counters = self._group, self._counters
         room = self._room((key,), held)
         before = group.bytes_broadcast
-        data = agreement.from_root(group, lambda: self._plan_on_root(key, room))
+        data = agreement.from_root(group, lambda: self._plan_on_root(key, room, whole=whole))
         with agreement.collective(group, "decoding the schedule"):
-            plans = tuple(Plan.of(key, *decoded, group.rank) for decoded in plan_message.decode(data))
+            told = plan_message.decode(data)
+            if isinstance(told, Chunks):
+                return told
+            plans = tuple(Plan.of(key, *decoded, group.rank) for decoded in told)
         counters.planner_calls += 1
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
@@ -119,13 +127,17 @@ class PlanMaker:
         return keys.index(min(times, key=times.__getitem__))
 
     def _several(self, key: PlanKey, room: Room) -> list[Planned]:
-        options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
-        return plan_several(
-            key.problem, key.placement, self._group.size, self._machine, options, key.private, key.files
-        )
+        return plan_several(*self._about(key, room), key.private, key.files)
 
-    def _plan_on_root(self, key: PlanKey, room: Room) -> bytes:
+    def _about(self, key: PlanKey, room: Room) -> tuple[GemmProblem, Placement, int, Machine, ScheduleOptions]:
+        options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
+        return key.problem, key.placement, self._group.size, self._machine, options
+
+    def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> bytes:
         started = time.perf_counter()
+        chunks = None if whole else cut(*self._about(key, room), key.files)
+        if chunks is not None:
+            return plan_message.encode_chunks(chunks)
         several = self._several(key, room)
         plan_s = time.perf_counter() - started
         if self._verify:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uncut_mpi.api.plans import PlanSummary
+from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe
 from uncut_mpi.planning.schedule import Schedule
@@ -36,9 +37,17 @@ def encode(several: Sequence[Planned], asked: ScheduleOptions, plan_s: float) ->
     return struct.pack(f"<{1 + len(parts)}Q", len(several), *map(len, parts)) + b"".join(parts)
 
 
-def decode(data: bytes) -> list[tuple[PlanSummary, Schedule]]:
-    """Return what `encode` was given, each schedule with its summary."""
+def encode_chunks(chunks: Chunks) -> bytes:
+    """Return as a message of no plans how a product is cut into chunks, which have plans of their own."""
+    return struct.pack("<QQ", 0, chunks.axis) + np.array(chunks.edges, "<i8").tobytes()
+
+
+def decode(data: bytes) -> list[tuple[PlanSummary, Schedule]] | Chunks:
+    """Return what a message says: schedules, each with its summary, or chunks."""
     (count,) = struct.unpack_from("<Q", data)
+    if count == 0:
+        (axis,) = struct.unpack_from("<Q", data, 8)
+        return Chunks(axis, tuple(np.frombuffer(data, "<i8", offset=16).tolist()))
     ends = np.cumsum([8 * (1 + 2 * count), *struct.unpack_from(f"<{2 * count}Q", data, 8)]).tolist()
     parts = [data[start:end] for start, end in itertools.pairwise(ends)]
     found = []

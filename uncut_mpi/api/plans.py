@@ -65,6 +65,9 @@ class PlanSummary:
         Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
     device_memory : int
         The budget: what each rank may use of its device's memory beside the matrices there (bytes).
+    chunks : int
+        In how many blocks of C, one after another, a product is done whose schedule would be too large; mostly 1. All
+        figures are of all of them.
     """
 
     scheduler: str
@@ -81,6 +84,7 @@ class PlanSummary:
     staged: str = ""
     tried: int = 1
     device_memory: int = 0
+    chunks: int = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

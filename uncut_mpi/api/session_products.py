@@ -128,7 +128,7 @@ class Multiplies(SessionBase):
 
         with self._gate.exclusive():
             key, operands, choices = self._begin_converted("plan", convert, lambda asked: repr(asked[0]))
-            plan, _ = self._calls.prepare(key, operands)
+            plan, _ = self._calls.prepare(key, operands, choices)
         return GemmPlan(self, self._calls, plan, operands, choices)
 
     def _gemm(

@@ -123,6 +123,17 @@ class BoundLayout:
         parts = (Part((0, shape[0]), (0, shape[1]), location, order, ld),) if shape[0] and shape[1] else ()
         return cls(shape, parts, "whole")
 
+    def sliced(self, rows: Extent, cols: Extent) -> BoundLayout:
+        """Return some of its rows and columns, by position, as a matrix of its own."""
+        parts = []
+        for part in self.parts:
+            top, bottom = max(part.rows[0], rows[0]), min(part.rows[1], rows[1])
+            left, right = max(part.cols[0], cols[0]), min(part.cols[1], cols[1])
+            if top < bottom and left < right:
+                shifted = (top - rows[0], bottom - rows[0]), (left - cols[0], right - cols[0])
+                parts.append(Part(*shifted, part.location, part.order, part.ld))
+        return BoundLayout((rows[1] - rows[0], cols[1] - cols[0]), tuple(parts), self.word)
+
     @property
     def transposed(self) -> BoundLayout:
         """The same memory as the transposed matrix."""

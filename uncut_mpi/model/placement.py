@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.arguments import shown, there_are, type_text
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.parts import BoundLayout, Extent, Part
 
 
 class Matrix(enum.IntEnum):
@@ -142,6 +142,11 @@ class Placement:
             return where.parts
         rows, cols = shape
         return (Part((0, rows), (0, cols), where, "F", ld),)
+
+    def seen(self, matrix: Matrix, rows: Extent, cols: Extent) -> Where:
+        """Return where some rows and columns of a matrix live."""
+        where = self._where(matrix)
+        return where.sliced(rows, cols) if isinstance(where, BoundLayout) else where
 
     def straight(self, num_ranks: int) -> Placement:
         """Return the same with matrices in parts as `BoundLayout.straight` has them; all others are column-major."""

@@ -178,7 +178,7 @@ class Planner:
             how = with_longer_k_blocks(dealt, how)
             request = dealt.request(how, aligns=aligns)
         made = self._prepared(options, how, dealt, request)
-        if in_core or aligns or self._surely_fits or options.areas is not None or made.fits:
+        if in_core or aligns or self.surely_fits or options.areas is not None or made.fits:
             return made
         if not may_be_cut(options.blocking) or min(self.room) < 0:  # the matrices there are too large already
             return made
@@ -214,7 +214,7 @@ class Planner:
         return Prepared(self, dealt, named, request)
 
     @functools.cached_property
-    def _surely_fits(self) -> bool:
+    def surely_fits(self) -> bool:
         """Whether every rank has room for all of A, B and C, so that nobody has to look at panels."""
         problem, sums = self.problem, self.problem.dtype.accumulator.itemsize
         operands = (problem.m + problem.n) * problem.k * problem.dtype.itemsize
@@ -314,6 +314,10 @@ class Prepared:
     def rank_bytes(self) -> list[int]:
         """Bytes that the panels of each rank take."""
         return _native.KBlocksLayout(self._request).rank_bytes
+
+    def count(self, most_tasks: int) -> int:
+        """Return how many tasks the schedule has, `most_tasks` + 1 if it has more; none is made."""
+        return _native.KBlocksLayout(self._request).count(most_tasks)
 
     def schedule(self, most_tasks: int = MAX_TASKS) -> Schedule:
         """

@@ -19,6 +19,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.buffers import with_memory
+from uncut_mpi.planning.chunks import Chunks, chunks_of
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -153,6 +154,26 @@ def plan_several(
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
+
+
+def cut(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    files: Collection[int] = (),
+) -> Chunks | None:
+    """
+    Return in which blocks of C a product is done whose schedule would be too large; None: by one schedule.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine, options, files
+        As for `plan_several`.
+    """
+    machine = behind_a_disk(machine) if files else machine
+    return chunks_of(problem, placement, num_ranks, machine, options, in_files=bool(files))
 
 
 def _searched(

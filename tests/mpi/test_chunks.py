@@ -1,0 +1,134 @@
+"""Products whose schedule would be too large are done in chunks: blocks of C one after another."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert, expect
+from tests.helpers.distributed import random_product
+from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.mpi.test_out_of_core import CASES, KIB
+from uncut_mpi.api.chunked import MOST_PLANS
+from uncut_mpi.device.host.backend import HostBackend
+from uncut_mpi.planning import chunks
+
+pytestmark = pytest.mark.mpi(min_size=1)
+
+
+@pytest.fixture
+def few_tasks(monkeypatch):
+    """Let schedules be too large that have more than some hundred tasks."""
+    monkeypatch.setattr(chunks, "MOST_TASKS", 400)
+    monkeypatch.setattr(chunks, "STEP", 8)
+
+
+def mine(session, data):
+    """Return this rank's rows."""
+    rows, _ = um.Layout.rows().indices(data.shape, session.rank, num_ranks=session.size)
+    return data[rows]
+
+
+def multiply(session, operands, case):
+    set_matrix(session, operands.c, operands.c_MN)
+    session.barrier()
+    trans = {"trans_a": case.trans_a, "trans_b": case.trans_b}
+    session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, **trans)
+    return mismatch(case, operands)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_products_of_every_kind_and_place_are_right_in_chunks(comm, open_session, few_tasks, number):
+    case = CASES[number]
+    with open_session(comm, device_memory=96 * KIB, verify=True) as session:
+        operands = make_operands(session, case)
+        session.poison_softbuf()
+        for _ in range(2):
+            wrong = multiply(session, operands, case)
+            collective_assert(comm, not wrong, wrong)
+        release(session, operands)
+
+
+def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, open_session, few_tasks):
+    case = Case(480, 260, 280)
+    with open_session(comm, device_memory=48 * KIB) as session:
+        operands = make_operands(session, case)
+        before = session.counters.planner_calls
+        with session.plan(operands.a, operands.b, operands.c) as plan:
+            about, planned = plan.summary, session.counters.planner_calls - before
+            collective_assert(comm, about.chunks > planned >= 1, f"{about.chunks} chunks, {planned} plans")
+            collective_assert(comm, f"{about.chunks} chunks of" in about.how, about.how)
+            done = session.gather_values(plan.execute(case.alpha, case.beta))
+            wrong = mismatch(case, operands)
+            collective_assert(comm, not wrong, wrong)
+            collective_assert(comm, sum(one.tasks for one in done) == about.tasks, f"{done} {about.tasks}")
+            moved = sum(one.copy_bytes for one in done)
+            collective_assert(comm, moved == sum(about.bytes_by_link.values()), f"{moved} {about.bytes_by_link}")
+            collective_assert(comm, plan.progress() == 0 and not plan.tuning, "nothing runs")
+            set_matrix(session, operands.c, operands.c_MN)
+            session.barrier()
+            trace = plan.trace(case.alpha, case.beta)
+            wrong = mismatch(case, operands)
+            collective_assert(comm, not wrong, wrong)
+            good = len(trace.end_s) == len(plan.schedule.tasks) < about.tasks and bool((trace.end_s > 0).any())
+            collective_assert(comm, good, "a trace of the first chunk")
+        collective_assert(comm, session.counters.planner_calls - before == planned, "planned once")
+        release(session, operands)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_chunks_of_matrices_in_any_layouts_and_files_are_right(comm, open_session, few_tasks, monkeypatch, seed):
+    rng = random.Random(seed)
+    monkeypatch.setattr(chunks, "MOST_TASKS", 10)
+    with open_session(comm, device_memory=256 * KIB, verify=True) as session:
+        for number in range(3):
+            wrong = random_product(session, 100 * seed + number + rng.randrange(10) * 1000)
+            collective_assert(comm, not wrong, wrong)
+
+
+def test_chunks_that_lie_differently_have_plans_of_their_own_for_as_long_as_there_is_room(
+    comm, open_session, monkeypatch
+):
+    monkeypatch.setattr(chunks, "MOST_TASKS", 200)
+    monkeypatch.setattr(chunks, "STEP", 8)
+    monkeypatch.setattr(chunks, "_axis", lambda problem, placement: 1)  # rows of a C in order "C"
+    rng = np.random.default_rng(1)
+    a, b = rng.random((480, 200)), rng.random((200, 220))
+    with open_session(comm, device_memory=64 * KIB, verify=True) as session:
+        first, second = (session.distribute(mine(session, one), um.Layout.rows()) for one in (a, b))
+        result = session.empty((480, 220), "f64", layout=um.Layout.rows(), memory="host")
+        with session.plan(first, second, result, reads_c=False) as plan:
+            for _ in range(2):
+                plan.execute()
+                good = np.allclose(result.local, mine(session, a @ b), rtol=1e-12)
+                collective_assert(comm, good, str(plan.summary))
+            kept = len(getattr(plan._plan, "plans", ()))
+            collective_assert(comm, 1 <= kept <= MOST_PLANS, f"{kept} plans are kept: {plan.summary}")
+
+
+@pytest.mark.host_backend
+def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, few_tasks):
+    case, left = Case(300, 260, 280), [1 << 30]
+
+    def fail(*_):
+        left[0] -= 1
+        if left[0] == 0 and comm.rank == comm.size - 1:
+            raise um.DeviceError("nothing works any more")
+
+    def backend(rank, ranks):
+        return HostBackend(rank, ranks, fault=fail)
+
+    machine = um.Machine.uniform(comm.size)
+    with um.Session(comm, backend=backend, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
+        operands = make_operands(session, case)
+        with session.plan(operands.a, operands.b, operands.c) as plan:
+            of_first = int((plan.schedule.tasks["rank"] == comm.size - 1).sum())
+            left[0] = of_first + 3  # in the second chunk
+            expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
+            collective_assert(comm, plan.summary.chunks > 1 and plan.progress() == 0, str(plan.summary))
+        wrong = multiply(session, operands, case)
+        collective_assert(comm, not wrong, wrong)
+        release(session, operands)

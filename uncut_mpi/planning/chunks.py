@@ -1,0 +1,170 @@
+"""
+Products whose schedule would be too large: done in chunks, blocks of C one after another, each by its own schedule.
+
+A schedule is made, proved, lowered and bound as a whole, at some 4 µs and half a kilobyte for each task. A product with
+memory for a small part of it has millions of them. So its C is cut into chunks of as many rows or columns each. These
+are products of their own, which lie in memory alike, and all of one shape have one schedule. While a chunk is computed
+there is no other, so that the device's memory is all its own. What is lost is what the first k-block of a chunk takes
+to arrive and its last part of C to leave: milliseconds of a chunk that takes minutes.
+
+k is not cut, so each element of C is summed and rounded as in one schedule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Final
+
+from uncut_mpi.errors import PlanError
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import Extent
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.buffers import with_memory
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.staging import piece_bytes
+
+MOST_TASKS: Final = 150_000
+"""Tasks of a chunk, about: such a schedule is planned in some seconds, and takes some hundred megabytes."""
+
+STEP: Final = 256
+EVEN_STEP: Final = 8
+"""Chunks begin at multiples of so many rows or columns, or of the second if all have as many then."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Chunks:
+    """
+    How the C of a column-major problem is cut.
+
+    Attributes
+    ----------
+    axis : int
+        Along its rows (0) or its columns (1).
+    edges : tuple of int
+        Where chunks begin, and the extent at the end.
+    """
+
+    axis: int
+    edges: tuple[int, ...]
+
+    @property
+    def extents(self) -> list[Extent]:
+        """The rows or columns of each chunk."""
+        return list(zip(self.edges, self.edges[1:], strict=False))
+
+
+def chunks_of(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    in_files: bool = False,
+) -> Chunks | None:
+    """
+    Return how to cut a product whose schedule would be too large; None for one that need not be cut, or cannot be.
+
+    Pure and deterministic. Only what ranks have not room for, or reads and writes files, has such schedules. How many
+    tasks there will be is told by what `kblocks` chooses by its own rules.
+
+    Parameters
+    ----------
+    problem, placement, num_ranks, machine, options
+        As for `uncut_mpi.planning.planner.plan`; the machine's host memory stands for files, if matrices lie there.
+    in_files : bool, optional
+        Whether matrices lie in files.
+    """
+    if not problem.has_product or options.scheduler not in ("auto", "kblocks") or 0 in (problem.m, problem.n):
+        return None
+    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
+    placement = placement.straight(num_ranks)
+
+    def fits(problem: GemmProblem, placement: Placement) -> bool:
+        return _tasks(problem, placement, num_ranks, machine, options, in_files) <= MOST_TASKS
+
+    if fits(problem, placement):
+        return None
+    axis = _axis(problem, placement)
+    extent = (problem.m, problem.n)[axis]
+    count, before = 2, extent
+    while (size := _size(extent, count)) < before:
+        chunks = Chunks(axis, (*range(0, extent, size), extent))
+        if fits(*chunk_of(problem, placement, axis, chunks.extents[0])):
+            return chunks
+        count, before = 2 * count, size
+    return None
+
+
+def chunk_of(problem: GemmProblem, placement: Placement, axis: int, extent: Extent) -> tuple[GemmProblem, Placement]:
+    """Return the product that forms some rows (`axis` 0) or columns (1) of C, and where its matrices lie."""
+    size = extent[1] - extent[0]
+    cut = Matrix.A if axis == 0 else Matrix.B
+    found = []
+    for matrix in MATRICES:
+        rows, cols = ((0, whole) for whole in problem.shape_of(matrix))
+        if matrix is Matrix.C or matrix is cut:
+            op = problem.trans_a if matrix is Matrix.A else problem.trans_b if matrix is Matrix.B else "N"
+            if (axis == 0) == (op == "N"):
+                rows = extent
+            else:
+                cols = extent
+        found.append(placement.seen(matrix, rows, cols))
+    m, n = (size, problem.n) if axis == 0 else (problem.m, size)
+    return dataclasses.replace(problem, m=m, n=n), Placement(*found)
+
+
+def _size(extent: int, count: int) -> int:
+    """Return how many of so many rows or columns each of about `count` chunks has."""
+    if extent % (count * EVEN_STEP) == 0:
+        return extent // count
+    return -(-extent // count // STEP) * STEP
+
+
+def _axis(problem: GemmProblem, placement: Placement) -> int:
+    """Return along what to cut: so that chunks lie alike and have one schedule; if both do, or neither, the longer."""
+    longer = 0 if problem.m >= problem.n else 1
+    for axis in (longer, 1 - longer):
+        extent = (problem.m, problem.n)[axis]
+        half = extent // 2
+        if half > 0:
+            both = [chunk_of(problem, placement, axis, one)[1] for one in ((0, half), (half, 2 * half))]
+            if both[0] == both[1]:
+                return axis
+    return longer
+
+
+def _tasks(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    in_files: bool,
+) -> float:
+    """Return about how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
+    planner = kblocks.Planner(problem, placement, num_ranks, machine)
+    if planner.surely_fits and not in_files:
+        return 0
+    try:
+        made = planner.prepare(options.oriented(problem))
+    except PlanError:
+        return math.inf
+    how = made.options.blocking
+    if not how.in_rings and not in_files:
+        return 0
+    tasks = made.count(MOST_TASKS)
+    if not in_files or not options.host_memory:
+        return tasks
+    # Each rank reads and writes its part of each matrix, in pieces; a block of C needs all of its rows of A and
+    # columns of B again.
+    down, along = made.grid
+    rounds = [
+        math.ceil(extent / (ranks * size)) if size else 1
+        for extent, ranks, size in ((problem.m, down, how.c_rows), (problem.n, along, how.c_cols))
+    ]
+    elements = [problem.m * problem.k * rounds[1], problem.n * problem.k * rounds[0], 2 * problem.m * problem.n]
+    return tasks + sum(elements) * problem.dtype.itemsize / piece_bytes(options.host_memory // len(MATRICES))
