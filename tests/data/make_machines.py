@@ -101,6 +101,7 @@ def machine(
     costs: IssueCosts,
     row_rates: RowRates | None = None,
     busy_watts: float = 0.0,
+    host_bytes: int = 0,
 ) -> Machine:
     ranks = len(bandwidth) - 1
     return Machine(
@@ -111,6 +112,7 @@ def machine(
         latency_s=np.full(bandwidth.shape, latency_s),
         gemm_tflop_per_s={dtype: np.broadcast_to(rate, ranks).astype(np.float64) for dtype, rate in rates.items()},
         memory_bytes=np.full(ranks, memory_bytes, np.int64),
+        host_bytes=np.array([host_bytes], np.int64),
         ports=tuple(ports),
         gemm_shape=gemm_shape,
         multiprocessors=np.full(ranks, multiprocessors, np.int64),
@@ -170,9 +172,11 @@ def karolina() -> Machine:
             SHAPE_TEXT,
             AUTHORS_COSTS_TEXT,
             "latency of 5 µs assumed",
+            "1 TiB of host memory: the documentation of Karolina's accelerated nodes",
         ],
         rates={"f64": 17.2, "f32": 17.2},
         latency_s=5e-6,
+        host_bytes=1 << 40,
         memory_bytes=40 * 10**9,
         multiprocessors=108,
         combine_gb_per_s=A100_COMBINE_GB_PER_S,

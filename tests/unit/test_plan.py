@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.timelines import check_trace
-from uncut_mpi.command import planning
+from uncut_mpi.command import plan_search, planning
 from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
@@ -59,7 +59,7 @@ def asked(monkeypatch):
         tried.sort(key=lambda one: one.predicted_s)
         return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, metric=metric)
 
-    monkeypatch.setattr(planning, "search", search)
+    monkeypatch.setattr(plan_search, "search", search)
     monkeypatch.setattr(planning, "costly_place", lambda *_: "")
     return calls
 
@@ -82,11 +82,12 @@ def test_a_plan_tries_nothing():
         parse(["--options", '{"tune": 3}'])
 
 
-def test_a_plan_knows_no_memory_for_copies(capsys):
-    with pytest.raises(ParamError, match="host_memory in --options"):
+def test_a_plan_knows_memory_for_copies_of_files_alone(capsys):
+    with pytest.raises(ParamError, match="--host-memory is for copies"):
         parse(["--options", '{"host_memory": 3000}'])
     assert main(["--host-memory", "3MB"]) == 2
     assert "--host-memory" in capsys.readouterr().err
+    assert parse(["--place", "f,h,h", "--host-memory", "3MB"]).options.host_memory == 3_000_000
 
 
 def test_nothing_given_plans_something_sensible():
@@ -237,7 +238,7 @@ def test_an_error_of_the_search_is_the_exit_status(asked, capsys, monkeypatch):
     def fail(*unused, **named):
         raise PlanError("no schedule: take a smaller tile")
 
-    monkeypatch.setattr(planning, "search", fail)
+    monkeypatch.setattr(plan_search, "search", fail)
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.err == "uncut_mpi.plan: PlanError: no schedule: take a smaller tile\n"
@@ -308,7 +309,7 @@ def test_ctrl_c_is_one_line_and_status_130(monkeypatch, capsys):
     def search(*unused, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "search", search)
+    monkeypatch.setattr(plan_search, "search", search)
     assert main(["-m", "64"]) == 130
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "uncut_mpi.plan: interrupted\n")
@@ -329,7 +330,7 @@ def test_too_little_memory_is_one_line_and_status_2(monkeypatch, capsys):
     def search(*unused, **more):
         raise MemoryError("Unable to allocate 745 GiB")
 
-    monkeypatch.setattr(planning, "search", search)
+    monkeypatch.setattr(plan_search, "search", search)
     assert main(["-m", "64"]) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("uncut_mpi.plan: CapacityError: the memory of this host is too small: Unable to")

@@ -134,6 +134,8 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     _check_files(given)
     check_devices(given)
     _check_written(given)
+    if any(given.place.in_files):
+        raise ParamError("f in --place is for the plan command: name the files themselves, A.npy B.npy -o OUT.npy")
     m, n, k = extents_of(given)
     alpha, beta = scalars_of(given)
     options = options_of(given)

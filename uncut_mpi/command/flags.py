@@ -163,7 +163,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         most_used=_MOST_USED_OF_PLAN,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=None, host_memory=None)
+    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=None)
     _add_problem(parser.add_argument_group("problem"), "default 8192", files=False)
     group = parser.add_argument_group("machine")
     group.add_argument(
@@ -182,6 +182,13 @@ def make_plan_parser() -> argparse.ArgumentParser:
         type=numbers,
         metavar="D0,D1,…",
         help="device of the machine that each rank has, others take no part; default: rank i has device i",
+    )
+    group.add_argument(
+        "--host-memory",
+        type=bytes_of,
+        metavar="BYTES",
+        help="what each rank may use of host memory for copies of matrices in files (f in --place); default: half "
+        "of the machine's, shared by the ranks, or as much as they take where that is not known",
     )
     add_schedule(parser)
     group = parser.add_argument_group("search and report")
@@ -308,7 +315,7 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
         help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device, h and a "
         "number = host memory of that rank alone; or how each is dealt to ranks, as rows, cols(3,4), blocks(3,4;5,6) "
         "or replicated, on their devices or with @host or @shared in host memory, and @C for parts stored row-major; "
-        "default %(default)s",
+        f"{'' if files else 'f = a file; '}default %(default)s",
     )
 
 

@@ -267,7 +267,7 @@ def _explained(
     )
     if product.streamed is not None:  # which is not placed elsewhere
         return explanation, ""
-    return explanation, costly_place(written, arguments.place, explanation.seconds, session.machine)
+    return explanation, costly_place(written, arguments.place, plan.summary.predicted_s, session.machine)
 
 
 def _staged(product: Product, plan: GemmPlan) -> list[str]:
@@ -299,7 +299,7 @@ def _plan(session: Session, arguments: GemmArguments, product: Product, options:
 
 
 def _bound(session: Session, plan: GemmPlan) -> Bound:
-    return bound(plan.schedule.problem, plan.schedule.placement, session.machine)
+    return bound(plan.problem, plan.placement, session.machine)
 
 
 def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About, say: Say) -> bool:

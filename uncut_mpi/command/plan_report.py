@@ -17,6 +17,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import OP_MARKS, GemmProblem
 from uncut_mpi.planning.candidates import Candidate
+from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import areas_text, describe
@@ -74,6 +75,11 @@ class PlanFacts:
         What devices receive by PaRSEC's equation (1) with the same memory; 0 where all fits.
     ablation : sequence of (str, Simulation)
         The steps of the paper's Fig. 8 with their names, if they were asked for.
+    chunks : Chunks or None
+        In which blocks of C the product is done; then result, simulation, traffic, timeline, explanation, PARALiA's and
+        PaRSEC's figures are of the first one. Of the problem's C.
+    predicted_s : float
+        What the whole product is expected to take.
     """
 
     machine: Machine
@@ -88,6 +94,8 @@ class PlanFacts:
     traffic: Movement
     timeline: Timeline
     explanation: Explanation
+    predicted_s: float
+    chunks: Chunks | None = None
     warning: str = ""
     paralia_s: float = 0.0
     parsec_bytes: float = 0.0
@@ -114,6 +122,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("problem", _problem(facts)),
         _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
         _line("plan", _plan(best)),
+        *_labelled("chunks", _chunks(facts)),
         _line("predicted", _predicted(facts)),
         *explained(facts.explanation, facts.warning),
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
@@ -152,6 +161,8 @@ def to_json(facts: PlanFacts) -> str:
         "ranks": facts.machine.num_ranks,
         "metric": facts.result.metric,
         **_candidate(best),
+        "predicted_s": facts.predicted_s,
+        "chunks": None if facts.chunks is None else {"axis": facts.chunks.axis, "edges": list(facts.chunks.edges)},
         "bound_s": facts.bound.seconds,
         "limited_by": facts.bound.limited_by,
         "paralia_s": facts.paralia_s,
@@ -214,6 +225,16 @@ def _problem(facts: PlanFacts) -> str:
     )
 
 
+def _chunks(facts: PlanFacts) -> list[str]:
+    """Return in which blocks of C a product is done that one schedule would be too large for."""
+    if facts.chunks is None:
+        return []
+    lines = "rows" if (facts.chunks.axis == 0) != facts.problem.swapped else "columns"
+    count, most = len(facts.chunks.extents), facts.chunks.edges[1]
+    first = f"the plan and what follows of time and bytes are of the first, {time_text(facts.result.best.predicted_s)}"
+    return [f"{count} of {most} {lines} of C, one after another: {first}"]
+
+
 def _plan(candidate: Candidate) -> str:
     return f"{_how(candidate)}, {len(candidate.schedule.tasks)} tasks"
 
@@ -233,13 +254,15 @@ def _bound(bound: Bound) -> str:
 
 def _predicted(facts: PlanFacts) -> str:
     best = facts.result.best
-    seconds = best.predicted_s
+    seconds = facts.predicted_s
     parts = [time_text(seconds)]
     if seconds > 0 and facts.problem.has_product:
         parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
     if seconds > 0:
         parts.append(f"bound / predicted {facts.bound.seconds / seconds:.1%}")
     # Energies count a device that does nothing as its power at rest; machines that others measured lack it.
+    if facts.chunks is not None:
+        return ", ".join(parts)
     unknown = best.energy_j > 0 and not facts.machine.idle_watts.any()
     at_rest = " without power at rest, which is not known here" if unknown else ""
     return ", ".join(parts) + _energy(best, facts.result.metric) + at_rest

@@ -14,6 +14,7 @@ from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
+from uncut_mpi.command.plan_search import find
 from uncut_mpi.errors import CapacityError, ParamError, UncutError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.bounds import bound
@@ -21,17 +22,17 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import with_memory
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.planner import ablation_options, plan
 from uncut_mpi.planning.rivals.paralia import predict
 from uncut_mpi.planning.rivals.parsec import received_bytes
-from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import Simulation, simulate
-from uncut_mpi.units import time_text
+from uncut_mpi.planning.staging import usual_room
+from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import explain, listed
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.heatmap import draw_transfers
@@ -112,10 +113,11 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     options = options_of(given)
     if options.tune:
         raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
-    if options.host_memory:
+    if any(given.place.in_files):
+        _check_of_files(given, options)
+    elif options.host_memory:
         raise ParamError(
-            "host_memory in --options: it is for copies of matrices that no device reaches, of which --place knows "
-            "none; leave it out"
+            "--host-memory is for copies of matrices in files, of which --place names none (f): leave it out"
         )
     return PlanArguments(
         problem=GemmProblem(
@@ -160,20 +162,25 @@ def run(arguments: PlanArguments, say: Say) -> None:
     machine = with_memory(machine.num_ranks, arguments.problem, placement, machine, arguments.options.device_memory)
     # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
     budget = arguments.budget_tasks if arguments.options.scheduler == "auto" else 1
+    _check_host(arguments, machine)
+    options = arguments.options
+    if any(arguments.place.in_files) and not options.host_memory and machine.host_bytes[0]:
+        options = changed(options, host_memory=usual_room(int(machine.host_bytes[0]) // machine.num_ranks))
     started = time.perf_counter()
-    result = search(
+    found = find(
         arguments.problem,
         placement,
-        machine.num_ranks,
         machine,
-        arguments.options,
+        options,
+        arguments.place.in_files,
         budget_tasks=budget,
         issuing_threads=arguments.issuing_threads,
     )
     search_s = time.perf_counter() - started
-    schedule = result.best.schedule
+    result, schedule = found.result, found.result.best.schedule
     simulation = simulate(schedule, machine, issuing_threads=arguments.issuing_threads)
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
+    about = arguments.problem, arguments.place
     facts = PlanFacts(
         machine=machine,
         problem=arguments.problem,
@@ -183,13 +190,15 @@ def run(arguments: PlanArguments, say: Say) -> None:
         result=result,
         search_s=search_s,
         simulation=simulation,
-        bound=bound(arguments.problem, placement, machine),
+        bound=found.bound,
+        chunks=found.chunks,
+        predicted_s=found.predicted_s,
         traffic=traffic(schedule),
         timeline=timeline,
         explanation=explain(simulation),
-        warning=costly_place(arguments.problem, arguments.place, simulation.seconds, machine),
-        paralia_s=_paralia_s(arguments.problem, placement, machine, result.best.options),
-        parsec_bytes=_parsec_bytes(arguments.problem, placement, machine, result.best.options),
+        warning="" if any(arguments.place.in_files) else costly_place(*about, found.predicted_s, machine),
+        paralia_s=_paralia_s(found.problem, found.placement, machine, result.best.options),
+        parsec_bytes=_parsec_bytes(found.problem, found.placement, machine, result.best.options),
         ablation=_ablation(arguments, placement, machine) if arguments.ablation else (),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -199,6 +208,22 @@ def run(arguments: PlanArguments, say: Say) -> None:
         write_file("--transfers", arguments.transfers_path, draw_transfers(schedule, machine))
     if arguments.json_path is not None:
         write_file("--json", arguments.json_path, to_json(facts).encode())
+
+
+def _check_host(arguments: PlanArguments, machine: Machine) -> None:
+    """Refuse matrices in host memory that it has no room for, where it is known how much there is."""
+    places, there = arguments.place, int(machine.host_bytes[0])
+    problem, needed = arguments.problem, 0
+    for matrix, place, in_file in zip(MATRICES, (places.a, places.b, places.c), places.in_files, strict=True):
+        in_host = place.space == "host" if isinstance(place, Location) else place.memory != "device"
+        if in_host and not in_file:
+            rows, cols = problem.shape_of(matrix)
+            needed += rows * cols * problem.dtype.itemsize
+    if needed > there > 0:
+        raise CapacityError(
+            f"the matrices in host memory take {bytes_text(needed)}, and machine {machine.name} has "
+            f"{bytes_text(there)} of it (host_bytes): let them lie in files (f in --place), or on devices"
+        )
 
 
 def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: Machine) -> str:
@@ -297,6 +322,21 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
             "or name another machine"
         )
     return machine.subset(range(ranks))
+
+
+def _check_of_files(given: argparse.Namespace, options: ScheduleOptions) -> None:
+    """Refuse what only a search for matrices in memory knows."""
+    asked = {
+        "--budget-tasks": given.budget_tasks is not None,
+        "--issuing-threads": given.issuing_threads > 0,
+        "--ablation": given.steps,
+        "--metric": options.metric != "time",
+    }
+    flag = next((flag for flag, is_there in asked.items() if is_there), None)
+    if flag is not None:
+        raise ParamError(
+            f"{flag} was given with matrices in files (f in --place), of which it knows nothing: leave it out"
+        )
 
 
 def _check_written(given: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown
@@ -14,6 +14,9 @@ from uncut_mpi.model.parts import BoundLayout, Order
 from uncut_mpi.model.placement import MATRICES, Placement, Where
 from uncut_mpi.model.positions import orders_for_product, reordered
 from uncut_mpi.model.problem import GemmProblem
+
+FILE: Final = "f"
+"""Word for a matrix in a file."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,22 +32,29 @@ class Dealt:
         ``"device"``, ``"host"`` (each rank's own) or ``"shared"``.
     order : str or None
         In which order each part is stored, ``"F"`` or ``"C"``; None: in that of the others.
+    in_file : bool
+        Whether it lies in a file, of which each rank reads and writes its part through its host memory.
     """
 
     layout: Layout
     memory: Memory
     order: Order | None = None
+    in_file: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Dealt:
         """
         Parse a layout, with ``@host``, ``@shared`` or ``@device`` (as without), and ``@C`` or ``@F`` behind that.
 
+        ``f`` is a file, as `Session.open_file` deals one whose columns follow each other.
+
         Raises
         ------
         ParamError
             If it is none.
         """
+        if text == FILE:
+            return cls(Layout.cols(), "host", in_file=True)
         layout, *words = text.split("@")
         order: Order | None = None
         if words and words[-1] in ("C", "F"):
@@ -64,6 +74,8 @@ class Dealt:
         return bound.parts[0].location if bound.parts else location(self.layout.holders(num_ranks)[0])
 
     def __str__(self) -> str:
+        if self.in_file:
+            return FILE
         memory = "" if self.memory == "device" else f"@{self.memory}"
         return f"{self.layout}{memory}{'' if self.order is None else f'@{self.order}'}"
 
@@ -100,7 +112,14 @@ class Places:
         words = re.split(r",(?![^(]*\))", text)
         if len(words) != 3:
             raise ParamError(f"placement {shown(text)} has {len(words)} parts: write three, for A, B and C, as 0,0,h")
-        return cls(*(Dealt.parse(word) if re.match("[a-z]{3}", word) else Location.parse(word) for word in words))
+        words = [word.strip() for word in words]
+        return cls(*(Dealt.parse(word) if re.match("[a-z]{3}|f$", word) else Location.parse(word) for word in words))
+
+    @property
+    def in_files(self) -> tuple[bool, bool, bool]:
+        """Whether A, B and C lie in files."""
+        a, b, c = (isinstance(one, Dealt) and one.in_file for one in (self.a, self.b, self.c))
+        return a, b, c
 
     def check_ranks(self, num_ranks: int) -> None:
         """

@@ -1,0 +1,132 @@
+"""Into which blocks of C a product is cut whose schedule would be too large."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from uncut_mpi.gemm import main as gemm
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
+from uncut_mpi.model.places import Places
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.plan import main
+from uncut_mpi.planning import chunks
+from uncut_mpi.planning.chunks import MOST_TASKS, chunk_of, chunks_of
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import cut, plan, plan_several
+from uncut_mpi.planning.verify import verify
+
+MIB = 1 << 20
+LITTLE = ScheduleOptions(device_memory=2 * MIB)
+
+
+def cut_of(problem, places, machine, options=LITTLE):
+    placement = Places.parse(places).bound(problem, machine.num_ranks)
+    return placement, cut(problem, placement, machine.num_ranks, machine, options)
+
+
+@pytest.mark.parametrize("places", ["h,h,h", "rows@host,rows@host,rows@host", "cols,cols@host,cols@host", "h,0,h"])
+@pytest.mark.parametrize("trans", ["NN", "TN", "NT"])
+def test_chunks_cover_c_and_each_has_few_tasks_and_a_proof(monkeypatch, places, trans):
+    monkeypatch.setattr(chunks, "MOST_TASKS", 3000)
+    problem = GemmProblem(3000, 2600, 1700, DType.f64, *trans)
+    machine = Machine.uniform(2)
+    placement, found = cut_of(problem, places, machine)
+    extent = (problem.m, problem.n)[found.axis]
+    assert found.edges[0] == 0
+    assert found.edges[-1] == extent
+    assert all(first < last for first, last in found.extents)
+    kinds = {chunk_of(problem, placement, found.axis, one) for one in found.extents}
+    for part, place in kinds:
+        schedule = plan(part, place, 2, machine, LITTLE).schedule
+        verify(schedule)
+        assert len(schedule.tasks) <= 2 * 3000
+    assert (
+        sum(
+            (part.m, part.n)[found.axis]
+            for part in (chunk_of(problem, placement, found.axis, one)[0] for one in found.extents)
+        )
+        == extent
+    )
+
+
+@pytest.mark.parametrize(("places", "axis"), [("h,h,h", 0), ("rows@host,h,rows@host", 1), ("h,cols@host,cols@host", 0)])
+def test_chunks_are_cut_so_that_they_lie_alike(monkeypatch, places, axis):
+    monkeypatch.setattr(chunks, "MOST_TASKS", 3000)
+    problem = GemmProblem(4096, 2048, 1024, DType.f64)
+    placement, found = cut_of(problem, places, Machine.uniform(2))
+    assert found.axis == axis
+    assert len({chunk_of(problem, placement, axis, one) for one in found.extents}) == 1
+
+
+def test_only_what_has_too_many_tasks_is_cut():
+    machine, problem = Machine.uniform(2), GemmProblem(3000, 2600, 1700, DType.f64)
+    assert cut_of(problem, "h,h,h", machine)[1] is None  # in rings, and small enough
+    large = GemmProblem(30000, 26000, 17000, DType.f64)
+    assert cut_of(large, "h,h,h", machine)[1] is not None
+    assert cut_of(large, "h,h,h", machine, ScheduleOptions())[1] is None  # all of it fits
+    for scheduler in ("uncut", "parsec", "cyclic", "bands"):
+        asked = ScheduleOptions(scheduler=scheduler, device_memory=2 * MIB)
+        assert cut_of(large, "h,h,h", machine, asked)[1] is None
+    copies = GemmProblem(30000, 26000, 0, DType.f64, reads_c=False, copies=True)
+    assert cut_of(copies, "h,h,h", machine)[1] is None
+
+
+def test_a_million_cubed_from_files_is_planned_by_one_schedule_of_a_chunk():
+    machine, options = load_machine("karolina-8xa100"), ScheduleOptions(host_memory=1 << 36)
+    problem = GemmProblem(10**6, 10**6, 10**6, DType.f64)
+    placement = Places.parse("f,f,f").bound(problem, machine.num_ranks)
+    files = tuple(range(3 * machine.num_ranks))
+    found = cut(problem, placement, machine.num_ranks, machine, options, files)
+    kinds = {chunk_of(problem, placement, found.axis, one) for one in found.extents}
+    assert len(kinds) == 1
+    (part, place), *_ = kinds
+    best = plan_several(part, place, machine.num_ranks, machine, options, files, files)[0]
+    assert len(best.schedule.tasks) <= MOST_TASKS
+    # A disk of 2 GB/s reads A and B and reads and writes C once in 16,000 s; each A comes for a few blocks of C.
+    assert 16_000 < best.predicted_s * len(found.extents) < 160_000
+
+
+def test_the_plan_command_says_what_chunks_there_are(tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    words = "-m 200000 --place f,f,f --machine karolina-8xa100 --host-memory 1GiB --device-memory 300MB"
+    assert main([*words.split(), "--json", str(out)]) == 0
+    said, facts = capsys.readouterr().out, json.loads(out.read_text())
+    edges = facts["chunks"]["edges"]
+    assert f"{len(edges) - 1} of {edges[1]} rows of C, one after another" in said
+    assert edges[-1] == 200000
+    assert facts["predicted_s"] > 0
+    assert facts["candidates"][0]["predicted_s"] < facts["predicted_s"]
+
+
+def test_the_plan_command_refuses_what_no_memory_has_room_for(capsys):
+    assert main(["-m", "1000000", "--machine", "karolina-8xa100"]) == 2
+    assert "take 24.00 TB, and machine karolina-8xa100 has 1.100 TB of it (host_bytes)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--place f,h,h --budget-tasks 5", "--budget-tasks was given with matrices in files"),
+        ("--place f,h,h --ablation", "--ablation was given with matrices in files"),
+        ("--place h,h,h --host-memory 1GB", "of which --place names none (f)"),
+    ],
+)
+def test_flags_that_do_not_go_with_places_are_refused(capsys, words, said):
+    assert main(words.split()) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_products_name_files_themselves(capsys):
+    assert gemm(["-m", "64", "--place", "f,f,f"]) == 2
+    assert "name the files themselves" in " ".join(capsys.readouterr().err.split())
+
+
+def test_nothing_is_cut_where_no_chunk_is_small_enough(monkeypatch):
+    monkeypatch.setattr(chunks, "MOST_TASKS", 1)
+    problem = GemmProblem(3000, 2600, 1700, DType.f64)
+    placement = Places.parse("h,h,h").bound(problem, 2)
+    assert chunks_of(problem, placement, 2, Machine.uniform(2), LITTLE) is None

@@ -1,0 +1,114 @@
+"""What the plan command finds: schedules for a problem, or for the chunks that it is done in, and their figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from typing import Final
+
+from uncut_mpi.model.bounds import Bound, bound
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.candidates import Candidate, Once, itself, progress_of
+from uncut_mpi.planning.chunks import Chunks, chunk_of
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import Planned, behind_a_disk, cut, plan_several
+from uncut_mpi.planning.search import SearchResult, search
+from uncut_mpi.planning.simulate import simulate
+
+MOST_KINDS: Final = 4
+"""Chunks that lie differently are planned for, so many kinds of them; the others are taken to be as the first one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """
+    What was found.
+
+    Attributes
+    ----------
+    result : SearchResult
+        The schedules tried, the best first; of the first chunk.
+    bound : Bound
+        What no schedule of the whole product can beat.
+    predicted_s : float
+        What the whole product is expected to take.
+    chunks : Chunks or None
+        Blocks of C, one after another; None: one schedule does all.
+    problem, placement
+        What the result is of: the first chunk, or all.
+    """
+
+    result: SearchResult
+    bound: Bound
+    predicted_s: float
+    chunks: Chunks | None
+    problem: GemmProblem
+    placement: Placement
+
+
+def find(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    options: ScheduleOptions,
+    in_files: tuple[bool, bool, bool],
+    *,
+    budget_tasks: int | None,
+    issuing_threads: int,
+) -> Found:
+    """
+    Return schedules for a problem.
+
+    Parameters
+    ----------
+    problem, placement, machine, options
+        As for `uncut_mpi.planning.planner.plan`.
+    in_files : (bool, bool, bool)
+        Whether A, B and C lie in files.
+    budget_tasks, issuing_threads : int
+        As for `uncut_mpi.planning.search.search`; of matrices in files there is no such search.
+    """
+
+    def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
+        if not any(in_files):
+            about = (problem, placement, machine.num_ranks, machine, options)
+            return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
+        files = _buffers(problem, placement, in_files)
+        several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
+        candidates = [_candidate(one, machine) for one in several]
+        return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
+
+    limit = bound(problem, placement, behind_a_disk(machine) if any(in_files) else machine)
+    files = _buffers(problem, placement, in_files)
+    chunks = cut(problem, placement, machine.num_ranks, machine, options, files)
+    if chunks is None:
+        result = result_of(problem, placement)
+        return Found(result, limit, result.best.predicted_s, None, problem, placement)
+    every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]
+    results = {kind: result_of(*kind) for kind in itertools.islice(dict.fromkeys(every), MOST_KINDS)}
+    first = results[every[0]]
+    predicted_s = sum(results.get(one, first).best.predicted_s for one in every)
+    return Found(first, limit, predicted_s, chunks, *every[0])
+
+
+def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, bool, bool]) -> tuple[int, ...]:
+    """Return the numbers of the caller's buffers that lie in files: the parts of A, B and C one after another."""
+    found: list[int] = []
+    at = 0
+    for matrix, is_one in zip(MATRICES, in_files, strict=True):
+        count = len(placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)))
+        found += range(at, at + count) if is_one else ()
+        at += count
+    return tuple(found)
+
+
+def _candidate(planned: Planned, machine: Machine) -> Candidate:
+    schedule, options = planned.schedule, planned.options
+    run = simulate(schedule, machine)
+    limit = bound(schedule.problem, schedule.placement, behind_a_disk(machine)).seconds
+    seconds = planned.predicted_s
+    made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, seconds)
+    return Candidate(*made_with, Once(functools.partial(itself, run)), functools.partial(progress_of, run))
