@@ -446,7 +446,8 @@ class SimulatedMachine:
     wait_lane: float
     signal_lane: float
     host_copy_rate: float
-    file_rate: float
+    file_read_rate: float
+    file_write_rate: float
     file_call_s: float
     on_disk: bool
     host_transposed_rate: float

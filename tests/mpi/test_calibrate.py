@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -18,8 +19,9 @@ import uncut_mpi.api.start as start
 from tests.helpers.collective import allgather, collective_assert, expect
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
-from uncut_mpi.calibration import litmus, workbench
+from uncut_mpi.calibration import disk, litmus, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
+from uncut_mpi.calibration.disk import measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.calibration.statistics import Summary
@@ -27,6 +29,7 @@ from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.command import rehearsal
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
+from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.spmd.group import Group
@@ -317,3 +320,39 @@ def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, capfd, mpi_tmp_path,
     status, out, err = job(comm, capfd, SHORT)
     collective_assert(comm, status == 2 and f"{method} failed on purpose" in err, out + err)
     collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
+
+
+def test_the_disk_of_a_folder_is_measured_and_nothing_is_left_there(comm, mpi_tmp_path, monkeypatch):
+    with group_of(comm) as group:
+        found = measure_disk(group, str(mpi_tmp_path), file_bytes=4 << 23)
+        every = allgather(comm, found)
+        good = all(0 < rate < 1000 for rate in (found.read_gb_per_s, found.write_gb_per_s)) and 0 <= found.call_s < 1
+        collective_assert(comm, good and every == [every[0]] * comm.size, str(every))
+        comm.Barrier()
+        collective_assert(comm, not [*mpi_tmp_path.iterdir()], "the file is still there")
+        missing = str(mpi_tmp_path / "none")
+        expect(comm, um.DataFileError, ["none cannot be measured"], lambda: measure_disk(group, missing))
+        expect(comm, um.DataFileError, ["of room"], lambda: measure_disk(group, str(mpi_tmp_path), file_bytes=1 << 60))
+
+        def refused(*_):
+            raise OSError(5, "Input/output error")
+
+        with monkeypatch.context() as patched:
+            if comm.rank == comm.size - 1:
+                patched.setattr(os, "pread", refused)
+            call = functools.partial(measure_disk, group, str(mpi_tmp_path), file_bytes=4 << 23)
+            expect(comm, um.DataFileError, ["cannot be measured", "Input/output error"], call)
+        comm.Barrier()
+        collective_assert(comm, not [*mpi_tmp_path.iterdir()], "the file is still there")
+
+
+def test_a_calibration_keeps_the_disk_for_sessions(comm, capfd, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "FILE_BYTES", 4 << 23)
+    path = mpi_tmp_path / "machine.json"
+    words = ["--quick", "--backend", "host", "--disk", str(mpi_tmp_path), "--output", str(path)]
+    status = main(words)
+    said = capfd.readouterr().out
+    collective_assert(comm, status == 0 and (comm.rank > 0) == ("disk of" not in said), said)
+    machine = um.load_machine(str(path))
+    told = comm.rank > 0 or f"reads {machine.disk.read_gb_per_s:.2f} GB/s" in said
+    collective_assert(comm, machine.disk != Disk() and told, f"{machine.disk}: {said}")

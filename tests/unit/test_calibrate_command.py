@@ -27,6 +27,8 @@ def test_every_flag_reaches_its_field():
     assert (given.backend, given.devices, given.allow_shared_gpu) == ("cuda", (1, 0), True)
     assert (given.time_limit_s, given.output, given.json_path) == (7.5, "m.json", "facts.json")
     assert parse_calibrate(["--quick"]).quick
+    assert parse_calibrate(["--disk", "/data"]).disk == "/data"
+    assert given.disk is None
 
 
 @pytest.mark.parametrize(

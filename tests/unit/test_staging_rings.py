@@ -15,7 +15,7 @@ from tests.helpers.layouts import random_layout
 from tests.helpers.schedules import random_case
 from tests.unit.test_staging import SCHEDULES
 from uncut_mpi.errors import CapacityError
-from uncut_mpi.model.costs import FILE_GB_PER_S
+from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location
@@ -143,8 +143,22 @@ def test_files_are_read_nearly_once_and_in_long_rows(trans: str, device_memory: 
     moved = schedule.regions[schedule.operands["region"][first]]
     least = 8 * int((moved["rows"] * moved["cols"]).sum()) / nbytes
     assert least <= (1.001 if device_memory > 10 << 30 else 2.5)
-    floor = nbytes / (FILE_GB_PER_S * 1e9)
+    floor = nbytes / (machine.disk.read_gb_per_s * 1e9)
     assert floor <= planned.predicted_s <= (1.1 if device_memory > 10 << 30 else 4.5) * floor
+
+
+def test_where_each_run_of_bytes_costs_much_fewer_are_read() -> None:
+    problem, runs = GemmProblem(16384, 16384, 16384, DType.f64, reads_c=False), []
+    for call_s in (1e-7, 2e-3):
+        machine = dataclasses.replace(load_machine("h200-4x").subset((0, 1)), disk=Disk(3.0, 1.5, call_s))
+        options = ScheduleOptions(host_memory=1 << 30, device_memory=1 << 30)
+        schedule = plan_several(problem, in_files(problem, 2), 2, machine, options, range(6), range(6))[0].schedule
+        copies = schedule.tasks[schedule.lanes["kind"][schedule.tasks["lane"]] == LaneKind.HOST]
+        ends = schedule.regions[schedule.operands["region"][copies["first_operand"][:, None] + np.arange(2)]]
+        of_file = schedule.buffers["medium"][ends["buffer"]] != 0
+        whole = ends["rows"] == schedule.buffers["ld"][ends["buffer"]]
+        runs.append(int(np.where(whole, 1, ends["cols"])[of_file].sum()))
+    assert runs[1] < runs[0] / 2
 
 
 def test_many_parts_through_rings_share_lanes() -> None:

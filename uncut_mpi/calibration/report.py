@@ -10,7 +10,7 @@ import numpy as np
 from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
 from uncut_mpi.calibration.refine import Refinement
 from uncut_mpi.calibration.samples import Samples
-from uncut_mpi.model.costs import GemmShape
+from uncut_mpi.model.costs import Disk, GemmShape
 from uncut_mpi.model.machine import Machine
 
 _MOST_PAIRS: Final = 12
@@ -38,6 +38,14 @@ def machine_text(machine: Machine) -> str:
                      f"{_numbers(machine.busy_watts, '{:.0f}')} W, between products "
                      f"{_numbers(machine.active_watts, '{:.0f}')} W")  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def disk_text(disk: Disk, folder: str) -> str:
+    """Return what was measured of a folder's disk."""
+    return (
+        f"disk of {folder}, all ranks at once: reads {disk.read_gb_per_s:.2f} GB/s, writes "
+        f"{disk.write_gb_per_s:.2f} GB/s, {disk.call_s * 1e6:.0f} us for each run of bytes besides\n"
+    )
 
 
 def samples_text(samples: Samples, machine: Machine) -> str:

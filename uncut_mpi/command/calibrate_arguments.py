@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_devices
-from uncut_mpi.command.flag_values import positive, written
+from uncut_mpi.command.flag_values import path, positive, written
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
@@ -23,7 +23,7 @@ measures. The exit status is 0 only if no word was wrong in the litmus.
 examples:
   mpiexec -n 4 python -m uncut_mpi.calibrate
   mpiexec -n 4 python -m uncut_mpi.calibrate --quick
-  mpiexec -n 4 python -m uncut_mpi.calibrate --output node7.json
+  mpiexec -n 4 python -m uncut_mpi.calibrate --disk /data --output node7.json
 """
 
 
@@ -44,6 +44,8 @@ class CalibrateArguments:
         Measure what the first session measures, and no more.
     time_limit_s : float
         When to stop being thorough (seconds).
+    disk : str or None
+        Folder whose disk is measured; None: no disk is.
     output : str or None
         File of the machine; None: the one that sessions read.
     json_path : str or None
@@ -55,6 +57,7 @@ class CalibrateArguments:
     allow_shared_gpu: bool
     quick: bool
     time_limit_s: float
+    disk: str | None
     output: str | None
     json_path: str | None
 
@@ -84,6 +87,7 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
         allow_shared_gpu=given.allow_shared_gpu,
         quick=given.quick,
         time_limit_s=DEFAULT_TIME_LIMIT_S if given.time_limit is None else given.time_limit,
+        disk=given.disk,
         output=given.output,
         json_path=given.json,
     )
@@ -103,6 +107,13 @@ def make_calibrate_parser() -> argparse.ArgumentParser:
         metavar="S",
         help="after so long probes are repeated 3 times only and pairs of links left out; default "
         f"{DEFAULT_TIME_LIMIT_S:g}",
+    )
+    run.add_argument(
+        "--disk",
+        type=path,
+        metavar="FOLDER",
+        help="measure the disk of that folder too, with a file of 2 GiB: for products of matrices in files; default: a "
+        "common disk is assumed",
     )
     run.add_argument(
         "--output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
@@ -16,10 +17,11 @@ from uncut_mpi.api.measure import cache_directory, machine_key, measure
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
 from uncut_mpi.calibration.assemble import assemble
+from uncut_mpi.calibration.disk import measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.measuring import measure_all
 from uncut_mpi.calibration.refine import Refinement, refine
-from uncut_mpi.calibration.report import machine_text, refinement_text, samples_text
+from uncut_mpi.calibration.report import disk_text, machine_text, refinement_text, samples_text
 from uncut_mpi.calibration.samples import Samples
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
@@ -73,6 +75,8 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
                 with contextlib.suppress(UncutError):  # what went wrong is on its way already
                     started.backend.close()
         passed = samples is None or not samples.litmus.get("wrong_words")
+        if arguments.disk is not None:
+            machine = dataclasses.replace(machine, disk=measure_disk(group, arguments.disk))
         refinement: Refinement | None = None
         if samples is not None and passed:
             machine, refinement = _rehearse(comm, group, machine, arguments)
@@ -163,6 +167,8 @@ def _publish(
         }
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
     say(machine_text(machine))
+    if arguments.disk is not None:
+        say(disk_text(machine.disk, arguments.disk))
     if samples is not None:
         say(samples_text(samples, machine))
     if refinement is not None:

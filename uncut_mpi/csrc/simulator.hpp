@@ -31,7 +31,8 @@ struct SimulatedMachine {
     std::vector<std::pair<double, double>> row_device, row_in, row_out, row_local;
 
     double host_copy_rate = 0;  // bytes per second of a rank's worker
-    double file_rate = 0;       // bytes per second of the disk, and what each call of the system takes
+    // Bytes per second of the disk, and what each call of the system takes.
+    double file_read_rate = 0, file_write_rate = 0;
     double file_call_s = 0;
     bool on_disk = false;             // whether what is in host memory stands for what is in files
     double host_transposed_rate = 0;  // elements per second that it transposes

@@ -147,7 +147,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
         // Ranks take turns at the disk. Columns that do not follow one another in the file are calls of their own.
         const bool whole = there->rows == t_.buffers[there->buffer].ld;
         body.engine = 3;
-        limit = m_.file_rate;
+        limit = there == &from ? m_.file_read_rate : m_.file_write_rate;
         body.amount += limit * m_.file_call_s * static_cast<double>(whole ? 1 : to.cols);
     }
     const std::size_t link = link_of(from_at, to_at);

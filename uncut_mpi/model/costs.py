@@ -10,14 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi.errors import ParamError
 
-FILE_GB_PER_S: Final = 2.0
-FILE_CALL_S: Final = 5e-5
-"""
-Rate at which a disk is read or written by all ranks together, and what each call of the system takes besides.
-
-No machine knows anything of its disk so far: these are of a common solid-state disk.
-"""
-
 HOST_COPY_GB_PER_S: Final = 10.0
 """
 Rate at which one core copies within host memory, of which no machine knows anything so far.
@@ -57,6 +49,29 @@ class _NonNegative:
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
                 raise ParamError(f"{field.name} = {value} of {type(self).__name__}: it cannot be negative")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disk(_NonNegative):
+    """
+    What matrices in files take to be read and written, by all ranks together.
+
+    Attributes
+    ----------
+    read_gb_per_s, write_gb_per_s : float
+        Rates of long runs of bytes (1e9 bytes per second). By default those of a common solid-state disk.
+    call_s : float
+        What each run of bytes takes besides, that does not follow another one.
+    """
+
+    read_gb_per_s: float = 2.0
+    write_gb_per_s: float = 2.0
+    call_s: float = 5e-5
+
+    def __post_init__(self) -> None:
+        _NonNegative.__post_init__(self)
+        if min(self.read_gb_per_s, self.write_gb_per_s) <= 0:
+            raise ParamError(f"{self} would never end: rates are positive")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, word
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.costs import Disk, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import DISK, Port, fair_rates
 from uncut_mpi.model.remade import Remade
@@ -97,6 +97,8 @@ class Machine(Remade):
         Node of each rank. Reserved: all ranks are on node 0 so far.
     host_bytes : ndarray of int64, shape (1,)
         Host memory of each node; 0 where unknown. Matrices that are staged there have to fit beside the others.
+    disk : Disk
+        What files take; a common disk where it was not measured.
 
     Notes
     -----
@@ -125,6 +127,7 @@ class Machine(Remade):
     steady: bool = True
     node_of: np.ndarray = dataclasses.field(default_factory=_unknown)
     host_bytes: np.ndarray = dataclasses.field(default_factory=_unknown)
+    disk: Disk = dataclasses.field(default_factory=Disk)
 
     def __post_init__(self) -> None:
         self._convert()
@@ -210,6 +213,7 @@ class Machine(Remade):
             ("gemm_shape", GemmShape, self.gemm_shape.values()),
             ("row_rates", RowRates, [self.row_rates]),
             ("costs", IssueCosts, [self.costs]),
+            ("disk", Disk, [self.disk]),
         ):
             for one in values:
                 if not isinstance(one, kind):
@@ -435,6 +439,7 @@ class Machine(Remade):
                 "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
                 "row_rates": dataclasses.asdict(self.row_rates),
                 "costs": dataclasses.asdict(self.costs),
+                "disk": dataclasses.asdict(self.disk),
                 **{name: getattr(self, name).tolist() for name in _PER_RANK},
             },
             indent=1,
@@ -483,6 +488,7 @@ class Machine(Remade):
                 gemm_shape={name: GemmShape(**shape) for name, shape in data["gemm_shape"].items()},
                 row_rates=RowRates(**data["row_rates"]),
                 costs=IssueCosts(**data["costs"]),
+                disk=Disk(**data.get("disk", {})),
                 multiprocessors=np.array(data["multiprocessors"], np.int64),
                 combine_gb_per_s=np.array(data["combine_gb_per_s"], np.float64),
                 half_combine_gb_per_s=np.array(data["half_combine_gb_per_s"], np.float64),

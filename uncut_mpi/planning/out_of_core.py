@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from uncut_mpi.model.costs import FILE_CALL_S
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -149,7 +148,7 @@ class _Model:
         self._item, self._sum = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
         # What a column of a region takes of the disk besides, which is a run in a file; all ranks take turns there.
         self.on_disk = machine.on_disk
-        self._call_s = len(ranks) * FILE_CALL_S if machine.on_disk else 0.0
+        self._call_s = len(ranks) * machine.disk.call_s if machine.on_disk else 0.0
         # What several ranks need of a matrix in host memory each of them takes a part of.
         self._share_a = 1 / extents.ranks_along if placement.in_host(Matrix.A) else 1.0
         self._share_b = 1 / extents.ranks_down if placement.in_host(Matrix.B) else 1.0

@@ -11,7 +11,6 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.arguments import counted
-from uncut_mpi.model.costs import FILE_GB_PER_S
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import DISK, Port
@@ -196,13 +195,13 @@ def _searched(
 
 def behind_a_disk(machine: Machine) -> Machine:
     """Return a machine whose links with the host are a disk that all ranks share: so searches know what files take."""
-    host = machine.num_ranks
-    links = [link for rank in range(host) for link in ((host, rank), (rank, host))]
+    host, disk = machine.num_ranks, machine.disk
     bandwidth = machine.bandwidth_gb_per_s.copy()
-    for link in links:
-        bandwidth[link] = min(bandwidth[link], FILE_GB_PER_S)
-    disk = Port(DISK, FILE_GB_PER_S, tuple(links), (1.0,) * len(links))
-    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, disk))
+    bandwidth[host, :host] = np.minimum(bandwidth[host, :host], disk.read_gb_per_s)
+    bandwidth[:host, host] = np.minimum(bandwidth[:host, host], disk.write_gb_per_s)
+    links = [link for rank in range(host) for link in ((host, rank), (rank, host))]
+    port = Port(DISK, disk.read_gb_per_s, tuple(links), (1.0, disk.read_gb_per_s / disk.write_gb_per_s) * host)
+    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, port))
 
 
 def _staged(

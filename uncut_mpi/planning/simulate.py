@@ -17,8 +17,6 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.costs import (
-    FILE_CALL_S,
-    FILE_GB_PER_S,
     HOST_COPY_GB_PER_S,
     HOST_TRANSPOSED_PER_S,
     TRANSPOSING_SHARE,
@@ -304,7 +302,9 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.row_local = list(rows.local)
 
     native.host_copy_rate = HOST_COPY_GB_PER_S * 1e9
-    native.file_rate, native.file_call_s = FILE_GB_PER_S * 1e9, FILE_CALL_S
+    disk = machine.disk
+    native.file_read_rate, native.file_write_rate = disk.read_gb_per_s * 1e9, disk.write_gb_per_s * 1e9
+    native.file_call_s = disk.call_s
     native.on_disk = machine.on_disk
     native.host_transposed_rate, native.transposing_share = HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE
     costs = machine.costs
