@@ -79,6 +79,7 @@ def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, op
         release(session, operands)
 
 
+@pytest.mark.host_backend
 @pytest.mark.parametrize("seed", range(6))
 def test_chunks_of_matrices_in_any_layouts_and_files_are_right(comm, open_session, few_tasks, monkeypatch, seed):
     rng = random.Random(seed)

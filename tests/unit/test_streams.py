@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from uncut_mpi import plan
-from uncut_mpi.command import planning
+from uncut_mpi.command import plan_search
 
 SMALL = ["-m", "64", "--ranks", "2", "--budget-tasks", "1"]
 COMMAND = [sys.executable, "-m", "uncut_mpi.plan", *SMALL]
@@ -97,7 +97,7 @@ def test_an_error_that_nobody_can_be_told_is_the_exit_status_all_the_same(monkey
     def interrupted(*unused, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(planning, "search", interrupted)
+    monkeypatch.setattr(plan_search, "search", interrupted)
     assert plan.main(SMALL) == 130
 
 
