@@ -143,8 +143,11 @@ def test_files_are_read_nearly_once_and_in_long_rows(trans: str, device_memory: 
     moved = schedule.regions[schedule.operands["region"][first]]
     least = 8 * int((moved["rows"] * moved["cols"]).sum()) / nbytes
     assert least <= (1.001 if device_memory > 10 << 30 else 2.5)
-    floor = nbytes / (machine.disk.read_gb_per_s * 1e9)
-    assert floor <= planned.predicted_s <= (1.1 if device_memory > 10 << 30 else 4.5) * floor
+    # C leaves while A and B come, but for the first of it.
+    once = nbytes / (machine.disk.read_gb_per_s * 1e9)
+    assert once * 2 / 3 <= planned.predicted_s <= (1.1 if device_memory > 10 << 30 else 4.5) * once
+    if device_memory > 10 << 30 and trans[1] == "N":
+        assert planned.predicted_s <= 0.9 * once
 
 
 def test_where_each_run_of_bytes_costs_much_fewer_are_read() -> None:

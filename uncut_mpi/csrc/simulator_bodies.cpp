@@ -144,10 +144,11 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     }
     const bool in_file = there != nullptr && (m_.on_disk || t_.buffers[there->buffer].medium != 0);
     if (in_file) {
-        // Ranks take turns at the disk. Columns that do not follow one another in the file are calls of their own.
-        const bool whole = there->rows == t_.buffers[there->buffer].ld;
-        body.engine = 3;
-        limit = there == &from ? m_.file_read_rate : m_.file_write_rate;
+        // Ranks take turns at each way of the disk. Columns that do not follow one another in the file are calls of
+        // their own.
+        const bool whole = there->rows == t_.buffers[there->buffer].ld, reads = there == &from;
+        body.engine = m_.num_ranks * ways + (reads ? 0 : 1);
+        limit = reads ? m_.file_read_rate : m_.file_write_rate;
         body.amount += limit * m_.file_call_s * static_cast<double>(whole ? 1 : to.cols);
     }
     const std::size_t link = link_of(from_at, to_at);

@@ -20,7 +20,7 @@ class Simulator::State {
           locations_(machine.num_ranks + 1),
           host_(machine.num_ranks),
           devices_(static_cast<std::size_t>(machine.num_ranks)),
-          engines_(static_cast<std::size_t>(machine.num_ranks * ways)) {}
+          engines_(static_cast<std::size_t>(machine.num_ranks * ways + 2)) {}  // of ranks, then the disk's two ways
 
     void run(const SimulatedTables &tables, Simulated &result);
 

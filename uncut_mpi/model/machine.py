@@ -325,7 +325,7 @@ class Machine(Remade):
     @property
     def on_disk(self) -> bool:
         """Whether what lies in host memory stands for what lies in files (`uncut_mpi.planning.planner`)."""
-        return any(port.name == DISK for port in self.ports)
+        return any(port.name.startswith(f"{DISK} ") for port in self.ports)
 
     def _ranks(self, name: str, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ranks of this machine that a caller names."""

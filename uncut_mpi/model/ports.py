@@ -21,7 +21,7 @@ from uncut_mpi.errors import ParamError
 _ROUNDING: Final = 1e-12
 
 DISK: Final = "disk"
-"""Name of the port of a machine whose host memory stands for files."""
+"""What names of ports begin with of a machine whose host memory stands for files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -199,9 +199,12 @@ def behind_a_disk(machine: Machine) -> Machine:
     bandwidth = machine.bandwidth_gb_per_s.copy()
     bandwidth[host, :host] = np.minimum(bandwidth[host, :host], disk.read_gb_per_s)
     bandwidth[:host, host] = np.minimum(bandwidth[:host, host], disk.write_gb_per_s)
-    links = [link for rank in range(host) for link in ((host, rank), (rank, host))]
-    port = Port(DISK, disk.read_gb_per_s, tuple(links), (1.0, disk.read_gb_per_s / disk.write_gb_per_s) * host)
-    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, port))
+    ways = [[(host, rank) for rank in range(host)], [(rank, host) for rank in range(host)]]
+    ports = [
+        Port(f"{DISK} {way}", rate, tuple(links), (1.0,) * host)
+        for way, rate, links in zip(("reads", "writes"), (disk.read_gb_per_s, disk.write_gb_per_s), ways, strict=True)
+    ]
+    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports))
 
 
 def _staged(

@@ -135,7 +135,7 @@ def stage(
         if user in columns:
             work.through_ring(user, columns[user])
         else:
-            work.through_all(user)
+            work.through_all(user, in_file=user in files)
     work.buffers.check_capacity(machine, files)
     return work.schedule(files)
 
@@ -151,12 +151,12 @@ class _Work:
         self._copies: list[_Copy] = []
         self._awaits: list[tuple[int, int]] = []
 
-    def through_all(self, user: int) -> None:
-        """Give a buffer a copy of all of it."""
+    def through_all(self, user: int, *, in_file: bool) -> None:
+        """Give a buffer a copy of all of it; one in a file is read and written on lanes of its own."""
         uses, schedule = self._uses, self._before
         at, matrix, (rows, cols) = self._about(user)
         ours = self.buffers.add(at, (rows, cols), schedule.problem.dtype, matrix, Role.STAGING)
-        lane = self._lane(user, 0)
+        first = self._number(user) if in_file else 0
         moved, chunks, chunk_of = _chunks(schedule, uses, user)
         used, use = np.unique(uses.region[moved], return_inverse=True)
         instead = schedule.regions[used]
@@ -172,12 +172,22 @@ class _Work:
             pair = own + chunk, theirs + chunk
             if len(written) < len(here) and (matrix is not Matrix.C or schedule.problem.reads_c):
                 tasks = uses.task[here].tolist()
-                ways_in.append((tasks[0], _Copy(lane, *pair[::-1], self._op(user), 0, [], [], tasks)))
+                ways_in.append(
+                    (tasks[0], _Copy(self._lane(user, first), *pair[::-1], self._op(user), 0, [], [], tasks))
+                )
             if len(written) and matrix is Matrix.C:
                 # The last on each lane: those before it are over then.
                 tasks = uses.task[written].tolist()
                 last = dict(zip(schedule.tasks["lane"][tasks].tolist(), tasks, strict=True))
-                copy = _Copy(lane, *pair, self._op(user), len(schedule.tasks), [*last.values()], [], [])
+                copy = _Copy(
+                    self._lane(user, first + in_file),
+                    *pair,
+                    self._op(user),
+                    len(schedule.tasks),
+                    [*last.values()],
+                    [],
+                    [],
+                )
                 ways_out.append((tasks[-1], copy))
         # What is used first comes first, and what is complete first goes first.
         for ways in (ways_in, ways_out):
@@ -212,8 +222,8 @@ class _Work:
         unused["row"], unused["col"], unused["rows"], unused["cols"] = 0, 0, 1, 1
         self._regions[0][self._regions[0]["buffer"] == ours] = unused
         numbers = {id(copy): len(self._copies) + place for place, copy in enumerate(ring.copies)}
-        number = 1 + 2 * (user % MOST_RINGS)
         ways = {copy.inward for copy in ring.copies}
+        number = self._number(user)
         lanes_of = {inward: self._lane(user, number + (not inward)) for inward in sorted(ways, reverse=True)}
         for place, copy in enumerate(ring.copies):
             ends = (in_ring + place, own + place) if copy.inward else (own + place, in_ring + place)
@@ -242,6 +252,10 @@ class _Work:
         """Return a buffer's memory, its matrix and its shape."""
         at, _, code, _, _, rows, cols, _, _ = self._before.buffers[user].tolist()
         return at, Matrix(code), (rows, cols)
+
+    def _number(self, user: int) -> int:
+        """Return the number of a buffer's own lane inward; that of the one outward follows."""
+        return 1 + 2 * (user % MOST_RINGS)
 
     def _lane(self, user: int, number: int) -> int:
         """Return the owner's lane of that number for a buffer in host memory, or its own one on a device."""
