@@ -218,7 +218,7 @@ def test_files_in_c_and_fortran_order_go_to_any_place(comm, job, folder, place):
 def test_bfloat16_files(comm, job, folder):
     words = [folder / "Abf16.npy", folder / "Bbf16.npy", "-o", folder / "OUTbf16.npy"]
     status, _, err = job(words)
-    collective_assert(comm, status == 2 and "--dtype bf16" in err, err)
+    collective_assert(comm, status == 2 and "dtype bf16" in err, err)
     status, _, err = job([*words, "--dtype", "bf16"])
     a, b = (np.load(folder / f"{name}bf16.npy").view(ml_dtypes.bfloat16).astype(np.float64) for name in "AB")
     found = np.load(folder / "OUTbf16.npy").view(ml_dtypes.bfloat16).astype(np.float64)

@@ -167,8 +167,8 @@ def test_foreign_byte_order_is_refused_with_the_conversion(tmp_path):
 
 def test_bfloat16_needs_to_be_named(tmp_path):
     path = save(tmp_path / "x.npy", np.zeros((2, 2), ml_dtypes.bfloat16))
-    assert "give --dtype bf16" in refusal(path)
-    assert "--dtype f16 was given" in refusal(path, DType.f16)
+    assert "give dtype bf16" in refusal(path)
+    assert "dtype f16 was given" in refusal(path, DType.f16)
     assert open_matrix(path, DType.bf16).dtype is DType.bf16
 
 

@@ -236,10 +236,10 @@ def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType
     if found == _UNNAMED_2_BYTES and found.names is None:
         if asked is DType.bf16:
             return asked
-        told = "" if asked is None else f", but --dtype {asked.name} was given"
+        told = "" if asked is None else f", but dtype {asked.name} was given"
         raise DataFileError(
             f"{path} holds elements of 2 bytes without a type, as numpy saves bfloat16{told}: "
-            "give --dtype bf16 if it is that"
+            "give dtype bf16 if it is that"
         )
     if found.byteorder == ">":
         raise DataFileError(f"{path} holds big-endian {found.name}: save array.astype(array.dtype.newbyteorder('<'))")
@@ -261,6 +261,6 @@ def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType
         return asked
     if asked is not None and element is not asked:
         raise DataFileError(
-            f"{path} holds {element.name}, but --dtype {asked.name} was given: leave it out or convert the file"
+            f"{path} holds {element.name}, but dtype {asked.name} was given: leave it out or convert the file"
         )
     return element

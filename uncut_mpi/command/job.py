@@ -385,6 +385,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         digest=summary.digest,
         softbuf_bytes=summary.softbuf_bytes,
         device_memory=summary.device_memory,
+        chunks=summary.chunks,
         grid=summary.grid,
         splits=summary.splits,
         tile=summary.tile,

@@ -175,6 +175,8 @@ class Facts:
         What each rank's part takes of its device's memory, beside the matrices there.
     device_memory : int
         What it may take (bytes).
+    chunks : int
+        In how many blocks of C, one after another, the product was done; mostly 1.
     """
 
     about: About
@@ -207,6 +209,7 @@ class Facts:
     warning: str = ""
     softbuf_bytes: Sequence[int] = ()
     device_memory: int = 0
+    chunks: int = 1
 
     @property
     def median_s(self) -> float:
@@ -469,6 +472,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["digest"] = facts.digest
     value["memory"] = {"softbuf_bytes": list(facts.softbuf_bytes), "device_memory": facts.device_memory}
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
+    value["chunks"] = facts.chunks
     value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None
     value["bound_formula"] = facts.bound_formula
     value["command_line"], value["date"] = about.command_line, about.date
