@@ -97,7 +97,8 @@ class Ring:
         self._columns, self._head = columns, 0
         self._slots: list[_Slot] = []  # by column
         self._there: dict[Region, _Slot] = {}
-        self._ways_out: list[RingCopy] = []
+        # By where their columns begin, in steps of the ring's columns: no region has more.
+        self._ways_out: dict[int, list[RingCopy]] = {}
         self._is_written = False
         self.copies: list[RingCopy] = []
         self.awaits: list[tuple[int, int]] = []
@@ -135,7 +136,7 @@ class Ring:
             return slot
         for other in self._others(region):
             self._leave(other)
-        copies += [one for one in self._ways_out if _overlap(one.region, region)]
+        copies += self._ways_out_of(region)
         position = max([0, *(before + 1 for before in tasks), *(copy.position for copy in copies)])
         slot.way_in = RingCopy(True, region, slot.column, position, tasks, copies)
         self.copies.append(slot.way_in)
@@ -172,7 +173,13 @@ class Ring:
             slot.way_out = RingCopy(False, slot.region, slot.column, last[-1] + 1, last, [])
             slot.writers = {}
             self.copies.append(slot.way_out)
-            self._ways_out.append(slot.way_out)
+            self._ways_out.setdefault(slot.region[1] // self._columns, []).append(slot.way_out)
+
+    def _ways_out_of(self, region: Region) -> list[RingCopy]:
+        """Return the copies out of what overlaps a region."""
+        first, last = region[1] // self._columns - 1, (region[1] + region[3] - 1) // self._columns
+        near = (one for at in range(first, last + 1) for one in self._ways_out.get(at, ()))
+        return [one for one in near if _overlap(one.region, region)]
 
     def _others(self, region: Region) -> list[_Slot]:
         """Return where other regions are that overlap one, of a matrix that is written."""
@@ -206,9 +213,9 @@ def shared_room(whole: Mapping[int, int], least: Mapping[int, int], room: int, o
     needed = sum(least.values())
     if needed > room:
         raise CapacityError(
-            f"rank {owner} needs at least {bytes_text(needed)} of host memory for copies of matrices that no device "
-            f"reaches, and may use {bytes_text(room)} (host_memory): let it use more, or ask for smaller blocks "
-            "(blocking.block, blocking.c_rows, blocking.c_cols)"
+            f"rank {owner} needs at least {bytes_text(needed)} of host memory for copies of matrices in files, or in "
+            f"memory that no device reaches, and may use {bytes_text(room)} (host_memory): let it use more, or ask for "
+            "smaller blocks (blocking.block, blocking.c_rows, blocking.c_cols)"
         )
     more = {at: max(0, whole[at] - least[at]) for at in whole}
     left = min(room - needed, sum(more.values()))
