@@ -267,6 +267,21 @@ def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(comm, cache, m
     collective_assert(comm, len(measurements) == 2, "the new file is not used")
 
 
+def test_the_disk_that_was_measured_stays_when_links_are_measured_again(comm, cache, measurements):
+    machine_of(comm)
+    comm.Barrier()
+    if comm.rank == 0:
+        path = only_file(cache)
+        disk = {"read_gb_per_s": 0.5, "write_gb_per_s": 0.25, "call_s": 1e-4}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "steady": False, "disk": disk}))
+    comm.Barrier()
+    machine = machine_of(comm)
+    collective_assert(comm, len(measurements) == 2, f"{len(measurements)} measurements")
+    collective_assert(comm, machine.disk.write_gb_per_s == 0.25, str(machine.disk))
+    kept = um.Machine.from_json(only_file(cache).read_text()).disk
+    collective_assert(comm, kept == machine.disk, str(kept))
+
+
 @pytest.mark.parametrize("place", ["a file", "a directory nobody may write", "no directory"])
 def test_a_directory_that_cannot_be_written_costs_a_measurement_and_nothing_else(
     comm, cache, monkeypatch, measurements, place

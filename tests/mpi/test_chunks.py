@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import random_product
 from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
 from tests.mpi.test_out_of_core import CASES, KIB
-from uncut_mpi.api.chunked import MOST_PLANS
 from uncut_mpi.device.host.backend import HostBackend
 from uncut_mpi.planning import chunks
 
@@ -30,6 +30,27 @@ def mine(session, data):
     """Return this rank's rows."""
     rows, _ = um.Layout.rows().indices(data.shape, session.rank, num_ranks=session.size)
     return data[rows]
+
+
+def watched(plan, case):
+    """Return how far a call was from time to time, and its result."""
+    seen, over = [], threading.Event()
+
+    def watch():
+        while not over.wait(1e-3):
+            seen.append(plan.progress())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        result = plan.execute(case.alpha, case.beta)
+    finally:
+        over.set()
+        thread.join()
+    last = next((at for at, value in enumerate(seen) if value > 0), 0)
+    while seen and seen[-1] == 0:  # after the end
+        seen.pop()
+    return seen[last:], result
 
 
 def multiply(session, operands, case):
@@ -70,6 +91,10 @@ def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, op
             collective_assert(comm, plan.progress() == 0 and not plan.tuning, "nothing runs")
             set_matrix(session, operands.c, operands.c_MN)
             session.barrier()
+            seen, again = watched(plan, case)
+            collective_assert(comm, seen == sorted(seen) and not again.planned, f"{seen} {again}")
+            set_matrix(session, operands.c, operands.c_MN)
+            session.barrier()
             trace = plan.trace(case.alpha, case.beta)
             wrong = mismatch(case, operands)
             collective_assert(comm, not wrong, wrong)
@@ -107,7 +132,7 @@ def test_chunks_that_lie_differently_have_plans_of_their_own_for_as_long_as_ther
                 good = np.allclose(result.local, mine(session, a @ b), rtol=1e-12)
                 collective_assert(comm, good, str(plan.summary))
             kept = len(getattr(plan._plan, "plans", ()))
-            collective_assert(comm, 1 <= kept <= MOST_PLANS, f"{kept} plans are kept: {plan.summary}")
+            collective_assert(comm, 1 <= kept <= chunks.MOST_KINDS, f"{kept} plans are kept: {plan.summary}")
 
 
 @pytest.mark.host_backend

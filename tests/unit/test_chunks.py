@@ -14,9 +14,9 @@ from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main
 from uncut_mpi.planning import chunks
-from uncut_mpi.planning.chunks import MOST_TASKS, chunk_of, chunks_of
+from uncut_mpi.planning.chunks import MOST_TASKS, buffers_of, chunk_of, chunks_of
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import cut, plan, plan_several
+from uncut_mpi.planning.planner import cut, plan, plan_several, predict
 from uncut_mpi.planning.verify import verify
 
 MIB = 1 << 20
@@ -130,3 +130,51 @@ def test_nothing_is_cut_where_no_chunk_is_small_enough(monkeypatch):
     problem = GemmProblem(3000, 2600, 1700, DType.f64)
     placement = Places.parse("h,h,h").bound(problem, 2)
     assert chunks_of(problem, placement, 2, Machine.uniform(2), LITTLE) is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "places", "axis"),
+    [((250, 4_000_000, 20_000), "cols@host,cols@host,cols@host", 1), ((4_000_000, 250, 20_000), "rows,rows,rows", 0)],
+)
+def test_where_chunks_that_lie_alike_are_too_few_the_other_extent_is_cut(shape, places, axis):
+    places = places if "@" in places else ",".join(f"{one}@host" for one in places.split(","))
+    asked = ScheduleOptions(device_memory=64 * MIB)
+    placement, found = cut_of(GemmProblem(*shape, DType.f64), places, Machine.uniform(4), asked)
+    assert found.axis == axis
+    assert placement.in_parts
+
+
+def test_a_few_bytes_of_host_memory_are_too_few_in_words(capsys):
+    assert main(["-m", "3000", "--place", "f,f,f", "--host-memory", "8"]) == 2
+    assert "of host memory for copies of matrices in files" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("place", ["f,h,h", "h,h,f", "f,0,h", "f,f,f"])
+def test_no_plan_is_expected_faster_than_its_bound(tmp_path, place):
+    out = tmp_path / "plan.json"
+    assert main(f"-m 6000 --place {place} --json {out}".split()) == 0
+    facts = json.loads(out.read_text())
+    assert facts["bound_s"] <= facts["predicted_s"]
+    assert ("reading files" in facts["bound_terms"]) == (place[0] == "f" or place[-1] == "f")
+
+
+def test_layouts_are_compared_by_what_all_chunks_take(monkeypatch):
+    problem, machine = GemmProblem(3000, 2600, 1700, DType.f64), Machine.uniform(2)
+    placement = Places.parse("h,h,h").bound(problem, 2)
+    whole = predict(problem, placement, 2, machine, LITTLE)
+    monkeypatch.setattr(chunks, "MOST_TASKS", 3000)
+    found = cut(problem, placement, 2, machine, LITTLE)
+    each = [
+        plan(*chunk_of(problem, placement, found.axis, one), 2, machine, LITTLE).predicted_s for one in found.extents
+    ]
+    assert predict(problem, placement, 2, machine, LITTLE) == pytest.approx(sum(each), rel=1e-12)
+    assert len(each) > 1
+    assert whole > 0
+
+
+def test_buffers_keep_their_numbers_of_those_that_are_in_a_chunk():
+    problem, ranks = GemmProblem(400, 300, 200, DType.f64), 3
+    placement = Places.parse("rows@host,h,rows@host").bound(problem, ranks)  # 3 parts, 1 and 3
+    assert buffers_of(problem, placement, 0, (0, 100), range(7)) == (0, 1, 2)
+    assert buffers_of(problem, placement, 0, (100, 300), (1, 3, 5, 6)) == (1, 3, 5, 6)
+    assert buffers_of(problem, placement, 1, (100, 300), (2, 3)) == (2, 3)

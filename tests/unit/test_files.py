@@ -176,7 +176,7 @@ def test_another_type_than_the_one_asked_is_refused(tmp_path):
     path = save(tmp_path / "x.npy", np.zeros((2, 2), np.float32))
     message = refusal(path, DType.f64)
     assert "holds f32" in message
-    assert "--dtype f64" in message
+    assert "dtype f64" in message
 
 
 def test_operands_of_different_types_are_refused_by_name(tmp_path):

@@ -26,6 +26,9 @@ from uncut_mpi.spmd.group import Group
 # Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
 _MAX_BINDINGS = 8
 
+# Operations of all sets that a plan of chunks stays bound to beyond that.
+_MOST_OPERATIONS = 1 << 18
+
 _Names = tuple[Name, Name, Name]
 
 
@@ -86,9 +89,14 @@ class Binder:
         bound = self._bound.get(id(plan))
         return bound.get((a.info.name, b.info.name, c.info.name)) if bound else None
 
-    def bind(self, plan: Plan, matrices: Operands) -> Binding:
+    def bind(self, plan: Plan, matrices: Operands, wanted: int = 0) -> Binding:
         """
         Reserve memory and bind a plan to matrices, where it is not yet. Collective.
+
+        Parameters
+        ----------
+        wanted : int, optional
+            To how many sets of matrices it should stay bound, if their operations are not too many.
 
         Raises
         ------
@@ -107,7 +115,8 @@ class Binder:
             binding = self.find(plan, matrices)
             if binding is None:
                 bound = self._bindings_of(plan)
-                while len(bound) >= _MAX_BINDINGS:
+                room = min(wanted, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
+                while len(bound) >= max(_MAX_BINDINGS, room):
                     bound.pop(next(iter(bound))).executable.close()
                 executable = self._backend.executable(
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board

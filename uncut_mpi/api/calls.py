@@ -227,17 +227,20 @@ class Calls:
     def _run_chunks(self, chunked: Chunked, request: Request, *, traced: bool) -> CallOfChunks:
         """Run the products of chunks one after another. Collective."""
         calls: list[Call] = []
+        is_new = False
+        self.chunk = 0, len(chunked.keys)
         try:
             for number in range(len(chunked.keys)):
-                self.chunk = number, len(chunked.keys)
                 plan = chunked.plan(number, self._plan_of_chunk, self.binder.drop)
                 matrices = chunked.operands(request.matrices, request.choices, number)
-                binding = self.binder.bind(plan, matrices)
+                is_new |= self.binder.find(plan, matrices) is None
+                binding = self.binder.bind(plan, matrices, len(chunked.keys))
+                # A barrier before each, as before calls that were planned: what it overwrites the last one has used.
                 calls.append(Call(self, request, binding, planned=True, traced=traced and number == 0))
                 calls[-1].run()
         finally:
             self.chunk = 0, 1
-        return CallOfChunks(calls)
+        return CallOfChunks(calls, planned=is_new)
 
     def _try(self, trial: Trial, call: Call, keep: Callable[[Plan | Trial | Chunked], None]) -> None:
         """Run one product by the plan whose turn it is, and after the last one keep the fastest. Collective."""
@@ -323,6 +326,8 @@ class Call:
             )
         finally:
             calls.running = None
+            if calls.chunk[1] > 1:  # it is done, whatever others still do
+                calls.chunk = calls.chunk[0] + 1, calls.chunk[1]
         calls.counters.add(report)
         error = report.error
         try:
@@ -358,9 +363,9 @@ class CallOfChunks:
         Of all of them.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], *, planned: bool) -> None:
         self.report = calls[0].report
         results = [call.result for call in calls]
         tasks, copied, issue_s, drain_s = (sum(of_all) for of_all in zip(*(one[:4] for one in results), strict=True))
-        planned, staged = (any(of_all) for of_all in zip(*(one[4:] for one in results), strict=True))
+        staged = any(one.staged for one in results)
         self.result = CallResult(int(tasks), int(copied), issue_s, drain_s, planned, staged)

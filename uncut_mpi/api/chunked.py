@@ -5,18 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 from uncut_mpi.api.request import Choices, Operands, infos_of
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.parts import Extent
-from uncut_mpi.planning.chunks import Chunks
+from uncut_mpi.planning.chunks import MOST_KINDS, Chunks
 from uncut_mpi.planning.options import changed
 from uncut_mpi.planning.schedule import Schedule
-
-MOST_PLANS: Final = 4
-"""Plans that are kept: chunks that lie alike share one, and there are as many kinds of them where C has a rest."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,7 +31,7 @@ class Chunked:
     keys : sequence of PlanKey
         Of each chunk.
     plans : dict of PlanKey to Plan
-        Of the chunks that are planned, `MOST_PLANS` at most; that of the first one for as long as this lives.
+        Of the chunks that are planned, `MOST_KINDS` at most; that of the first one for as long as this lives.
     summary : PlanSummary
         Of all chunks together.
     """
@@ -72,7 +68,7 @@ class Chunked:
             PlanKey.of(infos_of(operands_of(matrices, choices, by_rows, extent)), choices, **promises)
             for extent in chunks.extents
         ]
-        plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_PLANS]}
+        plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_KINDS]}
         return cls(key, by_rows, chunks.extents, keys, plans, _summary(chunks, by_rows, keys, plans))
 
     @property
@@ -93,7 +89,7 @@ class Chunked:
         """Return the plan of a chunk, made if there is none; the last one then goes if there are too many."""
         key = self.keys[number]
         if key not in self.plans:
-            if len(self.plans) >= MOST_PLANS:
+            if len(self.plans) >= MOST_KINDS:
                 drop(self.plans.popitem()[1])
             self.plans[key] = make(key)
         return self.plans[key]

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import json
 import logging
 import os
 import pathlib
@@ -29,6 +30,7 @@ import numpy as np
 from uncut_mpi.device.interface import Backend, DeviceIdentity, Probe
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
@@ -109,6 +111,8 @@ def obtain_machine(
         return dataclasses.replace(Machine.from_json(kept.decode()), memory_bytes=memory)
     started = time.perf_counter()
     machine = measure(group, backend, identities, key)
+    disk = agreement.from_root(group, lambda: json.dumps(dataclasses.asdict(kept_disk(path))).encode())
+    machine = dataclasses.replace(machine, disk=Disk(**json.loads(disk)))
     if group.rank == 0:
         _tell(machine, time.perf_counter() - started, again=path.is_file())
         _keep(path, machine.to_json())
@@ -313,6 +317,14 @@ def _measure_links(
             seconds = backend.copy_seconds(to, start, nbytes, _REPEATS)
             transfer = max(seconds - latency[source, destination], 0.5 * seconds)
             bandwidth[source, destination] = nbytes / transfer / 1e9
+
+
+def kept_disk(path: pathlib.Path) -> Disk:
+    """Return the disk that a kept machine has, whatever else is measured again; the usual one if there is none."""
+    try:
+        return Machine.from_json(read_regular(path, _MOST_BYTES).decode()).disk
+    except (OSError, ValueError, OverflowError):
+        return Disk()
 
 
 def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:

@@ -19,7 +19,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, cut, plan_several
+from uncut_mpi.planning.planner import Planned, cut, plan_several, predict
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -119,7 +119,7 @@ class PlanMaker:
         refusals: list[UncutError] = []
         for key in dict.fromkeys(keys):
             try:
-                times[key] = self._several(key, room)[0].predicted_s
+                times[key] = predict(*self._about(key, room), key.private, key.files)
             except (PlanError, CapacityError) as error:  # another one may have a plan
                 refusals.append(error)
         if not times:

@@ -67,7 +67,8 @@ class PlanSummary:
         The budget: what each rank may use of its device's memory beside the matrices there (bytes).
     chunks : int
         In how many blocks of C, one after another, a product is done whose schedule would be too large; mostly 1. All
-        figures are of all of them.
+        figures are of all of them. Where more than 16 of them lie differently, the others are taken to be as the first.
+        Memory is reserved for each when it is first computed.
     """
 
     scheduler: str

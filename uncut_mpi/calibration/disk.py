@@ -62,6 +62,11 @@ def measure_disk(group: Group, folder: str, file_bytes: int | None = None) -> Di
             os.remove(path)
 
 
+def check_folder(folder: str) -> None:
+    """Raise DataFileError, before anything is measured, if the file of `measure_disk` cannot be made there. Local."""
+    os.remove(_make(folder, FILE_BYTES))
+
+
 def _make(folder: str, file_bytes: int) -> str:
     """Make the file with room for all of it, and return its name."""
     try:

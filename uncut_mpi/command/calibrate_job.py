@@ -17,7 +17,7 @@ from uncut_mpi.api.measure import cache_directory, machine_key, measure
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
 from uncut_mpi.calibration.assemble import assemble
-from uncut_mpi.calibration.disk import measure_disk
+from uncut_mpi.calibration.disk import check_folder, measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.measuring import measure_all
 from uncut_mpi.calibration.refine import Refinement, refine
@@ -53,6 +53,8 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
         with agreement.collective(group, "checking the output"):
             if group.rank == 0:
                 check_paths({"--output": arguments.output, "--json": arguments.json_path})
+                if arguments.disk is not None:
+                    check_folder(arguments.disk)
         began = time.perf_counter()
         started = start_backend(
             group,

@@ -369,7 +369,7 @@ def _about(
         dtype=product.dtype.name,
         trans_a=arguments.trans_a,
         trans_b=arguments.trans_b,
-        place=str(arguments.place),
+        place=str(arguments.place) if product.streamed is None else "f,f,f",
         alpha=arguments.alpha,
         beta=arguments.beta,
         nonfinite=found,

@@ -124,7 +124,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         _line("plan", _plan(best)),
         *_labelled("chunks", _chunks(facts)),
         _line("predicted", _predicted(facts)),
-        *explained(facts.explanation, facts.warning),
+        *explained(facts.explanation, facts.warning, in_chunks=facts.chunks is not None),
         *_labelled("PARALiA", _paralia(facts.paralia_s)),
         _line("bound", _bound(facts.bound)),
         *_labelled("others", _others(facts)),
@@ -145,7 +145,8 @@ def to_json(facts: PlanFacts) -> str:
 
     Times are in seconds, energies in joules. `transfers` and `transferred_bytes` are per [source, destination] with the
     host last. `ports` are the bytes into and out of every rank's device. `candidates` are the schedules tried, the best
-    first.
+    first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of all of it; all else is of the
+    first chunk.
     """
     best, problem = facts.result.best, facts.problem
     value: dict[str, Any] = dict(zip("mnk", problem.callers_shape, strict=True))
@@ -162,7 +163,7 @@ def to_json(facts: PlanFacts) -> str:
         "metric": facts.result.metric,
         **_candidate(best),
         "predicted_s": facts.predicted_s,
-        "chunks": None if facts.chunks is None else {"axis": facts.chunks.axis, "edges": list(facts.chunks.edges)},
+        "chunks": None if facts.chunks is None else {"of": _lines(facts), "edges": list(facts.chunks.edges)},
         "bound_s": facts.bound.seconds,
         "limited_by": facts.bound.limited_by,
         "paralia_s": facts.paralia_s,
@@ -229,10 +230,18 @@ def _chunks(facts: PlanFacts) -> list[str]:
     """Return in which blocks of C a product is done that one schedule would be too large for."""
     if facts.chunks is None:
         return []
-    lines = "rows" if (facts.chunks.axis == 0) != facts.problem.swapped else "columns"
     count, most = len(facts.chunks.extents), facts.chunks.edges[1]
-    first = f"the plan and what follows of time and bytes are of the first, {time_text(facts.result.best.predicted_s)}"
-    return [f"{count} of {most} {lines} of C, one after another: {first}"]
+    first = time_text(facts.result.best.predicted_s)
+    return [
+        f"{count} of {most} {_lines(facts)} of C, one after another; the first is expected to take {first}",
+        "predicted and bound are of all chunks; the plan, in short, bytes, PaRSEC, ports and times of the first",
+    ]
+
+
+def _lines(facts: PlanFacts) -> str:
+    """Return what chunks have some of, of the caller's C."""
+    assert facts.chunks is not None
+    return "rows" if (facts.chunks.axis == 0) != facts.problem.swapped else "columns"
 
 
 def _plan(candidate: Candidate) -> str:
@@ -242,7 +251,17 @@ def _plan(candidate: Candidate) -> str:
 def _how(candidate: Candidate) -> str:
     """Return a candidate's scheduler, how it divides the problem, and its other options that are not the defaults."""
     schedule = candidate.schedule
-    said = ("scheduler", "tile", "grid", "row_shares", "col_shares", "areas", "blocking", "device_memory")
+    said = (
+        "scheduler",
+        "tile",
+        "grid",
+        "row_shares",
+        "col_shares",
+        "areas",
+        "blocking",
+        "device_memory",
+        "host_memory",
+    )
     fixed = _differences(ScheduleOptions(), candidate.options, without=said)
     return ", ".join([schedule.scheduler, describe(schedule, candidate.options), *fixed])
 
@@ -387,7 +406,11 @@ def _against(text: str, nbytes: int, least_bytes: int) -> str:
 
 
 def _memory(facts: PlanFacts) -> list[str]:
-    return [
+    schedule, allowed = facts.result.best.schedule, facts.result.best.options.host_memory
+    most = int(schedule.arena_bytes()[schedule.num_ranks :].max())
+    of = f" of {bytes_text(allowed)} allowed" if allowed else ""
+    host = [f"host memory for copies of files: {bytes_text(most)}{of} on each rank at most"] if most else []
+    return host + [
         f"rank {rank}: {bytes_text(int(needed))} of {bytes_text(int(there))}"
         for rank, (needed, there) in enumerate(zip(facts.memory_bytes, facts.machine.memory_bytes, strict=True))
     ]

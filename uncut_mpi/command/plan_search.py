@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from typing import Final
 
-from uncut_mpi.model.bounds import Bound, bound
+from uncut_mpi.model.bounds import Bound, bound_of_files
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate, Once, itself, progress_of
-from uncut_mpi.planning.chunks import Chunks, chunk_of
+from uncut_mpi.planning.chunks import Chunks, chunk_of, of_each
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import Planned, behind_a_disk, cut, plan_several
+from uncut_mpi.planning.planner import Planned, cut, plan_several
 from uncut_mpi.planning.search import SearchResult, search
 from uncut_mpi.planning.simulate import simulate
-
-MOST_KINDS: Final = 4
-"""Chunks that lie differently are planned for, so many kinds of them; the others are taken to be as the first one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -78,20 +73,18 @@ def find(
             return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
         files = _buffers(problem, placement, in_files)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
-        candidates = [_candidate(one, machine) for one in several]
+        candidates = [_candidate(one, machine, in_files) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
-    limit = bound(problem, placement, behind_a_disk(machine) if any(in_files) else machine)
+    limit = bound_of_files(problem, placement, machine, in_files)
     files = _buffers(problem, placement, in_files)
     chunks = cut(problem, placement, machine.num_ranks, machine, options, files)
     if chunks is None:
         result = result_of(problem, placement)
         return Found(result, limit, result.best.predicted_s, None, problem, placement)
     every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]
-    results = {kind: result_of(*kind) for kind in itertools.islice(dict.fromkeys(every), MOST_KINDS)}
-    first = results[every[0]]
-    predicted_s = sum(results.get(one, first).best.predicted_s for one in every)
-    return Found(first, limit, predicted_s, chunks, *every[0])
+    results = of_each(every, lambda kind: result_of(*kind))
+    return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks, *every[0])
 
 
 def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, bool, bool]) -> tuple[int, ...]:
@@ -105,10 +98,10 @@ def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, b
     return tuple(found)
 
 
-def _candidate(planned: Planned, machine: Machine) -> Candidate:
+def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool]) -> Candidate:
     schedule, options = planned.schedule, planned.options
     run = simulate(schedule, machine)
-    limit = bound(schedule.problem, schedule.placement, behind_a_disk(machine)).seconds
+    limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files).seconds
     seconds = planned.predicted_s
     made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, seconds)
     return Candidate(*made_with, Once(functools.partial(itself, run)), functools.partial(progress_of, run))

@@ -251,7 +251,7 @@ def text(facts: Facts) -> str:
         _line("plan", _plan(facts)),
         *_memory(facts),
         *(_line("staged", one) for one in facts.staged),
-        *(explained(facts.explanation, facts.warning) if facts.explanation else []),
+        *(explained(facts.explanation, facts.warning, in_chunks=facts.chunks > 1) if facts.explanation else []),
         *_times(facts),
         *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
@@ -330,9 +330,10 @@ def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
     )
 
 
-def explained(explanation: Explanation, warning: str) -> list[str]:
+def explained(explanation: Explanation, warning: str, *, in_chunks: bool) -> list[str]:
     """Return the lines that say what a plan does, what limits it and, if a place costs most of its time, which."""
-    lines = [_line("" if number else "in short", line) for number, line in enumerate(explanation.lines)]
+    of = "of the first chunk: " if in_chunks else ""
+    lines = [_line("" if number else "in short", f"{of}{line}") for number, line in enumerate(explanation.lines)]
     return [*lines, _line("warning", warning)] if warning else lines
 
 

@@ -33,5 +33,6 @@ def draw_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> tup
             of_it = (
                 f"; {100 * hidden / nbytes:.0f} % of {bytes_text(nbytes)} moved while products ran" if nbytes else ""
             )
-            shown = f"{path}: {times}, task by task{of_it}"
+            first = "the first chunk, " if plan.summary.chunks > 1 else ""
+            shown = f"{path}: {first}{times}, task by task{of_it}"
     return content, shown

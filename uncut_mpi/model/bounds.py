@@ -64,6 +64,33 @@ class _Piece:
     location: Location
 
 
+def bound_of_files(
+    problem: GemmProblem, placement: Placement, machine: Machine, in_files: tuple[bool, bool, bool]
+) -> Bound:
+    """
+    Return the same where some of A, B and C lie in files: these are read once, and C written, at the disk's rates.
+
+    Parameters
+    ----------
+    problem, placement, machine
+        As for `bound`; matrices in files lie in host memory there.
+    in_files : (bool, bool, bool)
+        Which of A, B and C do.
+    """
+    known = bound(problem, placement, machine)
+    names = {matrix.name for matrix, is_one in zip(MATRICES, in_files, strict=True) if is_one}
+    largest, terms = _Term(known.limited_by, known.seconds, known.formula), dict(known.terms)
+    rates = machine.disk.read_gb_per_s, machine.disk.write_gb_per_s
+    for name, pieces, rate in zip(("reading files", "writing files"), _pieces(problem, placement), rates, strict=True):
+        mine = [piece for piece in pieces if piece.name in names]
+        if not mine:
+            continue
+        term = _Term(name, _size_of(mine) / rate / 1e9, f"{_bytes_of(mine)} / {rate:.4g} GB/s of the disk")
+        terms[name] = term.seconds
+        largest = max(largest, term, key=lambda one: one.seconds)
+    return Bound(largest.seconds, largest.name, largest.formula, terms)
+
+
 @functools.lru_cache(maxsize=256)  # the values are frozen, and a search asks for the same ones again and again
 def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound:
     r"""
@@ -237,4 +264,7 @@ def _size_of(pieces: list[_Piece]) -> float:
 
 
 def _bytes_of(pieces: list[_Piece]) -> str:
-    return "(" + " + ".join(f"{piece.name} {bytes_text(piece.size)}" for piece in pieces) + ")"
+    sizes: dict[str, int] = {}
+    for piece in pieces:
+        sizes[piece.name] = sizes.get(piece.name, 0) + piece.size
+    return "(" + " + ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items()) + ")"

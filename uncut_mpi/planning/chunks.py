@@ -13,12 +13,14 @@ k is not cut, so each element of C is summed and rounded as in one schedule.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from typing import Final
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Final, TypeVar
 
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.parts import Extent
+from uncut_mpi.model.parts import Extent, Part
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
@@ -32,6 +34,13 @@ MOST_TASKS: Final = 150_000
 STEP: Final = 256
 EVEN_STEP: Final = 8
 """Chunks begin at multiples of so many rows or columns, or of the second if all have as many then."""
+
+
+MOST_KINDS: Final = 16
+"""Chunks that lie differently have plans of their own, so many at a time; figures of others are those of the first."""
+
+_Kind = TypeVar("_Kind", bound=Hashable)
+_Value = TypeVar("_Value")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,33 +97,64 @@ def chunks_of(
 
     if fits(problem, placement):
         return None
-    axis = _axis(problem, placement)
-    extent = (problem.m, problem.n)[axis]
-    count, before = 2, extent
-    while (size := _size(extent, count)) < before:
-        chunks = Chunks(axis, (*range(0, extent, size), extent))
-        if fits(*chunk_of(problem, placement, axis, chunks.extents[0])):
-            return chunks
-        count, before = 2 * count, size
+    best = _axis(problem, placement)
+    for axis in (best, 1 - best):
+        extent = (problem.m, problem.n)[axis]
+        count, before = 2, extent
+        while (size := _size(extent, count)) < before:
+            chunks = Chunks(axis, (*range(0, extent, size), extent))
+            if fits(*chunk_of(problem, placement, axis, chunks.extents[0])):
+                return chunks
+            count, before = 2 * count, size
     return None
 
 
 def chunk_of(problem: GemmProblem, placement: Placement, axis: int, extent: Extent) -> tuple[GemmProblem, Placement]:
     """Return the product that forms some rows (`axis` 0) or columns (1) of C, and where its matrices lie."""
     size = extent[1] - extent[0]
-    cut = Matrix.A if axis == 0 else Matrix.B
-    found = []
-    for matrix in MATRICES:
-        rows, cols = ((0, whole) for whole in problem.shape_of(matrix))
-        if matrix is Matrix.C or matrix is cut:
-            op = problem.trans_a if matrix is Matrix.A else problem.trans_b if matrix is Matrix.B else "N"
-            if (axis == 0) == (op == "N"):
-                rows = extent
-            else:
-                cols = extent
-        found.append(placement.seen(matrix, rows, cols))
+    found = [placement.seen(matrix, *_seen(problem, matrix, axis, extent)) for matrix in MATRICES]
     m, n = (size, problem.n) if axis == 0 else (problem.m, size)
     return dataclasses.replace(problem, m=m, n=n), Placement(*found)
+
+
+def of_each(kinds: Sequence[_Kind], value_of: Callable[[_Kind], _Value]) -> list[_Value]:
+    """Return a value for each chunk, found once for each kind; beyond `MOST_KINDS` of them that of the first one."""
+    known = {kind: value_of(kind) for kind in itertools.islice(dict.fromkeys(kinds), MOST_KINDS)}
+    return [known.get(kind, known[kinds[0]]) for kind in kinds]
+
+
+def _seen(problem: GemmProblem, matrix: Matrix, axis: int, extent: Extent) -> tuple[Extent, Extent]:
+    """Return which rows and columns of a matrix a chunk uses."""
+    rows, cols = ((0, whole) for whole in problem.shape_of(matrix))
+    if matrix is Matrix.C or matrix is (Matrix.A if axis == 0 else Matrix.B):
+        op = problem.trans_a if matrix is Matrix.A else problem.trans_b if matrix is Matrix.B else "N"
+        if (axis == 0) == (op == "N"):
+            return extent, cols
+        return rows, extent
+    return rows, cols
+
+
+def buffers_of(
+    problem: GemmProblem, placement: Placement, axis: int, extent: Extent, buffers: Collection[int]
+) -> tuple[int, ...]:
+    """Return the numbers that some of the caller's buffers, the parts of A, B and C in turn, have in a chunk."""
+    chunk, there = chunk_of(problem, placement, axis, extent)
+    found: list[int] = []
+    before = after = 0
+    for matrix in MATRICES:
+        whole = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+        left = there.parts(matrix, chunk.shape_of(matrix), chunk.ld_of(matrix))
+        kept = [at for at, part in enumerate(whole) if _is_left(problem, matrix, part, axis, extent)]
+        if len(whole) == 1:
+            kept = [0]
+        found += [after + place for place, at in enumerate(kept) if before + at in buffers]
+        before, after = before + len(whole), after + len(left)
+    return tuple(found)
+
+
+def _is_left(problem: GemmProblem, matrix: Matrix, part: Part, axis: int, extent: Extent) -> bool:
+    rows, cols = _seen(problem, matrix, axis, extent)
+    return all(max(own[0], seen[0]) < min(own[1], seen[1]) for own, seen in ((part.rows, rows), (part.cols, cols)))
 
 
 def _size(extent: int, count: int) -> int:
@@ -167,4 +207,6 @@ def _tasks(
         for extent, ranks, size in ((problem.m, down, how.c_rows), (problem.n, along, how.c_cols))
     ]
     elements = [problem.m * problem.k * rounds[1], problem.n * problem.k * rounds[0], 2 * problem.m * problem.n]
-    return tasks + sum(elements) * problem.dtype.itemsize / piece_bytes(options.host_memory // len(MATRICES))
+    # Each piece is copied from or to the file, and between memory and a device.
+    pieces = sum(elements) * problem.dtype.itemsize / max(1, piece_bytes(options.host_memory // len(MATRICES)))
+    return tasks + 2 * pieces

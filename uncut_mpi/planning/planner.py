@@ -18,7 +18,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.buffers import with_memory
-from uncut_mpi.planning.chunks import Chunks, chunks_of
+from uncut_mpi.planning.chunks import Chunks, buffers_of, chunk_of, chunks_of, of_each
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -173,6 +173,33 @@ def cut(
     """
     machine = behind_a_disk(machine) if files else machine
     return chunks_of(problem, placement, num_ranks, machine, options, in_files=bool(files))
+
+
+def predict(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    private: Collection[int] = (),
+    files: Collection[int] = (),
+) -> float:
+    """Return what the best plan of a product is expected to take (s), in chunks where need be; as `plan_several`."""
+
+    def seconds(kind: tuple[GemmProblem, Placement, tuple[int, ...], tuple[int, ...]]) -> float:
+        part, place, its_private, its_files = kind
+        return plan_several(part, place, num_ranks, machine, options, its_private, its_files)[0].predicted_s
+
+    chunks = cut(problem, placement, num_ranks, machine, options, files)
+    if chunks is None:
+        return seconds((problem, placement, tuple(private), tuple(files)))
+    kinds = []
+    for extent in chunks.extents:
+        at = chunks.axis, extent
+        its_private, its_files = (buffers_of(problem, placement, *at, some) for some in (private, files))
+        part, place = chunk_of(problem, placement, *at)
+        kinds.append((part, place, its_private, its_files))
+    return sum(of_each(kinds, seconds))
 
 
 def _searched(

@@ -154,4 +154,5 @@ def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
     for rank in np.unique(tasks["rank"][by_host]).tolist():
         own = by_host & (tasks["rank"] == rank)
         takes = union_seconds(simulation.start_s[own], simulation.end_s[own])
-        yield f"copies within host memory by rank {rank}", takes / seconds
+        what = "reading and writing files" if schedule.buffers["medium"].any() else "copies within host memory"
+        yield f"{what} by rank {rank}", takes / seconds
