@@ -129,6 +129,35 @@ def test_views_of_files_are_multiplied_and_moved(comm, open_session, folder):
         collective_assert(comm, bool((np.load(paths[2]) == 3.0).all()), "upload")
 
 
+@pytest.mark.parametrize("order", ["F", "C"])
+def test_a_new_file_takes_a_result(comm, open_session, folder, order):
+    a, b, _ = matrices(11, 210, 190, 230)
+    paths = [save(comm, folder / f"{name}.npy", array) for name, array in (("a", a), ("b", b))]
+    with open_session(comm, host_memory=ROOM, verify=True) as session:
+        c = session.create_file(folder / "c.npy", (210, 190), "f64", order=order)
+        made = np.load(folder / "c.npy")
+        collective_assert(comm, made.shape == (210, 190) and not made.any() and c.order == order, str(made.shape))
+        comm.Barrier()
+        session.gemm(*map(session.open_file, paths), c)
+        found = np.load(folder / "c.npy")
+        collective_assert(comm, close(found, a @ b, 230) and found.flags.f_contiguous == (order == "F"), "a result")
+        again = functools.partial(session.create_file, folder / "c.npy", (3, 3), "f64")
+        expect(comm, um.DataFileError, ["c.npy exists"], again)
+        nowhere = functools.partial(session.create_file, folder / "none" / "c.npy", (3, 3), "f64")
+        expect(comm, um.DataFileError, ["cannot be created"], nowhere)
+        huge = functools.partial(session.create_file, folder / "d.npy", (1 << 24, 1 << 24), "f64")
+        expect(comm, um.CapacityError, ["d.npy needs", "available"], huge)
+        comm.Barrier()
+        collective_assert(comm, not (folder / "d.npy").exists(), "what has no room is left")
+        half = session.create_file(folder / "h.npy", (5, 4), "bf16")
+        collective_assert(comm, half.dtype.name == "bf16", repr(half))
+        session.release(half)
+        half = session.open_file(folder / "h.npy", dtype="bf16")
+        collective_assert(comm, half.shape == (5, 4), repr(half))
+        expect(comm, um.ParamError, ["path = 7"], lambda: session.create_file(7, (3, 3), "f64"))
+        expect(comm, um.ParamError, ["shape"], lambda: session.create_file(folder / "e.npy", (3,), "f64"))
+
+
 def test_what_files_are_not_is_said_on_all_ranks(comm, open_session, folder):
     path = save(comm, folder / "a.npy", np.ones((90, 90)))
     save(comm, folder / "v.npy", np.ones(90))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import os
 import struct
@@ -13,11 +14,12 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from uncut_mpi.errors import DataFileError
+from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason
+from uncut_mpi.units import bytes_text
 
 # numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
 _UNNAMED_2_BYTES: Final = np.dtype("V2")
@@ -102,6 +104,55 @@ class MatrixFile:
             raise DataFileError(f"{self.path} changed while it was in use: it has become shorter") from None
         except OSError as error:
             raise DataFileError(f"{self.path} cannot be read: {reason(error)}") from None
+
+
+def create_matrix(path: str, shape: tuple[int, int], dtype: DType, order: Order) -> MatrixFile:
+    """
+    Create a .npy file of zeros and return what it holds.
+
+    Raises
+    ------
+    DataFileError
+        If there is one already, or it cannot be created.
+    CapacityError
+        If the disk has no room for it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        raise DataFileError(f"{path} exists: open it (open_file), or name another file") from None
+    except OSError as error:
+        raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            offset = write_header(file, shape, dtype, order)
+            reserve(file.fileno(), path, offset + shape[0] * shape[1] * dtype.itemsize)
+    except BaseException:
+        os.remove(path)
+        raise
+    return MatrixFile(path, *shape, order, dtype, offset)
+
+
+def write_header(file: BinaryIO, shape: tuple[int, int], dtype: DType, order: Order) -> int:
+    """Write the header of a .npy file, and return where the first element lies."""
+    about = {"descr": np.lib.format.dtype_to_descr(dtype.numpy), "fortran_order": order == "F", "shape": shape}
+    np.lib.format.write_array_header_1_0(file, about)
+    file.flush()
+    return file.tell()
+
+
+def reserve(descriptor: int, path: str, size: int) -> None:
+    """Give a file all of its room on the disk, or raise CapacityError or DataFileError."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
+        room = os.fstatvfs(descriptor)
+        raise CapacityError(
+            f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room.f_bavail * room.f_frsize)} "
+            f"available ({reason(error)}): free some or write elsewhere"
+        ) from None
 
 
 def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:

@@ -10,7 +10,7 @@ import numpy as np
 
 from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.matrix_files import MatrixFile, open_matrix
+from uncut_mpi.api.matrix_files import MatrixFile, create_matrix, open_matrix
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
 from uncut_mpi.api.wording import matrix_text
@@ -301,10 +301,10 @@ class MakesMatrices(SessionBase):
 
         def convert() -> tuple[str, DType | None, bool]:
             if mode not in ("r", "r+"):
-                raise ParamError(f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write)")
-            if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
-                raise ParamError(f"path = {shown(path)} is no path: pass a str")
-            return os.fspath(path), None if dtype is None else DType.parse(dtype), mode == "r+"
+                raise ParamError(
+                    f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write); create_file makes a new one"
+                )
+            return path_of(path), None if dtype is None else DType.parse(dtype), mode == "r+"
 
         def text(asked: tuple[str, DType | None, bool]) -> str:
             return f"open_file({asked[0]!r}, dtype={asked[1]!r}, mode={mode!r})"
@@ -320,6 +320,51 @@ class MakesMatrices(SessionBase):
             return self._store.open_file(found, writeable=writeable)
 
     @public_call
+    def create_file(self, path: str, shape: Sequence[int], dtype: object, *, order: Order = "F") -> Matrix:
+        """
+        Make a matrix file of zeros, and open it to be read and written. Collective.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            A .npy file that does not exist; the same on all ranks.
+        shape, dtype : (int, int), str or DType
+            Rows and columns, and the element type.
+        order : {"F", "C"}
+            Whether columns or rows follow each other in the file.
+
+        Returns
+        -------
+        Matrix
+            As of `open_file` with mode ``"r+"``. The file stays when the matrix is released.
+
+        Raises
+        ------
+        ParamError
+            If an argument is none of these, or differs between ranks.
+        DataFileError
+            On all ranks: if there is such a file, or it cannot be created.
+        CapacityError
+            On all ranks, if the disk has no room for it.
+        """
+
+        def convert() -> tuple[str, NewMatrix]:
+            return path_of(path), new_matrix(shape, dtype, order, Layout.rows(), "host")
+
+        def text(asked: tuple[str, NewMatrix]) -> str:
+            return f"create_file({asked[0]!r}, {asked[1].shape}, {asked[1].dtype!r}, order={asked[1].order!r})"
+
+        with self._gate.exclusive():
+            name, wanted = self._begin_converted("create_file", convert, text)
+            made: MatrixFile | None = None
+            with agreement.collective(self._group, "creating a matrix file"):
+                if self.rank == 0:
+                    made = create_matrix(name, wanted.shape, wanted.dtype, wanted.order)
+            found = self._group.allgather_objects(made)[0]
+            assert found is not None  # else all ranks have raised
+            return self._store.open_file(found, writeable=True)
+
+    @public_call
     def release(self, matrix: Matrix) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective."""
 
@@ -332,3 +377,10 @@ class MakesMatrices(SessionBase):
         with self._gate.exclusive():
             found = self._begin_converted("release", convert, lambda found: f"release({matrix_text(found)})")
             self._store.release(found)
+
+
+def path_of(path: object) -> str:
+    """Return the path that a caller names, or raise ParamError."""
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise ParamError(f"path = {shown(path)} is no path: pass a str")
+    return os.fspath(path)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import stat
 
 import numpy as np
 
+from uncut_mpi.api.matrix_files import reserve, write_header
 from uncut_mpi.command.artifacts import check_writable, stream_number, write_all
 from uncut_mpi.command.unfinished import UnfinishedFile
-from uncut_mpi.errors import CapacityError, DataFileError
+from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import blocks
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular, reason, status_of
-from uncut_mpi.units import bytes_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -141,16 +140,8 @@ class OutputFile:
         descriptor = unfinished.descriptor
         try:
             with os.fdopen(descriptor, "wb", closefd=False) as file:
-                np.lib.format.write_array_header_1_0(
-                    file,
-                    {
-                        "descr": np.lib.format.dtype_to_descr(dtype.numpy),
-                        "fortran_order": order == "F",
-                        "shape": (rows, cols),
-                    },
-                )
-                offset = file.tell()
-            _reserve(descriptor, path, offset + rows * cols * dtype.itemsize)
+                offset = write_header(file, (rows, cols), dtype, order)
+            reserve(descriptor, path, offset + rows * cols * dtype.itemsize)
         except BaseException:
             unfinished.discard()
             raise
@@ -215,19 +206,6 @@ def check_output(path: str, *, overwrite: bool) -> None:
 
 def _exists(path: str) -> str:
     return f"{path} exists: name another file, or give --overwrite"
-
-
-def _reserve(descriptor: int, path: str, size: int) -> None:
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
-        room = os.fstatvfs(descriptor)
-        raise CapacityError(
-            f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room.f_bavail * room.f_frsize)} "
-            f"available ({reason(error)}): free some or write elsewhere"
-        ) from None
 
 
 def _raw(block: np.ndarray, order: Order) -> memoryview:
