@@ -234,7 +234,7 @@ def test_bfloat16_files(comm, job, folder):
         (("cube", "B"), (), ["cube.npy", "two dimensions"]),
         (("whole", "B"), (), ["whole.npy", "int64"]),
         (("A32", "B"), (), ["f32", "f64"]),
-        (("A", "B"), ("--dtype", "f32"), ["--dtype f32"]),
+        (("A", "B"), ("--dtype", "f32"), ["dtype f32 was given"]),
         (("A", "C"), (), ["60×40", "60×50"]),
         (("A", "B"), ("--beta", "2"), ["beta", "-c C.npy"]),
         (("A", "B"), ("-m", "5"), ["-m 5"]),
