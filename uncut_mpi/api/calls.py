@@ -87,10 +87,9 @@ class Calls:
         Opens and closes all calls of the session.
     binder : Binder
         Binds plans to matrices.
-    running : Executable or None
-        What runs on this rank, while something does.
-    chunk : (int, int)
-        How many chunks of a product are done, and of how many; 0 of 1 mostly.
+    now : (Executable or None, int, int)
+        What runs on this rank, while something does; how many chunks of a product are done, and of how many: 0 of 1
+        mostly. One value, which another thread may read.
     """
 
     def __init__(
@@ -109,8 +108,7 @@ class Calls:
         self.group, self.backend, self.store, self.counters = group, backend, store, counters
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
-        self.running: Executable | None = None
-        self.chunk = 0, 1
+        self.now: tuple[Executable | None, int, int] = (None, 0, 1)
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
@@ -228,7 +226,7 @@ class Calls:
         """Run the products of chunks one after another. Collective."""
         calls: list[Call] = []
         is_new = False
-        self.chunk = 0, len(chunked.keys)
+        self.now = None, 0, len(chunked.keys)
         try:
             for number in range(len(chunked.keys)):
                 plan = chunked.plan(number, self._plan_of_chunk, self.binder.drop)
@@ -239,7 +237,7 @@ class Calls:
                 calls.append(Call(self, request, binding, planned=True, traced=traced and number == 0))
                 calls[-1].run()
         finally:
-            self.chunk = 0, 1
+            self.now = None, 0, 1
         return CallOfChunks(calls, planned=is_new)
 
     def _try(self, trial: Trial, call: Call, keep: Callable[[Plan | Trial | Chunked], None]) -> None:
@@ -319,15 +317,15 @@ class Call:
                 executable.prepare_trace()
         if self._planned or self._traced:
             calls.group.barrier()
-        calls.running = executable
+        _, done, chunks = calls.now
+        calls.now = executable, done, chunks
         try:
             self.report = report = executable.run(
                 alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=calls.timeout_s, traced=self._traced
             )
         finally:
-            calls.running = None
-            if calls.chunk[1] > 1:  # it is done, whatever others still do
-                calls.chunk = calls.chunk[0] + 1, calls.chunk[1]
+            # A chunk is done, whatever others still do.
+            calls.now = None, done + (chunks > 1), chunks
         calls.counters.add(report)
         error = report.error
         try:

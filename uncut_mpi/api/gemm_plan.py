@@ -168,7 +168,7 @@ class GemmPlan:
         For other threads than the one that calls: products are counted, or where there are none copies. A GPU says from
         time to time how far it is.
         """
-        running, (done, chunks) = self._calls.running, self._calls.chunk
+        running, done, chunks = self._calls.now
         return (done + (0.0 if running is None else running.progress())) / chunks
 
     def close(self) -> None:
