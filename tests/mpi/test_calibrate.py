@@ -354,5 +354,9 @@ def test_a_calibration_keeps_the_disk_for_sessions(comm, capfd, mpi_tmp_path, mo
     said = capfd.readouterr().out
     collective_assert(comm, status == 0 and (comm.rank > 0) == ("disk of" not in said), said)
     machine = um.load_machine(str(path))
+    again = main([word for word in words if word not in ("--disk", str(mpi_tmp_path))])
+    comm.Barrier()
+    kept = um.load_machine(str(path)).disk
+    collective_assert(comm, again == 0 and kept == machine.disk, f"{kept}, {machine.disk}")
     told = comm.rank > 0 or f"reads {machine.disk.read_gb_per_s:.2f} GB/s" in said
     collective_assert(comm, machine.disk != Disk() and told, f"{machine.disk}: {said}")

@@ -17,6 +17,7 @@ from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.command import artifacts, streaming, streams
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.gemm import main
+from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.machine import Machine
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -301,6 +302,18 @@ def test_files_are_multiplied_where_they_are_through_little_memory(comm, job, la
     collective_assert(
         comm, (facts["passed"], len(facts["staged"])) == (None if "--no-check" in words else True, 1), out
     )
+    collective_assert(comm, facts["place"] == "f,f,f", out)
+
+
+def test_no_product_of_files_is_faster_than_their_disk(comm, job, large):
+    folder, (a, b, _) = large
+    facts_path = folder / "facts.json"
+    files = [folder / "A.npy", folder / "B.npy", "-o", folder / "OUT.npy", "--json", facts_path]
+    status, out, err = job([*files, "--host-memory", "100kB", "--machine", "uniform"])
+    collective_assert(comm, status == 0, f"{status}: {out}{err}")
+    facts = json.loads(facts_path.read_text())
+    read_s = (a.nbytes + b.nbytes) / (Disk().read_gb_per_s * 1e9)
+    collective_assert(comm, facts["bound_s"] >= 0.999 * read_s, facts["bound_formula"])
 
 
 def test_files_larger_than_what_is_free_are_multiplied_where_they_are(comm, job, large, monkeypatch):

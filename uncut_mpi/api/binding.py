@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from uncut_mpi.api.chunked import Chunked
+from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.flags import Flags
@@ -138,9 +138,12 @@ class Binder:
 
     # -- releasing ---------------------------------------------------------------------------
 
-    def drop(self, plan: Plan | Trial | Chunked) -> None:
+    def drop(self, plan: AnyPlan) -> None:
         """Release what is bound to a plan; it may be bound again. Local."""
-        several = plan.plans.values() if isinstance(plan, Chunked) else getattr(plan, "plans", (plan,))
+        if isinstance(plan, Chunked):
+            several = [*plan.plans.values()]
+        else:
+            several = [*plan.plans] if isinstance(plan, Trial) else [plan]
         for one in several:
             self._end(self._bound.get(id(one), {}))
 
@@ -202,7 +205,7 @@ def _part_numbers(buffers: np.ndarray) -> dict[int, int]:
     return numbers
 
 
-def digest_of(plan: Plan | Trial | Chunked | PlanKey, matrices: Operands) -> int:
+def digest_of(plan: AnyPlan | PlanKey, matrices: Operands) -> int:
     """Return 128 bits that only the same plan with the same matrices has, the same on all ranks."""
     digest = agreement.digest_of(plan.digest + repr(_names(matrices)).encode())
     return int.from_bytes(digest.tobytes(), "little")

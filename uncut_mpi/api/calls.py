@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from uncut_mpi.api.binding import Binder, Binding, digest_of
-from uncut_mpi.api.chunked import Chunked
+from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.gate import Gate
@@ -129,8 +129,8 @@ class Calls:
     def run(
         self,
         request: Request,
-        plan: Plan | Trial | Chunked | PlanKey,
-        keep: Callable[[Plan | Trial | Chunked], None],
+        plan: AnyPlan | PlanKey,
+        keep: Callable[[AnyPlan], None],
         *,
         traced: bool = False,
     ) -> Call | CallOfChunks:
@@ -192,9 +192,7 @@ class Calls:
         finally:
             turns.release()
 
-    def prepare(
-        self, plan: Plan | Trial | Chunked | PlanKey, matrices: Operands, choices: Choices
-    ) -> tuple[Plan | Trial | Chunked, Binding | None]:
+    def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding | None]:
         """
         Make a plan if there is none, and bind it to matrices, of a trial the one whose turn it is. Collective.
 
@@ -240,7 +238,7 @@ class Calls:
             self.now = None, 0, 1
         return CallOfChunks(calls, planned=is_new)
 
-    def _try(self, trial: Trial, call: Call, keep: Callable[[Plan | Trial | Chunked], None]) -> None:
+    def _try(self, trial: Trial, call: Call, keep: Callable[[AnyPlan], None]) -> None:
         """Run one product by the plan whose turn it is, and after the last one keep the fastest. Collective."""
         started = time.perf_counter()
         try:

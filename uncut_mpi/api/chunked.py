@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 from uncut_mpi.api.request import Choices, Operands, infos_of
+from uncut_mpi.api.trials import Trial
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.planning.chunks import MOST_KINDS, Chunks
@@ -93,6 +95,10 @@ class Chunked:
                 drop(self.plans.popitem()[1])
             self.plans[key] = make(key)
         return self.plans[key]
+
+
+AnyPlan: TypeAlias = Plan | Trial | Chunked
+"""What calls of one key run by: a plan, several of which the fastest is looked for, or those of chunks."""
 
 
 def operands_of(matrices: Operands, choices: Choices, by_rows: bool, extent: Extent) -> Operands:

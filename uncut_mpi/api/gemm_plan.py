@@ -7,7 +7,7 @@ from typing import Any
 
 from uncut_mpi.api.arrays import is_array
 from uncut_mpi.api.calls import CallResult, Calls
-from uncut_mpi.api.chunked import Chunked
+from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
@@ -30,13 +30,11 @@ class GemmPlan:
     Use as a context manager, or call `close`.
     """
 
-    def __init__(
-        self, session: object, calls: Calls, plan: Plan | Trial | Chunked, operands: Operands, choices: Choices
-    ) -> None:
+    def __init__(self, session: object, calls: Calls, plan: AnyPlan, operands: Operands, choices: Choices) -> None:
         self._session = session  # which is in use as long as its plans are
         self._calls, self._operands, self._choices = calls, operands, choices
         # By the parts that their owner alone can use, on which schedules depend.
-        self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], Plan | Trial | Chunked] = {}
+        self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], AnyPlan] = {}
         self._keep(plan)
         self._arrays: dict[str, Matrix] = {}  # made of arrays that the last calls were given
         problem = plan.key.problem
@@ -202,10 +200,10 @@ class GemmPlan:
             request = self._request("execute", alpha, beta, a, b, c, stream)
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
-    def _keep(self, plan: Plan | Trial | Chunked) -> None:
+    def _keep(self, plan: AnyPlan) -> None:
         self._plan = self._plans[plan.key.private, plan.key.files] = plan
 
-    def _plan_for(self, matrices: Operands) -> Plan | Trial | Chunked | PlanKey:
+    def _plan_for(self, matrices: Operands) -> AnyPlan | PlanKey:
         """Return the plan for matrices that fit, or by which key to make it."""
         if matrices == self._operands and len(self._plans) == 1:  # as mostly
             return self._plan
@@ -310,5 +308,5 @@ def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
     return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
 
 
-def _keep_nothing(plan: Plan | Trial | Chunked) -> None:
+def _keep_nothing(plan: AnyPlan) -> None:
     """Take the plan of a trace, which is no call of a trial."""

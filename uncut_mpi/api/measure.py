@@ -319,19 +319,16 @@ def _measure_links(
             bandwidth[source, destination] = nbytes / transfer / 1e9
 
 
-def kept_disk(path: pathlib.Path) -> Disk:
-    """Return the disk that a kept machine has, whatever else is measured again; the usual one if there is none."""
-    try:
-        return Machine.from_json(read_regular(path, _MOST_BYTES).decode()).disk
-    except (OSError, ValueError, OverflowError):
-        return Disk()
+def kept_disk(path: str | os.PathLike[str]) -> Disk:
+    """Return the disk of the machine that a file has, whatever else is measured again; the usual one if it has none."""
+    machine = _read(path)
+    return Disk() if machine is None else machine.disk
 
 
 def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
-    try:
-        machine = Machine.from_json(read_regular(path, _MOST_BYTES).decode())
-    except (OSError, ValueError, OverflowError):
-        return ""  # none kept, damaged, or of an older format: measure
+    machine = _read(path)
+    if machine is None:
+        return ""
     complete = all(
         dtype.name in rates
         for rates in (machine.gemm_tflop_per_s, machine.typical_gemm_tflop_per_s)
@@ -340,6 +337,14 @@ def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
     good = machine.steady and complete and machine.key == key and machine.num_ranks == num_ranks
     # Without the samples that a calibration adds, which no session needs.
     return machine.to_json() if good else ""
+
+
+def _read(path: str | os.PathLike[str]) -> Machine | None:
+    """Return the machine that a file has; None if there is no file, or it is damaged or of an older format."""
+    try:
+        return Machine.from_json(read_regular(os.fspath(path), _MOST_BYTES).decode())
+    except (OSError, ValueError, OverflowError):
+        return None
 
 
 def _keep(path: pathlib.Path, text: str) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uncut_mpi.api.chunked import Chunked
+from uncut_mpi.api.chunked import AnyPlan
 from uncut_mpi.api.matrix import Name
-from uncut_mpi.api.plans import Plan, PlanKey
+from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Request, infos_of
-from uncut_mpi.api.trials import Trial
 from uncut_mpi.planning.options import ScheduleOptions
 
 _MOST_CALLS = 256
@@ -31,18 +30,18 @@ class PlanCache:
         Told of a plan that goes.
     """
 
-    def __init__(self, max_plans: int, drop: Callable[[Plan | Trial | Chunked], None]) -> None:
+    def __init__(self, max_plans: int, drop: Callable[[AnyPlan], None]) -> None:
         self._max_plans, self._drop = max_plans, drop
-        self._plans: dict[PlanKey, Plan | Trial | Chunked] = {}
-        self._used: dict[Plan | Trial | Chunked, int] = {}
+        self._plans: dict[PlanKey, AnyPlan] = {}
+        self._used: dict[AnyPlan, int] = {}
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
-        self._calls: dict[_Call, tuple[ScheduleOptions, Plan | Trial | Chunked]] = {}
+        self._calls: dict[_Call, tuple[ScheduleOptions, AnyPlan]] = {}
 
     def __len__(self) -> int:
         return len(self._plans)
 
-    def find(self, request: Request) -> Plan | Trial | Chunked | PlanKey:
+    def find(self, request: Request) -> AnyPlan | PlanKey:
         """
         Return the plan of a call, or the key by which one is to be made. Local.
 
@@ -67,11 +66,11 @@ class PlanCache:
         self._calls[call] = options, kept
         return kept
 
-    def known(self, key: PlanKey) -> Plan | Trial | Chunked | PlanKey:
+    def known(self, key: PlanKey) -> AnyPlan | PlanKey:
         """Return the plan of a key, or the key if there is none. Local."""
         return self._plans.get(key, key)
 
-    def keep(self, plan: Plan | Trial | Chunked) -> None:
+    def keep(self, plan: AnyPlan) -> None:
         """
         Keep a plan that all ranks use in one call, in the place of any other of its key. Local; the same on all ranks.
 
@@ -88,7 +87,7 @@ class PlanCache:
                 self._drop(oldest)
         self._used[plan] = self._uses
 
-    def plans(self) -> list[Plan | Trial | Chunked]:
+    def plans(self) -> list[AnyPlan]:
         """Return the plans that are kept. Local."""
         return list(self._plans.values())
 
@@ -98,7 +97,7 @@ class PlanCache:
         self._used.clear()
         self._calls.clear()
 
-    def _forget(self, plan: Plan | Trial | Chunked | None) -> None:
+    def _forget(self, plan: AnyPlan | None) -> None:
         if plan is not None:
             del self._used[plan]
             self._calls.clear()

@@ -19,7 +19,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, cut, plan_several, predict
+from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_several
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -73,11 +73,11 @@ class PlanMaker:
         data = agreement.from_root(group, lambda: self._plan_on_root(key, room, whole=whole))
         with agreement.collective(group, "decoding the schedule"):
             told = plan_message.decode(data)
-            if isinstance(told, Chunks):
-                return told
-            plans = tuple(Plan.of(key, *decoded, group.rank) for decoded in told)
-        counters.planner_calls += 1
+            plans = () if isinstance(told, Chunks) else tuple(Plan.of(key, *one, group.rank) for one in told)
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
+        if isinstance(told, Chunks):
+            return told
+        counters.planner_calls += 1
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
     def fastest(self, keys: Sequence[PlanKey], held: int) -> int:
@@ -119,7 +119,7 @@ class PlanMaker:
         refusals: list[UncutError] = []
         for key in dict.fromkeys(keys):
             try:
-                times[key] = predict(*self._about(key, room), key.private, key.files)
+                times[key] = expected_seconds(*self._about(key, room), key.private, key.files)
             except (PlanError, CapacityError) as error:  # another one may have a plan
                 refusals.append(error)
         if not times:

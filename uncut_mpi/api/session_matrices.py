@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -311,13 +311,7 @@ class MakesMatrices(SessionBase):
 
         with self._gate.exclusive():
             name, kind, writeable = self._begin_converted("open_file", convert, text)
-            opened: MatrixFile | None = None
-            with agreement.collective(self._group, "opening a matrix file"):
-                if self.rank == 0:
-                    opened = open_matrix(name, kind)
-            found = self._group.allgather_objects(opened)[0]
-            assert found is not None  # else all ranks have raised
-            return self._store.open_file(found, writeable=writeable)
+            return self._open("opening a matrix file", lambda: open_matrix(name, kind), writeable=writeable)
 
     @public_call
     def create_file(self, path: str, shape: Sequence[int], dtype: object, *, order: Order = "F") -> Matrix:
@@ -356,13 +350,21 @@ class MakesMatrices(SessionBase):
 
         with self._gate.exclusive():
             name, wanted = self._begin_converted("create_file", convert, text)
-            made: MatrixFile | None = None
-            with agreement.collective(self._group, "creating a matrix file"):
-                if self.rank == 0:
-                    made = create_matrix(name, wanted.shape, wanted.dtype, wanted.order)
-            found = self._group.allgather_objects(made)[0]
-            assert found is not None  # else all ranks have raised
-            return self._store.open_file(found, writeable=True)
+            return self._open(
+                "creating a matrix file",
+                lambda: create_matrix(name, wanted.shape, wanted.dtype, wanted.order),
+                writeable=True,
+            )
+
+    def _open(self, what: str, on_root: Callable[[], MatrixFile], *, writeable: bool) -> Matrix:
+        """Return the matrix of a file that rank 0 opens. Collective."""
+        opened: MatrixFile | None = None
+        with agreement.collective(self._group, what):
+            if self.rank == 0:
+                opened = on_root()
+        found = self._group.allgather_objects(opened)[0]
+        assert found is not None  # else all ranks have raised
+        return self._store.open_file(found, writeable=writeable)
 
     @public_call
     def release(self, matrix: Matrix) -> None:

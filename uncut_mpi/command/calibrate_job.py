@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import uncut_mpi
-from uncut_mpi.api.measure import cache_directory, machine_key, measure
+from uncut_mpi.api.measure import cache_directory, kept_disk, machine_key, measure
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
 from uncut_mpi.calibration.assemble import assemble
@@ -159,6 +159,9 @@ def _publish(
 ) -> None:
     """Describe the machine and write its file; on one rank."""
     path = arguments.output
+    where = path or str(cache_directory() / f"{machine.key}.json")
+    if arguments.disk is None:  # what was measured of it stays
+        machine = dataclasses.replace(machine, disk=kept_disk(where))
     content: dict[str, Any] = json.loads(machine.to_json())
     if samples is not None:
         content["samples"] = samples.to_dict()
@@ -175,7 +178,6 @@ def _publish(
         say(samples_text(samples, machine))
     if refinement is not None:
         say(refinement_text(refinement))
-    where = path or str(cache_directory() / f"{machine.key}.json")
     lines = []
     if keep:
         whole = samples is None and _is_whole(where)

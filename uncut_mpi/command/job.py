@@ -42,7 +42,7 @@ from uncut_mpi.command.product import (
 from uncut_mpi.command.streaming import InFile, Streamed, are_streamed
 from uncut_mpi.command.tracing import draw_trace
 from uncut_mpi.errors import DataFileError, ParamError, agreed
-from uncut_mpi.model.bounds import Bound, bound
+from uncut_mpi.model.bounds import Bound, bound_of_files
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
@@ -243,7 +243,7 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
             picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
-        bound, staged = _bound(session, plan), _staged(product, plan)
+        bound, staged = _bound(session, product, plan), _staged(product, plan)
         explanation, warning = _explained(session, arguments, product, plan)
         return _Measured(plan.summary, timing, bound, verdict, picture, shown, staged, explanation, warning)
 
@@ -298,8 +298,9 @@ def _plan(session: Session, arguments: GemmArguments, product: Product, options:
     )
 
 
-def _bound(session: Session, plan: GemmPlan) -> Bound:
-    return bound(plan.problem, plan.placement, session.machine)
+def _bound(session: Session, product: Product, plan: GemmPlan) -> Bound:
+    in_files = (product.streamed is not None,) * 3
+    return bound_of_files(plan.problem, plan.placement, session.machine, in_files)
 
 
 def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About, say: Say) -> bool:

@@ -234,7 +234,7 @@ def _chunks(facts: PlanFacts) -> list[str]:
     first = time_text(facts.result.best.predicted_s)
     return [
         f"{count} of {most} {_lines(facts)} of C, one after another; the first is expected to take {first}",
-        "predicted and bound are of all chunks; the plan, in short, bytes, PaRSEC, ports and times of the first",
+        "predicted and bound are of all chunks, all else is of the first",
     ]
 
 

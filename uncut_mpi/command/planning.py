@@ -27,7 +27,7 @@ from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
-from uncut_mpi.planning.planner import ablation_options, plan
+from uncut_mpi.planning.planner import ablation_options, expected_seconds, plan
 from uncut_mpi.planning.rivals.paralia import predict
 from uncut_mpi.planning.rivals.parsec import received_bytes
 from uncut_mpi.planning.simulate import Simulation, simulate
@@ -255,8 +255,7 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
                 if bound(problem, placement, machine).seconds >= least:
                     continue
                 options = ScheduleOptions(scheduler="kblocks", grid=grid)
-                schedule = plan(problem, placement, machine.num_ranks, machine, options).schedule
-                found = simulate(schedule, machine).seconds
+                found = expected_seconds(problem, placement, machine.num_ranks, machine, options)
             except UncutError:
                 continue  # a place that is not to be had
             if found < least:

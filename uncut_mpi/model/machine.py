@@ -18,7 +18,7 @@ from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, word
 from uncut_mpi.model.costs import Disk, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.ports import DISK, Port, fair_rates
+from uncut_mpi.model.ports import Port, fair_rates
 from uncut_mpi.model.remade import Remade
 
 FORMAT_VERSION: Final = 9
@@ -99,6 +99,9 @@ class Machine(Remade):
         Host memory of each node; 0 where unknown. Matrices that are staged there have to fit beside the others.
     disk : Disk
         What files take; a common disk where it was not measured.
+    on_disk : bool
+        Whether what lies in host memory stands for what lies in files: of a machine that a search is to see. No file
+        has one.
 
     Notes
     -----
@@ -128,6 +131,7 @@ class Machine(Remade):
     node_of: np.ndarray = dataclasses.field(default_factory=_unknown)
     host_bytes: np.ndarray = dataclasses.field(default_factory=_unknown)
     disk: Disk = dataclasses.field(default_factory=Disk)
+    on_disk: bool = False
 
     def __post_init__(self) -> None:
         self._convert()
@@ -321,11 +325,6 @@ class Machine(Remade):
             GB/s from the host and to the host; 0 for a way that is idle. Max-min fair under `ports`.
         """
         return _host_rates(self, self._ranks("ranks", ranks), flag("inward", inward), flag("outward", outward))
-
-    @property
-    def on_disk(self) -> bool:
-        """Whether what lies in host memory stands for what lies in files (`uncut_mpi.planning.planner`)."""
-        return any(port.name.startswith(f"{DISK} ") for port in self.ports)
 
     def _ranks(self, name: str, ranks: Sequence[int]) -> tuple[int, ...]:
         """Return ranks of this machine that a caller names."""

@@ -20,9 +20,6 @@ from uncut_mpi.errors import ParamError
 
 _ROUNDING: Final = 1e-12
 
-DISK: Final = "disk"
-"""What names of ports begin with of a machine whose host memory stands for files."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Port:

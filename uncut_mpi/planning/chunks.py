@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.parts import Extent, Part
+from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
@@ -62,7 +62,7 @@ class Chunks:
     @property
     def extents(self) -> list[Extent]:
         """The rows or columns of each chunk."""
-        return list(zip(self.edges, self.edges[1:], strict=False))
+        return list(itertools.pairwise(self.edges))
 
 
 def chunks_of(
@@ -138,23 +138,18 @@ def buffers_of(
     problem: GemmProblem, placement: Placement, axis: int, extent: Extent, buffers: Collection[int]
 ) -> tuple[int, ...]:
     """Return the numbers that some of the caller's buffers, the parts of A, B and C in turn, have in a chunk."""
-    chunk, there = chunk_of(problem, placement, axis, extent)
-    found: list[int] = []
-    before = after = 0
+    kept: list[int] = []
+    before = 0
     for matrix in MATRICES:
-        whole = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
-        left = there.parts(matrix, chunk.shape_of(matrix), chunk.ld_of(matrix))
-        kept = [at for at, part in enumerate(whole) if _is_left(problem, matrix, part, axis, extent)]
-        if len(whole) == 1:
-            kept = [0]
-        found += [after + place for place, at in enumerate(kept) if before + at in buffers]
-        before, after = before + len(whole), after + len(left)
-    return tuple(found)
+        rows, cols = _seen(problem, matrix, axis, extent)
+        parts = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+        kept += [before + at for at, part in enumerate(parts) if _meet(part.rows, rows) and _meet(part.cols, cols)]
+        before += len(parts)
+    return tuple(now for now, number in enumerate(kept) if number in buffers)
 
 
-def _is_left(problem: GemmProblem, matrix: Matrix, part: Part, axis: int, extent: Extent) -> bool:
-    rows, cols = _seen(problem, matrix, axis, extent)
-    return all(max(own[0], seen[0]) < min(own[1], seen[1]) for own, seen in ((part.rows, rows), (part.cols, cols)))
+def _meet(one: Extent, other: Extent) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 def _size(extent: int, count: int) -> int:

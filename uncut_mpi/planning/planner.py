@@ -13,7 +13,7 @@ from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
-from uncut_mpi.model.ports import DISK, Port
+from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
@@ -175,7 +175,7 @@ def cut(
     return chunks_of(problem, placement, num_ranks, machine, options, in_files=bool(files))
 
 
-def predict(
+def expected_seconds(
     problem: GemmProblem,
     placement: Placement,
     num_ranks: int,
@@ -228,10 +228,10 @@ def behind_a_disk(machine: Machine) -> Machine:
     bandwidth[:host, host] = np.minimum(bandwidth[:host, host], disk.write_gb_per_s)
     ways = [[(host, rank) for rank in range(host)], [(rank, host) for rank in range(host)]]
     ports = [
-        Port(f"{DISK} {way}", rate, tuple(links), (1.0,) * host)
+        Port(f"disk {way}", rate, tuple(links), (1.0,) * host)
         for way, rate, links in zip(("reads", "writes"), (disk.read_gb_per_s, disk.write_gb_per_s), ways, strict=True)
     ]
-    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports))
+    return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports), on_disk=True)
 
 
 def _staged(
