@@ -19,6 +19,7 @@ from uncut_mpi.model.positions import (
     cost_of_cuts,
     orders_for_copy,
     orders_for_product,
+    picked,
     pieces_in,
     reordered,
 )
@@ -47,6 +48,18 @@ def test_index_functions_are_those_of_the_definition(block: int, parts: int) -> 
 def random_order(rng: random.Random) -> CyclicOrder:
     parts = rng.randint(1, 5)
     return CyclicOrder(rng.randint(0, 40), rng.randint(1, 7), parts, rng.randrange(parts))
+
+
+@pytest.mark.parametrize("rows", [[], [0], [4], [2, 3, 4], [0, 1, 2, 3, 4], [1, 3], [3, 2], [4, 0]])
+@pytest.mark.parametrize("cols", [[], [3], [0, 1, 2, 3], [2, 1, 0], [0, 2]])
+def test_what_is_picked_is_what_index_arrays_pick_and_no_copy_where_they_are_runs(
+    rows: list[int], cols: list[int]
+) -> None:
+    data = np.arange(20).reshape(5, 4)
+    where = np.array(rows, np.int64), np.array(cols, np.int64)
+    assert np.array_equal(data[picked(*where)], data[np.ix_(*where)])
+    are_runs = all(one == [*range(one[0], one[0] + len(one))] for one in (rows, cols) if one)
+    assert (data[picked(*where)].base is data.base) == are_runs
 
 
 def test_an_order_has_one_process_behind_the_other_and_so_has_that_of_a_window() -> None:

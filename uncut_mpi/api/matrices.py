@@ -50,7 +50,7 @@ from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
-from uncut_mpi.model.positions import indices_of
+from uncut_mpi.model.positions import indices_of, picked
 from uncut_mpi.regular import open_regular, reason
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
@@ -533,10 +533,7 @@ class MatrixStore:
             own = matrix.own_part(at)
             if own is not None and of.holder == self._group.rank and 0 not in of.part.shape:
                 rectangle = of.part.rows, of.part.cols
-                there: tuple[Any, ...] = (slice(*rectangle[0]), slice(*rectangle[1]))
-                if orders != (None, None):
-                    there = np.ix_(*indices_of(rectangle, orders))
-                yield of.part, own[1], there, own[0]
+                yield of.part, own[1], picked(*indices_of(rectangle, orders)), own[0]
 
     def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip], file: str = "") -> Matrix:
         """

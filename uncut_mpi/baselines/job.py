@@ -11,6 +11,7 @@ from uncut_mpi.baselines.task import Matrices, Task
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.places import Dealt
+from uncut_mpi.model.positions import picked
 from uncut_mpi.spmd.runtime import world
 
 
@@ -78,8 +79,8 @@ class Operand:
 
     def part(self, rank: int, size: int, source: np.ndarray | None = None) -> Any:
         """Return a copy of a process's part of the matrix, or of another one of its shape."""
-        where = np.ix_(*self.layout.indices(self.shape, rank, num_ranks=size))
-        return (self.matrix if source is None else source)[where]
+        where = picked(*self.layout.indices(self.shape, rank, num_ranks=size))
+        return (self.matrix if source is None else source)[where].copy(order="K")
 
 
 def operands(task: Task, matrices: Matrices, order: str) -> tuple[Operand, Operand, Operand]:

@@ -14,6 +14,7 @@ from uncut_mpi.baselines.library import Product, Unsupported
 from uncut_mpi.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.positions import picked
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.spmd.runtime import library_version
 
@@ -159,7 +160,7 @@ class _PdgemmProduct(Product):
         """See `Product.store`."""
         library, given = self._library, self._given[2]
         where = given.layout.indices(given.shape, library.rank, num_ranks=library.size)
-        self._matrices.out[np.ix_(*where)] = self._dealt[2].array
+        self._matrices.out[picked(*where)] = self._dealt[2].array
 
     def close(self) -> None:
         """See `Product.close`."""

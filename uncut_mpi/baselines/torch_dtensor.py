@@ -13,6 +13,7 @@ from uncut_mpi.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.baselines.torch_parts import Move, TorchJobLibrary, even
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.positions import picked
 
 
 class DTensorLibrary(TorchJobLibrary):
@@ -88,7 +89,7 @@ class _DTensorProduct(Product):
     def _held(self, layout: Layout, matrix: np.ndarray, order: str, on_host: bool, grid: tuple[int, ...]) -> _Held:
         library = self._library
         rows, cols = shape = (matrix.shape[0], matrix.shape[1])
-        part = matrix[np.ix_(*layout.indices(shape, library.rank, num_ranks=library.size))]
+        part = matrix[picked(*layout.indices(shape, library.rank, num_ranks=library.size))]
         part = np.ascontiguousarray(part) if order == "F" else np.asfortranarray(part)
         placements = None
         shard = library.of.Shard
@@ -170,14 +171,14 @@ class _DTensorProduct(Product):
     def reset(self) -> None:
         """See `Product.reset`."""
         library, c = self._library, self._c
-        first = self._matrices.c.T[np.ix_(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))]
+        first = self._matrices.c.T[picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))]
         c.part.copy_(library.tensor(np.ascontiguousarray(first)))
         library.finish()
 
     def store(self) -> None:
         """See `Product.store`."""
         library, c = self._library, self._c
-        where = np.ix_(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
+        where = picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
         self._matrices.out.T[where] = library.array(c.part, self._task.dtype)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -77,6 +77,13 @@ def indices_of(rectangle: tuple[Extent, Extent], orders: Orders) -> tuple[np.nda
         for extent, order in zip(rectangle, orders, strict=True)
     )
     return rows, cols
+
+
+def picked(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, ...]:
+    """Return what picks some rows and columns of an array: slices if each follow one another, which is much faster."""
+    if all((np.diff(one) == 1).all() for one in (rows, cols)):
+        return tuple(slice(int(one[0]), int(one[-1]) + 1) if len(one) else slice(0, 0) for one in (rows, cols))
+    return np.ix_(rows, cols)
 
 
 def pieces_in(bound: BoundLayout, orders: Orders) -> Iterator[Piece]:
