@@ -110,7 +110,7 @@ def main():
             os.remove(probe)
         files = [session.open_file(path, mode="r+") for path in paths]
         cold, facts = [], {}
-        with session.plan(*files) as plan:
+        with session.plan(*files, reads_c=False) as plan:
             about = plan.summary
             say(session, f"plan: {about.how}, {about.tasks} tasks, {about.bytes_by_link}")
             for _ in range(CALLS):
@@ -128,7 +128,7 @@ def main():
         from_files = in_memory[2].array[:: max(1, m // 400), :: max(1, n // 400)].copy()
         session.barrier()
         warm = []
-        with session.plan(*in_memory) as plan:
+        with session.plan(*in_memory, reads_c=False) as plan:
             for _ in range(CALLS + 1):
                 session.barrier()
                 start = time.perf_counter()

@@ -98,6 +98,14 @@ def _measured(group: Group, path: str, file_bytes: int) -> Disk:
     def write(descriptor: int, at: int) -> None:
         os.pwrite(descriptor, noise, at)
 
+    def short(descriptor: int, first: int) -> None:
+        # As the worker does: the system hears of them before.
+        its = runs[first : first + RUNS]
+        for at in its:
+            os.posix_fadvise(descriptor, at, RUN_BYTES, os.POSIX_FADV_WILLNEED)
+        for at in its:
+            os.pread(descriptor, RUN_BYTES, at)
+
     def timed(work: Callable[[int, int], object], places: Iterable[int]) -> float:
         with agreement.collective(group, "measuring the disk"), _opened(path) as descriptor:
             _forget(descriptor)
@@ -113,7 +121,7 @@ def _measured(group: Group, path: str, file_bytes: int) -> Disk:
     moved = file_bytes // BLOCK * BLOCK
     write_s = timed(write, blocks)
     read_s = timed(lambda descriptor, at: os.pread(descriptor, BLOCK, at), blocks)
-    short_s = timed(lambda descriptor, at: os.pread(descriptor, RUN_BYTES, at), runs)
+    short_s = timed(short, range(0, len(runs), RUNS))
     each_s = short_s / (len(runs) * group.size)
     return Disk(
         read_gb_per_s=moved / read_s / 1e9,

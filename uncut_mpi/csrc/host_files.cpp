@@ -1,5 +1,6 @@
 #include "host_files.hpp"
 
+#include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -10,6 +11,9 @@
 
 namespace uncut {
 namespace {
+
+// Runs of fewer bytes share pages of the system with others, which would go to the disk several times.
+constexpr std::size_t least_flushed = std::size_t{64} << 10;
 
 constexpr std::size_t most_pieces = 256;  // of one call of the system, which allows 1,024
 
@@ -106,7 +110,24 @@ int read_run(const FileRun &run) {
 }
 
 int write_run(const FileRun &run) {
-    return move_run([&](iovec *some, int count, off_t at) { return pwritev(run.descriptor, some, count, at); }, run);
+    const int failed =
+        move_run([&](iovec *some, int count, off_t at) { return pwritev(run.descriptor, some, count, at); }, run);
+    // The disk begins now, beside what is still computed, and not once memory is full of it. A failure is no matter.
+    if (failed == 0 && run.columns > 0 && (run.width >= least_flushed || run.file_pitch == run.width))
+        sync_file_range(run.descriptor, run.offset, static_cast<off_t>((run.columns - 1) * run.file_pitch + run.width),
+                        SYNC_FILE_RANGE_WRITE);
+    return failed;
+}
+
+void announce(const CopyEnd &from, std::size_t width, std::size_t begin, std::size_t end) {
+    const auto offset = static_cast<off_t>(from.address - from.file->begin);
+    while (begin < end) {
+        const std::size_t column = begin / width, within = begin % width;
+        const std::size_t bytes = from.pitch == width ? end - begin : std::min(end - begin, width - within);
+        posix_fadvise(from.file->descriptor, offset + static_cast<off_t>(column * from.pitch + within),
+                      static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+        begin += bytes;
+    }
 }
 
 const HostFile *file_at(const std::vector<HostFile> &files, std::uintptr_t address) {

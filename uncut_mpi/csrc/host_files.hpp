@@ -51,6 +51,9 @@ CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t w
 void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch, std::size_t rows,
                std::size_t columns, std::size_t item);
 
+// Tells the system that bytes of some columns are read soon: from so many up to so many of all, column by column.
+void announce(const CopyEnd &from, std::size_t width, std::size_t begin, std::size_t end);
+
 // The one of some files that an address stands for a byte of, or null.
 const HostFile *file_at(const std::vector<HostFile> &files, std::uintptr_t address);
 

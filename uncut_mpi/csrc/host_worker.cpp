@@ -11,6 +11,7 @@ namespace uncut {
 namespace {
 
 constexpr std::size_t bytes_per_turn = std::size_t{4} << 20;  // then other lanes have theirs
+constexpr std::size_t read_ahead = 8 * bytes_per_turn;        // of a file, so that its disk is not idle between turns
 constexpr std::size_t most_threads = 6;                       // of files: A and B in, C in and out, and some to spare
 // While all lanes wait: look, then let others have the processor, then sleep.
 constexpr int looks = 2000, yields = 2000;
@@ -163,7 +164,7 @@ bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
         if (lane.row == step.width) lane.column += columns, lane.row = 0;
     }
     if (lane.column < step.columns) return false;
-    lane.column = 0;
+    lane.column = lane.announced = 0;
     ++result.tasks;
     result.copy_bytes += static_cast<std::int64_t>(step.width * step.columns);
     if (work_.traced) result.times.push_back({step.operation, lane.began_s, now_s()});
@@ -189,6 +190,15 @@ void HostWorker::move(Lane &lane, const HostStep &step, Result &result) {
         item != 0 ? lane.row / item * step.from_pitch : lane.column * step.from_pitch + lane.row;
     const CopyEnd to{step.to_file, reinterpret_cast<std::uintptr_t>(step.destination) + to_offset, step.to_pitch};
     const CopyEnd from{step.from_file, reinterpret_cast<std::uintptr_t>(step.source) + from_offset, step.from_pitch};
+    if (step.from_file != nullptr) {
+        const std::size_t width = item == 0 ? step.width : step.columns * item;  // of columns as they are stored
+        const std::size_t all = step.width * step.columns;
+        const std::size_t at = item == 0 ? lane.column * step.width + lane.row : lane.row / item * width;
+        const std::size_t end = std::min(all, at + bytes * columns + read_ahead);
+        const CopyEnd begin{step.from_file, reinterpret_cast<std::uintptr_t>(step.source), step.from_pitch};
+        announce(begin, width, lane.announced, end);
+        lane.announced = end;
+    }
     const CopyResult moved = copy_with_files(to, from, bytes, columns, item);
     if (moved.error != 0) {
         result.file_error = moved.error;

@@ -83,6 +83,7 @@ class HostWorker {
     struct Lane {
         std::atomic<std::size_t> at{0};   // step
         std::size_t column = 0, row = 0;  // of the copy at hand: where it goes on, bytes
+        std::size_t announced = 0;        // bytes of it that the system was told to read
         bool failed = false;
         double began_s = 0;
     };
