@@ -85,7 +85,7 @@ class CudaBackend(Backend):
         self._runtime = self._cupy.cuda.runtime
         self._ordinal = ordinal
         # Where the channels of a device are gone the driver says that memory is: with 32 connections each, 13 to 16
-        # processes take all of an H200's, though each holds 0.7 GiB of 139 (docs/performance.md, 2026-11-23).
+        # processes take all of an H200's, though each holds 0.7 GiB of 139.
         connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8, CUDA's own choice")
         crowded = (
             "free device memory, or start fewer processes on it, or with fewer connections each "
