@@ -8,6 +8,7 @@ any order that lanes and awaits allow, chosen at random: then a missing await sh
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 
 import ml_dtypes
@@ -81,29 +82,36 @@ def random_order(schedule: Schedule, seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     tasks = schedule.tasks
     lanes = [np.flatnonzero(tasks["lane"] == lane).tolist() for lane in range(len(schedule.lanes))]
+    lane_of, missing = tasks["lane"].tolist(), tasks["num_awaits"].tolist()
+    waiters: list[list[int]] = [[] for _ in missing]
+    for task in range(len(tasks)):
+        for awaited in schedule.awaited(task).tolist():
+            waiters[awaited].append(task)
     at = [0] * len(lanes)
-    done = np.zeros(len(tasks), bool)
+    ready = [lane for lane, members in enumerate(lanes) if members and not missing[members[0]]]
     order: list[int] = []
     while len(order) < len(tasks):
-        ready = [
-            lane
-            for lane, members in enumerate(lanes)
-            if at[lane] < len(members) and done[schedule.awaited(members[at[lane]])].all()
-        ]
         # Some lanes are favoured, so that they run far ahead of the others.
         lane = ready[int(len(ready) * rng.uniform() ** 3)]
         task = lanes[lane][at[lane]]
         at[lane] += 1
-        done[task] = True
         order.append(task)
+        if at[lane] == len(lanes[lane]) or missing[lanes[lane][at[lane]]]:
+            ready.remove(lane)
+        for waiter in waiters[task]:
+            missing[waiter] -= 1
+            of = lane_of[waiter]
+            if not missing[waiter] and lanes[of][at[of]] == waiter:
+                bisect.insort(ready, of)
     return np.array(order, np.int64)
 
 
 def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -> np.ndarray:
     """Run the tasks on copies of the data and return C."""
     memory = _allocate(schedule, data)
+    steps = _Steps.of(schedule, data)
     for task in global_order(schedule) if order is None else order:
-        _run(schedule, memory, int(task), data)
+        steps.run(memory, int(task))
     result = np.full_like(data.c, np.nan)
     known = np.zeros(result.shape, bool)
     for at, held, place in user_parts(schedule, Matrix.C, memory):
@@ -137,40 +145,61 @@ def _allocate(schedule: Schedule, data: Data) -> list[np.ndarray]:
     return memory
 
 
-def _run(schedule: Schedule, memory: list[np.ndarray], task: int, data: Data) -> None:
-    scalars = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: data.alpha, Factor.BETA: data.beta}
-    operands = []
-    for operand in schedule.operands_of(task):
-        region = schedule.regions[operand["region"]]
-        row, col, rows, cols = (int(region[name]) for name in ("row", "col", "rows", "cols"))
-        array = memory[int(region["buffer"])][row : row + rows, col : col + cols]
-        operands.append((op_of(Op(operand["op"]).name, array), scalars[Factor(int(operand["factor"]))]))
-    kind = Kind(int(schedule.tasks[task]["kind"]))
-    if kind is Kind.JOIN:
-        return
-    target = operands[0][0]
-    reads = operands[1:]
-    if kind is Kind.COPY:
-        assert len(reads) == 1
-        assert reads[0][0].shape == target.shape
-        assert reads[0][0].dtype == target.dtype
-        target[...] = reads[0][0]
-        return
-    accumulator = schedule.problem.dtype.accumulator.numpy
-    total = np.zeros(target.shape, accumulator)
-    if kind is Kind.GEMM:
-        (a, f_a), (b, f_b) = reads[:2]
-        assert f_b == 1.0
-        assert a.shape[1] == b.shape[0]
-        assert len(reads) == 2 or _same(reads[2][0], target)
-        if f_a != 0:
-            total += accumulator.type(f_a) * (a.astype(accumulator) @ b.astype(accumulator))
-        reads = reads[2:]
-    for array, factor in reads:
-        assert array.shape == target.shape
-        if factor != 0:
-            total += accumulator.type(factor) * array.astype(accumulator)
-    target[...] = total.astype(target.dtype)
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """Tables of a schedule as lists, which are read much faster."""
+
+    tasks: list[tuple[int, int, int]]
+    operands: list[tuple[int, str, complex]]
+    regions: list[tuple[int, int, int, int, int]]
+    accumulator: np.dtype
+
+    @classmethod
+    def of(cls, schedule: Schedule, data: Data) -> _Steps:
+        scalars = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: data.alpha, Factor.BETA: data.beta}
+        factors, ops = {int(one): value for one, value in scalars.items()}, {int(op): op.name for op in Op}
+        return cls(
+            schedule.tasks[["kind", "first_operand", "num_operands"]].tolist(),
+            [
+                (region, ops[op], factors[factor])
+                for region, op, factor in schedule.operands[["region", "op", "factor"]].tolist()
+            ],
+            schedule.regions[["buffer", "row", "col", "rows", "cols"]].tolist(),
+            schedule.problem.dtype.accumulator.numpy,
+        )
+
+    def run(self, memory: list[np.ndarray], task: int) -> None:
+        code, first, count = self.tasks[task]
+        operands = []
+        for number, op, scalar in self.operands[first : first + count]:
+            buffer, row, col, rows, cols = self.regions[number]
+            operands.append((op_of(op, memory[buffer][row : row + rows, col : col + cols]), scalar))
+        kind = Kind(code)
+        if kind is Kind.JOIN:
+            return
+        target = operands[0][0]
+        reads = operands[1:]
+        if kind is Kind.COPY:
+            assert len(reads) == 1
+            assert reads[0][0].shape == target.shape
+            assert reads[0][0].dtype == target.dtype
+            target[...] = reads[0][0]
+            return
+        accumulator = self.accumulator
+        total = np.zeros(target.shape, accumulator)
+        if kind is Kind.GEMM:
+            (a, f_a), (b, f_b) = reads[:2]
+            assert f_b == 1.0
+            assert a.shape[1] == b.shape[0]
+            assert len(reads) == 2 or _same(reads[2][0], target)
+            if f_a != 0:
+                total += accumulator.type(f_a) * (a.astype(accumulator) @ b.astype(accumulator))
+            reads = reads[2:]
+        for array, factor in reads:
+            assert array.shape == target.shape
+            if factor != 0:
+                total += accumulator.type(factor) * array.astype(accumulator)
+        target[...] = total.astype(target.dtype)
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:

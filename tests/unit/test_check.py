@@ -144,12 +144,12 @@ def test_rows_that_cancel_pass(method):
 
 
 def one_element(case: Case) -> None:
-    case.c_out[301, 205] += case.dtype.numpy.type(16.0)
+    case.c_out[150, 102] += case.dtype.numpy.type(16.0)
 
 
 def two_opposite_elements(case: Case) -> None:
-    case.c_out[5, 100] += case.dtype.numpy.type(16.0)
-    case.c_out[5, 400] -= case.dtype.numpy.type(16.0)
+    case.c_out[5, 50] += case.dtype.numpy.type(16.0)
+    case.c_out[5, 200] -= case.dtype.numpy.type(16.0)
 
 
 def one_nan(case: Case) -> None:
@@ -157,24 +157,24 @@ def one_nan(case: Case) -> None:
 
 
 def one_infinity(case: Case) -> None:
-    case.c_out[0, 100] = np.inf
+    case.c_out[0, 50] = np.inf
 
 
 def missing_block_of_k(case: Case) -> None:
     lost = dataclasses.replace(case, a=case.a.copy())
-    lost.a[:256, 256:512] = 0
+    lost.a[:128, 128:256] = 0
     case.c_out = multiply(lost)
 
 
 def tile_of_b_from_another_place(case: Case) -> None:
     other = dataclasses.replace(case, b=case.b.copy())
-    other.b[128:256, :128] = case.b[:128, :128]
+    other.b[64:128, :64] = case.b[:64, :64]
     case.c_out = multiply(other)
 
 
 def swapped_tiles(case: Case) -> None:
     result = case.c_out.copy()
-    case.c_out[:128, :128], case.c_out[128:256, :128] = result[128:256, :128], result[:128, :128]
+    case.c_out[:64, :64], case.c_out[64:128, :64] = result[64:128, :64], result[:64, :64]
 
 
 def beta_twice(case: Case) -> None:
@@ -186,11 +186,11 @@ def alpha_missing(case: Case) -> None:
 
 
 def alpha_twice_in_one_tile(case: Case) -> None:
-    case.c_out[:128, :128] = multiply(dataclasses.replace(case, alpha=case.alpha**2))[:128, :128]
+    case.c_out[:64, :64] = multiply(dataclasses.replace(case, alpha=case.alpha**2))[:64, :64]
 
 
 def c_untouched_in_a_tile(case: Case) -> None:
-    case.c_out[384:, 384:] = case.c_in[384:, 384:]
+    case.c_out[192:, 192:] = case.c_in[192:, 192:]
 
 
 def one_column_shifted(case: Case) -> None:
@@ -205,7 +205,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def right() -> dict[DType, Case]:
-    return {dtype: make(512, 512, 1024, dtype) for dtype in DType}
+    return {dtype: make(256, 256, 512, dtype) for dtype in DType}
 
 
 @BOTH_CHECKS
