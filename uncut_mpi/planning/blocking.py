@@ -216,4 +216,5 @@ def steps_of(extent: int, how: Blocking, *, far_apart: bool) -> Steps:
 @functools.lru_cache(maxsize=512)  # a search asks for the same ones on many grids
 def _made(extent: int, how: Blocking, *, far_apart: bool) -> Steps:
     made = blocking_of(how, far_apart=far_apart).steps(extent)
-    return Steps(Step(StepKind(one[0]), *one[1:]) for one in made)
+    kinds = {int(kind): kind for kind in StepKind}  # a schedule may have half a million steps
+    return Steps(Step(kinds[one[0]], *one[1:]) for one in made)
