@@ -15,6 +15,8 @@ namespace {
 // Runs of fewer bytes share pages of the system with others, which would go to the disk several times.
 constexpr std::size_t least_flushed = std::size_t{64} << 10;
 
+constexpr std::size_t pages_apart = 8192;  // two pages of the system
+
 constexpr std::size_t most_pieces = 256;  // of one call of the system, which allows 1,024
 
 // Moves runs of bytes that follow one another in the file, by one call of the system after the other.
@@ -121,12 +123,13 @@ int write_run(const FileRun &run) {
 
 void announce(const CopyEnd &from, std::size_t width, std::size_t begin, std::size_t end) {
     const auto offset = static_cast<off_t>(from.address - from.file->begin);
+    const auto place = [&](std::size_t at) { return at / width * from.pitch + at % width; };
+    const bool near = from.pitch <= std::max(width, pages_apart);  // each page has bytes of some column
     while (begin < end) {
-        const std::size_t column = begin / width, within = begin % width;
-        const std::size_t bytes = from.pitch == width ? end - begin : std::min(end - begin, width - within);
-        posix_fadvise(from.file->descriptor, offset + static_cast<off_t>(column * from.pitch + within),
-                      static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
-        begin += bytes;
+        const std::size_t last = near ? end : std::min(end, begin + width - begin % width);
+        posix_fadvise(from.file->descriptor, offset + static_cast<off_t>(place(begin)),
+                      static_cast<off_t>(place(last - 1) + 1 - place(begin)), POSIX_FADV_WILLNEED);
+        begin = last;
     }
 }
 
