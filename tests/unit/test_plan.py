@@ -23,6 +23,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
@@ -226,6 +227,29 @@ def test_a_file_that_cannot_be_written_is_said_before_the_search(asked, capsys, 
     assert main([*SMALL.split(), "--json", str(tmp_path / "missing" / "x.json")]) == 2
     assert not asked
     assert "no directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "place", ["rows@C,rows@C,rows@C", "h,rows@C,h", "rows@host@C,h,h", "block_cyclic(64,64;2,1)@C,cols,rows@C"]
+)
+def test_parts_stored_the_other_way_round_are_planned_as_sessions_plan_them(place, capsys, tmp_path):
+    path = tmp_path / "facts.json"
+    words = ["-m", "1000", "--ranks", "2", "--machine", "h200-4x", "--place", place, "--json", str(path)]
+    assert main(words) == 0
+    assert not capsys.readouterr().err
+    facts = json.loads(path.read_text())
+    assert facts["predicted_s"] > 0
+    assert all(8e6 < nbytes < 64e6 for nbytes in facts["memory_bytes"])
+
+
+def test_a_part_that_is_cut_along_its_columns_takes_no_more_memory_than_it_has():
+    # A piece of 32 rows spans all columns of its part.
+    problem = GemmProblem(4096, 4096, 4096, DType.f64)
+    place = Places.parse("block_cyclic(32,32;2,1),cols,rows").bound(problem, 2)
+    whole = 3 * 4096 * 4096 // 2 * 8
+    machine = dataclasses.replace(Machine.uniform(2), memory_bytes=np.full(2, 2 * whole))
+    made = plan(problem, place, 2, machine).schedule
+    assert max(made.softbuf_bytes()) <= whole
 
 
 def test_a_placement_on_ranks_that_there_are_not_is_an_error(asked, capsys):

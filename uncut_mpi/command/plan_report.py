@@ -16,12 +16,13 @@ from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import OP_MARKS, GemmProblem
+from uncut_mpi.planning.buffers import user_bytes
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import areas_text, describe
-from uncut_mpi.planning.schedule import Role, buffer_bytes
+from uncut_mpi.planning.schedule import Role
 from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.units import bytes_text, time_text
@@ -107,7 +108,7 @@ class PlanFacts:
         schedule = self.result.best.schedule
         needed: np.ndarray = schedule.softbuf_bytes().astype(np.int64)
         there = (schedule.buffers["role"] == Role.USER) & ~schedule.in_host()
-        np.add.at(needed, schedule.owners()[there], buffer_bytes(schedule.buffers[there]))
+        np.add.at(needed, schedule.owners()[there], user_bytes(schedule.buffers[there]))
         return needed
 
 
@@ -409,7 +410,7 @@ def _memory(facts: PlanFacts) -> list[str]:
     schedule, allowed = facts.result.best.schedule, facts.result.best.options.host_memory
     most = int(schedule.arena_bytes()[schedule.num_ranks :].max())
     of = f" of {bytes_text(allowed)} allowed" if allowed else ""
-    host = [f"host memory for copies of files: {bytes_text(most)}{of} on each rank at most"] if most else []
+    host = [f"host memory for copies of matrices: {bytes_text(most)}{of} on each rank at most"] if most else []
     return host + [
         f"rank {rank}: {bytes_text(int(needed))} of {bytes_text(int(there))}"
         for rank, (needed, there) in enumerate(zip(facts.memory_bytes, facts.machine.memory_bytes, strict=True))

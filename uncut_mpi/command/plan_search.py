@@ -64,11 +64,12 @@ def find(
     in_files : (bool, bool, bool)
         Whether A, B and C lie in files.
     budget_tasks, issuing_threads : int
-        As for `uncut_mpi.planning.search.search`; of matrices in files there is no such search.
+        As for `uncut_mpi.planning.search.search`. Of matrices in files, or with parts stored the other way round, there
+        is no such search.
     """
 
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
-        if not any(in_files):
+        if not any(in_files) and placement == placement.straight(machine.num_ranks):
             about = (problem, placement, machine.num_ranks, machine, options)
             return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
         files = _buffers(problem, placement, in_files)

@@ -77,7 +77,7 @@ class Buffers:
         check_capacity(self.arena_bytes[: self.num_ranks], *self._about, machine)
         needed, total = sum(self.arena_bytes[self.num_ranks :]), int(machine.host_bytes[0])
         there = _resident_bytes(*self._about)[self.num_ranks]
-        there -= int(buffer_bytes(user_table(*self._about)[[*files]]).sum())
+        there -= int(user_bytes(user_table(*self._about))[[*files]].sum())
         if needed and needed + there > total > 0:
             raise CapacityError(
                 f"{bytes_text(there + needed)} of host memory are needed ({bytes_text(there)} for the matrices there "
@@ -194,8 +194,25 @@ def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) 
     users, locations = user_table(num_ranks, problem, placement), location_table(num_ranks)
     at = np.where(in_host(locations, users["location"]), num_ranks, locations["rank"][users["location"]])
     resident = np.zeros(num_ranks + 1, np.int64)
-    np.add.at(resident, at, buffer_bytes(users))
+    np.add.at(resident, at, user_bytes(users))
     return tuple(resident.tolist())
+
+
+def user_bytes(users: np.ndarray) -> np.ndarray:
+    """
+    Return what each of the caller's buffers takes.
+
+    Of a matrix's several ones in a memory that is their elements alone: they may lie in the same columns.
+
+    Parameters
+    ----------
+    users : ndarray of BUFFER_DTYPE
+        Such buffers.
+    """
+    _, first, count = np.unique(users[["location", "matrix"]], return_inverse=True, return_counts=True)
+    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)[users["dtype"]]
+    elements = users["rows"].astype(np.int64) * users["cols"] * sizes
+    return np.where(count[first] > 1, np.minimum(elements, buffer_bytes(users)), buffer_bytes(users))
 
 
 @functools.lru_cache(maxsize=64)
