@@ -45,6 +45,19 @@ def test_index_functions_are_those_of_the_definition(block: int, parts: int) -> 
                 assert indxl2g(place, block, process, source, parts) == index
 
 
+@pytest.mark.parametrize("grid_order", ["R", "C"])
+def test_where_an_element_is_is_what_the_index_functions_say(grid_order: str) -> None:
+    (mb, nb), (p, q), (rsrc, csrc), shape = (3, 4), (2, 3), (1, 2), (20, 31)
+    layout = Layout.block_cyclic(mb, nb, (p, q), source=(rsrc, csrc), grid_order=grid_order)
+    for row, col in itertools.product(range(shape[0]), range(shape[1])):
+        down, along = indxg2p(row, mb, rsrc, p), indxg2p(col, nb, csrc, q)
+        rank = down * q + along if grid_order == "R" else along * p + down
+        assert layout.locate(shape, row, col) == (rank, indxg2l(row, mb, p), indxg2l(col, nb, q))
+    for row, col in ((20, 0), (0, 31), (-1, 0)):
+        with pytest.raises(ParamError, match=f"20x31 has no row {row} with column {col}"):
+            layout.locate(shape, row, col)
+
+
 def random_order(rng: random.Random) -> CyclicOrder:
     parts = rng.randint(1, 5)
     return CyclicOrder(rng.randint(0, 40), rng.randint(1, 7), parts, rng.randrange(parts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
 
@@ -68,6 +69,9 @@ def test_every_element_has_one_rank_or_with_replicas_all_that_are_named(case):
         assert (len(rows), len(cols)) == layout.local_shape(shape, rank, num_ranks=num_ranks)
         assert layout.filled(shape, num_ranks).local_shape(shape, rank, num_ranks=num_ranks) == (len(rows), len(cols))
         seen[np.ix_(rows, cols)] += 1
+        if layout.kind != "replicated":
+            for (i, row), (j, col) in itertools.product(enumerate(rows.tolist()), enumerate(cols.tolist())):
+                assert layout.locate(shape, row, col, num_ranks=num_ranks) == (rank, i, j)
     holders = len(layout.ranks or range(num_ranks)) if layout.kind == "replicated" else 1
     assert (seen == holders).all()
 

@@ -387,6 +387,41 @@ class Layout:
         """
         return indices_of(self._rectangle(shape, rank, num_ranks), self.orders(shape))
 
+    def locate(
+        self, shape: tuple[int, int], row: int, col: int, *, num_ranks: int | None = None
+    ) -> tuple[int, int, int]:
+        """
+        Return the rank that has an element, and its row and column in that rank's part. Local.
+
+        ScaLAPACK's INDXG2P and INDXG2L for both indices at once, counted from 0. Of a replicated matrix it is the first
+        rank.
+
+        Parameters
+        ----------
+        shape, num_ranks
+            As of `local_shape`.
+        row, col : int
+            Of the matrix.
+
+        Raises
+        ------
+        ParamError
+            If the matrix has no such element, or as of `holders`.
+        """
+        if not (0 <= row < shape[0] and 0 <= col < shape[1]):
+            raise ParamError(f"a matrix of {shape[0]}x{shape[1]} has no row {row} with column {col}: both count from 0")
+        down, along = (
+            index if order is None else int(order.positions[index])
+            for index, order in zip((row, col), self.orders(shape), strict=True)
+        )
+        holders = self.holders(num_ranks)
+        edges = self._edges(shape, len(holders))
+        for number, rank in enumerate(holders):
+            (top, bottom), (left, right) = self._cell(number, *edges)
+            if top <= down < bottom and left <= along < right:
+                return rank, down - top, along - left
+        raise AssertionError("the parts cover the matrix")
+
     def orders(self, shape: tuple[int, int]) -> Orders:
         """Return in which order of rows and of columns a rank has a rectangle; None where it is theirs."""
         return (None, None) if self.cyclic is None else self.cyclic.orders(shape)
