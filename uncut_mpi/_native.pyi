@@ -122,6 +122,7 @@ class KBlocksProblem:
         step: int,
         most_summands: int,
         min_slice_bytes: int,
+        relay_bytes: int,
         buffer_alignment: int,
         column_alignment: int,
         ways: object,

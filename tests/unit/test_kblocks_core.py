@@ -91,6 +91,7 @@ PROBLEM = {
     "step": 1,
     "most_summands": 8,
     "min_slice_bytes": 1,
+    "relay_bytes": 1,
     "buffer_alignment": 256,
     "column_alignment": 64,
     "ways": Ways(),
@@ -163,7 +164,7 @@ def test_the_request_that_others_vary_is_good() -> None:
     ("name", "value"),
     [
         *(("lanes", lanes) for lanes in (0, -1, 3)),
-        *((size, 0) for size in ("min_slice_bytes", "first", "step")),
+        *((size, 0) for size in ("min_slice_bytes", "relay_bytes", "first", "step")),
         ("dtype", len(DType)),
         *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
         *(("most_summands", most) for most in (0, 1, 2)),

@@ -55,8 +55,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
                std::uint8_t dtype, nb::handle buffers, nb::handle pieces, std::int64_t step, int most_summands,
-               std::int64_t min_slice_bytes, std::int64_t buffer_alignment, std::int64_t column_alignment,
-               nb::handle ways) {
+               std::int64_t min_slice_bytes, std::int64_t relay_bytes, std::int64_t buffer_alignment,
+               std::int64_t column_alignment, nb::handle ways) {
                 KProblem made{num_ranks,
                               serial_copies,
                               op_a,
@@ -68,6 +68,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                               step,
                               most_summands,
                               min_slice_bytes,
+                              relay_bytes,
                               buffer_alignment,
                               column_alignment,
                               ways_of(ways, num_ranks)};
@@ -79,8 +80,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 new (self) KProblem(std::move(made));
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtype"_a, "buffers"_a,
-            "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "buffer_alignment"_a, "column_alignment"_a,
-            "ways"_a);
+            "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "relay_bytes"_a, "buffer_alignment"_a,
+            "column_alignment"_a, "ways"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",

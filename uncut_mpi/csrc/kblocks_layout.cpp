@@ -14,9 +14,6 @@ namespace {
 // Sums of two do not fit 64 bits any more, which is room for none.
 constexpr std::int64_t no_room = std::numeric_limits<std::int64_t>::max() / 2;
 
-// What goes over another rank goes in chunks of so many bytes, or of one column.
-constexpr std::int64_t relay_bytes = std::int64_t{8} << 20;
-
 constexpr std::int64_t up_to(std::int64_t size, std::int64_t multiple) {
     return (size + multiple - 1) / multiple * multiple;
 }
@@ -437,16 +434,19 @@ class Maker {
             for (const int relay : way.relay)
                 if (relay >= 0) between.insert(relay);
         if (between.empty()) return;
-        std::int64_t most_k = 0, rows = 1;
+        std::int64_t most_k = 0, rows = 1, cols = 1;
         for (const KStep &step : made_.steps)
             most_k = std::max(most_k, step.last_k - step.first_k);
-        for (const KBlock &block : made_.blocks)
+        for (const KBlock &block : made_.blocks) {
             rows = std::max({rows, block.rows.size(), problem_.transposed(matrix_b) ? block.cols.size() : most_k,
                              problem_.transposed(matrix_a) ? most_k : 0});
+            cols = std::max({cols, block.cols.size(), problem_.transposed(matrix_a) ? block.rows.size() : most_k,
+                             problem_.transposed(matrix_b) ? most_k : 0});
+        }
         for (const bool sums : {false, true}) {
             if (sums && !(problem_.half() && asked_.combines)) continue;
             const std::int64_t itemsize = sums ? problem_.accumulator_itemsize() : problem_.itemsize();
-            const std::int64_t columns = std::max<std::int64_t>(1, relay_bytes / itemsize / rows);
+            const std::int64_t columns = std::clamp<std::int64_t>(problem_.relay_bytes / itemsize / rows, 1, cols);
             made_.relays[sums].resize(static_cast<std::size_t>(problem_.num_ranks));
             for (const int rank : between)
                 made_.relays[sums][static_cast<std::size_t>(rank)] = {

@@ -28,7 +28,7 @@ void check(const KProblem &problem, const KBlocking &how) {
     require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
     require(problem.dtype < element_types.size(), "there is no such element type");
-    require(std::min({problem.min_slice_bytes, how.first, problem.buffer_alignment}) >= 1 &&
+    require(std::min({problem.min_slice_bytes, problem.relay_bytes, how.first, problem.buffer_alignment}) >= 1 &&
                 problem.column_alignment >= std::max(problem.itemsize(), problem.accumulator_itemsize()),
             "slices, blocks and alignments have a size");
     require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");

@@ -35,6 +35,7 @@ struct KProblem {
     std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
     int most_summands = 8;
     std::int64_t min_slice_bytes = 1;
+    std::int64_t relay_bytes = 1;  // what goes over another rank goes in chunks of so many, or of one column
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
     KWays ways;
 

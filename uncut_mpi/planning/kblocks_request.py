@@ -23,6 +23,7 @@ from uncut_mpi.planning.buffers import (
     COLUMN_ALIGNMENT,
     homes,
     parts_on_devices,
+    room_for_panels,
     user_pieces,
     user_table,
 )
@@ -35,8 +36,16 @@ MIN_SLICE_BYTES: Final = 128 * 1024
 """Smallest slice of a fetch shared by several ranks: below it a copy's fixed cost outweighs what it moves."""
 
 
+RELAY_BYTES: Final = 8 << 20
+"""Largest chunk in which a piece goes over another rank."""
+
+MANY_RELAYS: Final = 256
+"""Such a chunk is at most this part of what a rank has for panels: its slots take a thirty-second of that."""
+
+
 def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.KBlocksProblem:
     """Return what all schedules of a problem have in common."""
+    room = min(room_for_panels(machine.num_ranks, problem, placement, machine))
     return _native.KBlocksProblem(
         num_ranks=machine.num_ranks,
         serial_copies=machine.serial_copies,
@@ -49,6 +58,7 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         step=elements_aligned(problem),  # a transposed B is aligned along n
         most_summands=MAX_SUMMANDS,
         min_slice_bytes=MIN_SLICE_BYTES,
+        relay_bytes=min(max(1, room // MANY_RELAYS), RELAY_BYTES),
         buffer_alignment=BUFFER_ALIGNMENT,
         column_alignment=COLUMN_ALIGNMENT,
         ways=ways_of(machine),
