@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import numpy as np
 import pytest
 
 from tests.helpers import faults, oracle
+from tests.helpers.interpret import mismatch, random_data, random_order
 from uncut_mpi.errors import CapacityError, ParamError, PlanError, ScheduleError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -151,6 +153,42 @@ def test_any_budget_from_the_least_on_is_kept() -> None:
             blocks.append(blocks_of_c(made.schedule))
     assert sum(one >= 3 for one in blocks) > 15
     assert all("at least" in text for text in refused), refused
+
+
+def test_copies_over_other_ranks_keep_the_budget_too() -> None:
+    machine, over_others = load_machine("vulcan-8xv100"), 0
+    for seed in range(4):
+        rng = random.Random(seed)
+        sizes = [rng.randint(100, 300) for _ in range(3)]
+        problem = GemmProblem(*sizes, rng.choice((DType.f64, DType.f32)), trans_a=rng.choice("NT"))
+        placement = Placement.parse(rng.choice(("h,h,h", "0,1,h", "3,h,7")))
+        needed = 8 * max(m * n for m, n in itertools.combinations(sizes, 2)) // 2
+        made = plan(problem, placement, 8, machine, ScheduleOptions(scheduler="kblocks", device_memory=needed))
+        assert made.schedule.softbuf_bytes().max() <= needed
+        verify(made.schedule, lower(made.schedule))
+        assert oracle.is_wrong(made.schedule) == "", seed
+        buffers = made.schedule.buffers
+        over_others += int((buffers["matrix"] > Matrix.C).any())
+    assert over_others > 2
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.bf16, DType.c128])
+@pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "h,h,h1", "h,h,rows@host", "h,h,block_cyclic(7,5;2,1)@host"])
+@pytest.mark.parametrize("budget", [768, 5000])
+def test_what_has_no_product_needs_three_slots_alone(place: str, dtype: DType, budget: int) -> None:
+    problem = GemmProblem(61, 37, 0, dtype)
+    placement = Places.parse(place).bound(problem, 2)
+    for scheduler in ("auto", "uncut"):
+        options = ScheduleOptions(scheduler=scheduler, device_memory=budget)
+        made = plan(problem, placement, 2, Machine.uniform(2), options).schedule
+        assert made.softbuf_bytes().max() <= budget
+        verify(made, lower(made))
+        data = random_data(problem, 3)
+        assert mismatch(made, data, random_order(made, 5)) == ""
+    if place == "0,0,0":  # which is scaled in place
+        return
+    with pytest.raises(CapacityError, match=r"at least 768 B .*let it use more \(device_memory\)"):
+        plan(problem, placement, 2, Machine.uniform(2), ScheduleOptions(device_memory=767))
 
 
 def test_what_fits_is_computed_as_ever() -> None:

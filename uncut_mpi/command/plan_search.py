@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.bounds import Bound, bound_of_files
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -71,7 +72,11 @@ def find(
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
         if not any(in_files) and placement == placement.straight(machine.num_ranks):
             about = (problem, placement, machine.num_ranks, machine, options)
-            return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
+            try:
+                return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
+            except CapacityError:  # which needs all of C at once
+                if problem.has_product:
+                    raise
         files = _buffers(problem, placement, in_files)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
         candidates = [_candidate(one, machine, in_files) for one in several]

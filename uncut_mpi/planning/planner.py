@@ -119,14 +119,18 @@ def plan_several(
     straight = placement.straight(num_ranks)
     refusals: list[UncutError] = []
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
+    several: list[Planned] = []
     if problem.copies or (not problem.has_product and placement.in_parts):
-        made_here = without_product.schedule(problem, straight, machine, options)
-        several = [Planned(made_here, simulate(made_here, machine).seconds, options)]
+        several.append(_by_slots(problem, straight, machine, options))
     elif options.scheduler != "auto":
-        made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
-        several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
+        try:
+            made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
+            several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
+        except CapacityError:
+            if problem.has_product:
+                raise
     else:
-        searched_on, several = behind_a_disk(machine) if files else machine, []
+        searched_on = behind_a_disk(machine) if files else machine
         for asked in _searched(problem, num_ranks, options, files):
             if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
                 break
@@ -140,6 +144,8 @@ def plan_several(
             ]
         if files:
             several.sort(key=lambda one: one.predicted_s)
+    if not several and not problem.has_product:
+        several.append(_by_slots(problem, straight, machine, options))
     fit: list[Planned] = []
     for planned in several:
         if files and fit and planned.predicted_s > _HOPELESS * several[0].predicted_s:
@@ -153,6 +159,11 @@ def plan_several(
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
+
+
+def _by_slots(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Planned:
+    made = without_product.schedule(problem, placement, machine, options)
+    return Planned(made, simulate(made, machine).seconds, options)
 
 
 def cut(

@@ -2,7 +2,8 @@
 Matrices in parts without a product: every part of C is scaled by beta where it lies, or is copied from A (C := A).
 
 On a device a part is scaled in place. What is in host memory passes through a few slots of a device, its owner's or, of
-memory that all ranks read, that of each rank in turn. What several hold is scaled once and copied to the others.
+memory that all ranks read, that of each rank in turn. Slots are as large as a rank has room for, up to `SLOT_BYTES`.
+What several hold is scaled once and copied to the others.
 
 A copy takes one step wherever one rank reaches both memories. From the private host memory of one rank to that of
 another it passes through slots on the first one's device.
@@ -19,7 +20,15 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import Buffers, aligned_ld, user_pieces
+from uncut_mpi.planning.buffers import (
+    BUFFER_ALIGNMENT,
+    COLUMN_ALIGNMENT,
+    Buffers,
+    aligned_ld,
+    check_capacity,
+    room_for_panels,
+    user_pieces,
+)
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
@@ -74,7 +83,7 @@ class _Parts:
     """One run of the scheduler."""
 
     def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...]) -> None:
-        self._problem, self._machine, self._devices = problem, machine, devices
+        self._problem, self._placement, self._machine, self._devices = problem, placement, machine, devices
         self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
         self._buffers = Buffers(machine.num_ranks, problem, placement)
         buffers = iter(range(len(user_pieces(problem, placement))))
@@ -85,7 +94,12 @@ class _Parts:
                 buffer = next(buffers)
                 if 0 not in part.shape:  # as a whole matrix may be
                     self._held[matrix].setdefault((part.rows, part.cols), []).append((part, buffer))
-        self._slots: dict[tuple[int, int, int], Iterator[_Slot]] = {}
+        in_host = [part for part, _ in self._all(Matrix.A, Matrix.C) if part.location.space == "host"]
+        shapes = [part.stored_shape for part in in_host]
+        self._rows, self._cols = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
+        room = room_for_panels(machine.num_ranks, problem, placement, machine)
+        self._slot_bytes = [min(SLOT_BYTES, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in room]
+        self._slots: dict[int, Iterator[_Slot]] = {}
         self._turn = itertools.cycle(devices)
 
     def build(self) -> Schedule:
@@ -93,7 +107,8 @@ class _Parts:
             self._copy_all()
         else:
             self._scale_all()
-        self._buffers.check_capacity(self._machine)
+        sizes = self._buffers.arena_bytes[: self._machine.num_ranks]
+        check_capacity(sizes, self._machine.num_ranks, self._problem, self._placement, self._machine, is_least=True)
         return self._build.build(scheduler="parts", grid=(1, len(self._devices)), tile=0, buffers=self._buffers.table())
 
     def _copy_all(self) -> None:
@@ -133,12 +148,10 @@ class _Parts:
     def _copy_by_slots(self, source: Location, here: RegionRef, to: Location, there: RegionRef) -> None:
         """Copy between private host memories: their owners meet at slots on the source's device."""
         build, rank, its_owner = self._build, _rank(source), _rank(to)
-        width = self._slot_width(here.rows, here.cols)
-        for first in range(0, here.cols, width):
-            count = min(width, here.cols - first)
-            slot = self._slot(rank, here.rows, width)
-            inside = RegionRef(slot.buffer, 0, 0, here.rows, count)
-            source_part = RegionRef(here.buffer, here.row, here.col + first, here.rows, count)
+        for row, col, rows, cols in self._pieces(rank, here.rows, here.cols):
+            slot = self._slot(rank)
+            inside = RegionRef(slot.buffer, 0, 0, rows, cols)
+            source_part = RegionRef(here.buffer, here.row + row, here.col + col, rows, cols)
             came = build.task(
                 Kind.COPY,
                 build.copy_lane(rank, build.host, rank),
@@ -146,7 +159,7 @@ class _Parts:
                 [(source_part, Factor.ONE, Op.N)],
                 slot.users,
             )
-            target = RegionRef(there.buffer, there.row, there.col + first, there.rows, count)
+            target = RegionRef(there.buffer, there.row + row, there.col + col, rows, cols)
             lane = build.copy_lane(its_owner, rank, build.host)
             slot.users = [build.task(Kind.COPY, lane, target, [(inside, Factor.ONE, Op.N)], [came])]
 
@@ -168,36 +181,48 @@ class _Parts:
             self._copy_out(rank, other, RegionRef(there, 0, 0, rows, cols), here, done)
 
     def _pass_through(self, part: Part, buffer: int, holders: list[_Held]) -> None:
-        rows, cols = part.stored_shape
-        width = self._slot_width(rows, cols)
-        for first in range(0, cols, width):
-            rank = next(self._turn) if part.location.rank is None else part.location.rank
-            count = min(width, cols - first)
-            slot = self._slot(rank, rows, width)
-            inside = RegionRef(slot.buffer, 0, 0, rows, count)
-            here = RegionRef(buffer, 0, first, rows, count)
+        owner = part.location.rank
+        fewest = min(self._devices if owner is None else (owner,), key=lambda one: self._slot_bytes[one])
+        for row, col, rows, cols in self._pieces(fewest, *part.stored_shape):
+            rank = next(self._turn) if owner is None else owner
+            slot = self._slot(rank)
+            inside = RegionRef(slot.buffer, 0, 0, rows, cols)
+            here = RegionRef(buffer, row, col, rows, cols)
             came = list(slot.users)
             if self._problem.reads_c:
                 lane = self._build.copy_lane(rank, self._build.host, rank)
                 came = [self._build.task(Kind.COPY, lane, inside, [(here, Factor.ONE, Op.N)], slot.users)]
             done = self._combine(rank, inside, inside, came)
             slot.users = [
-                self._copy_out(rank, other, RegionRef(there, 0, first, rows, count), inside, done)
+                self._copy_out(rank, other, RegionRef(there, row, col, rows, cols), inside, done)
                 for other, there in holders
             ]
 
-    def _slot_width(self, rows: int, cols: int) -> int:
-        """Return how many columns a slot has."""
-        dtype = self._problem.dtype
-        return max(1, min(cols, SLOT_BYTES // (aligned_ld(rows, dtype) * dtype.itemsize)))
+    def _pieces(self, rank: int, rows: int, cols: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield first row, first column, rows and columns of what of a region goes through a rank's slots at a time."""
+        height, width = self._slot_shape(rank)
+        for row, col in itertools.product(range(0, rows, height), range(0, cols, width)):
+            yield row, col, min(height, rows - row), min(width, cols - col)
 
-    def _slot(self, rank: int, rows: int, width: int) -> _Slot:
-        """Return the slot of a rank, for parts of so many rows, that was not used for longest."""
-        if (rank, rows, width) not in self._slots:
-            shape, dtype = (rows, width), self._problem.dtype
+    def _slot_shape(self, rank: int) -> tuple[int, int]:
+        """Return rows and columns of a rank's slots: whole columns, or a part of one."""
+        dtype = self._problem.dtype
+        whole = aligned_ld(self._rows, dtype) * dtype.itemsize
+        if whole <= self._slot_bytes[rank]:
+            return self._rows, min(self._cols, self._slot_bytes[rank] // whole)
+        shortest = COLUMN_ALIGNMENT // dtype.itemsize
+        return max(shortest, self._slot_bytes[rank] // COLUMN_ALIGNMENT * shortest), 1
+
+    def _slot(self, rank: int) -> _Slot:
+        """Return the slot of a rank that was not used for longest."""
+        if rank not in self._slots:
+            shape, dtype = self._slot_shape(rank), self._problem.dtype
             slots = [_Slot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
-            self._slots[rank, rows, width] = itertools.cycle(slots)
-        return next(self._slots[rank, rows, width])
+            self._slots[rank] = itertools.cycle(slots)
+        return next(self._slots[rank])
+
+    def _all(self, *matrices: Matrix) -> Iterator[_Held]:
+        return itertools.chain.from_iterable(one for of in matrices for one in self._held[of].values())
 
     def _combine(self, rank: int, target: RegionRef, source: RegionRef, awaits: list[int]) -> int:
         terms = [(source, Factor.BETA, Op.N)] if self._problem.reads_c else []
