@@ -146,8 +146,8 @@ def test_where_chunks_that_lie_alike_are_too_few_the_other_extent_is_cut(shape, 
 
 
 def test_a_few_bytes_of_host_memory_are_too_few_in_words(capsys):
-    assert main(["-m", "3000", "--place", "f,f,f", "--host-memory", "8"]) == 2
-    assert "of host memory for copies of matrices in files" in " ".join(capsys.readouterr().err.split())
+    assert main(["-m", "1000", "--place", "f,f,f", "--host-memory", "8"]) == 2
+    assert "copies of matrices in files" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("place", ["f,h,h", "h,h,f", "f,0,h", "f,f,f"])
@@ -177,3 +177,11 @@ def test_buffers_keep_their_numbers_of_those_that_are_in_a_chunk():
     assert buffers_of(problem, placement, 0, (0, 100), range(7)) == (0, 1, 2)
     assert buffers_of(problem, placement, 0, (100, 300), (1, 3, 5, 6)) == (1, 3, 5, 6)
     assert buffers_of(problem, placement, 1, (100, 300), (2, 3)) == (2, 3)
+
+
+def test_little_host_memory_asks_for_smaller_blocks_until_there_are_too_many(capsys):
+    words = ["-m", "300", "-n", "200", "-k", "100", "--ranks", "2", "--place", "f,f,f"]
+    assert main([*words, "--host-memory", "6kB"]) == 0
+    assert "of 6.000 kB allowed" in capsys.readouterr().out
+    assert main(["-m", "2000", "--ranks", "2", "--place", "f,f,f", "--host-memory", "3kB"]) == 2
+    assert "500000 are the most" in " ".join(capsys.readouterr().err.split())

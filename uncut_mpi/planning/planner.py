@@ -30,6 +30,9 @@ from uncut_mpi.planning.variety import varied
 _HOPELESS: Final = 1.5
 """What a search for files finds to take so many times as long as another one's is tried no further."""
 
+_LITTLE_ROOM: Final = 1 << 16
+"""Where rings have room for less, blocks small enough for them are looked for step by step (bytes)."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Planned:
@@ -155,7 +158,18 @@ def plan_several(
         except CapacityError as error:  # another one may need less
             refusals.append(error)
     if not fit:
-        raise refusals[0]
+        used = min((int(one.schedule.softbuf_bytes().max()) for one in several), default=0)
+        smaller = min(used // 4, max(8 * options.host_memory, _LITTLE_ROOM))
+        if not (files and options.host_memory and smaller):
+            raise refusals[0]
+        # With less room on devices blocks are smaller, and so are the regions that rings of host memory have to hold.
+        less = changed(options, device_memory=smaller)
+        try:
+            instead = plan_several(problem, placement, num_ranks, machine, less, private, files)
+        except CapacityError as error:  # the last one that devices had room for needed least
+            raise (error if "(host_memory)" in str(error) else refusals[0]) from None
+        as_asked = {"device_memory": options.device_memory}
+        return [dataclasses.replace(one, options=changed(one.options, **as_asked)) for one in instead]
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]

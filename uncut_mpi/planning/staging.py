@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -65,6 +66,10 @@ What goes through a ring is copied in pieces of so many bytes at most, so that t
 
 They are longer where it has room for `MANY_PIECES` all the same: so a schedule has fewer tasks.
 """
+
+
+MOST_PIECES: Final = 500_000
+"""With so many copies a schedule takes half a minute to make; more are a mistake in the amount of memory."""
 
 
 def usual_room(free_bytes: int) -> int:
@@ -318,6 +323,11 @@ def _in_pieces(schedule: Schedule, pieces: Mapping[int, int]) -> Schedule:
     counts = np.ones(len(tasks), np.int64)
     counts[copies] = np.where(plain, -(-columns // np.maximum(1, width)), 1)
     counts = np.maximum(1, counts)
+    if counts.sum() > MOST_PIECES:
+        raise CapacityError(
+            f"{counts.sum()} copies of matrices in files, or in memory that no device reaches, would go through the "
+            f"host memory that ranks may use for them, and {MOST_PIECES} are the most: let them use more (host_memory)"
+        )
     if counts.max(initial=1) == 1:
         return schedule
     last = np.cumsum(counts) - 1

@@ -213,9 +213,9 @@ def shared_room(whole: Mapping[int, int], least: Mapping[int, int], room: int, o
     needed = sum(least.values())
     if needed > room:
         raise CapacityError(
-            f"rank {owner} needs at least {bytes_text(needed)} of host memory for copies of matrices in files, or in "
-            f"memory that no device reaches, and may use {bytes_text(room)} (host_memory): let it use more, or ask for "
-            "smaller blocks (blocking.block, blocking.c_rows, blocking.c_cols)"
+            f"rank {owner} may use {bytes_text(room)} of host memory for copies of matrices in files, or in memory "
+            f"that no device reaches, and the smallest of them take {bytes_text(needed)}: let it use some times as "
+            "much (host_memory), or ask for smaller blocks (blocking.block, blocking.c_rows, blocking.c_cols)"
         )
     more = {at: max(0, whole[at] - least[at]) for at in whole}
     left = min(room - needed, sum(more.values()))
