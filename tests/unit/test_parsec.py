@@ -10,7 +10,7 @@ import pathlib
 import pytest
 
 from tests.helpers import oracle
-from uncut_mpi.errors import CapacityError
+from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
@@ -154,6 +154,20 @@ def test_too_little_memory_is_said() -> None:
         plan(problem, HOST, 1, Machine.uniform(1), ScheduleOptions("parsec", tile=16, device_memory=1000))
     with pytest.raises(CapacityError, match="take smaller tiles"):
         plan(problem, HOST, 1, Machine.uniform(1), ScheduleOptions("parsec", tile=16, device_memory=16 * 16 * 8 * 2))
+
+
+def test_odd_numbers_are_refused_in_words_and_endless_memory_is_none() -> None:
+    assert ParsecModel(10, 12, 14).choose() == Blocks(10, 12, 14, 1)
+    for call in (
+        lambda: Blocks(0, 1, 1, 1),
+        lambda: ParsecModel(4, 4, 4, memory=20).choose(-1),
+        lambda: largest_on_node(-1),
+        lambda: largest_on_node(math.nan),
+        lambda: largest_stationary(math.inf, 1),
+        lambda: largest_stationary(100.0, 0),
+    ):
+        with pytest.raises(ParamError):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,21 @@ class Blocks:
         Depth of a chunk (tiles).
     lookahead : int
         ℓ, chunks whose data come while one is computed.
+
+    Raises
+    ------
+    ParamError
+        If a size is below 1, or the lookahead below 0.
     """
 
     b: int
     c: int
     d: int
     lookahead: int
+
+    def __post_init__(self) -> None:
+        if min(self.b, self.c, self.d) < 1 or self.lookahead < 0:
+            raise ParamError(f"{self}: sizes are at least 1, and the lookahead is at least 0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -162,9 +171,13 @@ class ParsecModel:
 
         Raises
         ------
+        ParamError
+            If that is below 0.
         CapacityError
             If a device has no room for one tile of C and a chunk of one.
         """
+        if lookahead is not None and lookahead < 0:
+            raise ParamError(f"lookahead = {lookahead}: it is at least 0")
         rows, cols = math.ceil(self.m / self.p), math.ceil(self.n / self.q)
         room = C_PART * self.memory / self.c_weight * self.devices  # for C, of all devices
         edge = 0 if rows * cols <= room or self._fits_whole() else math.isqrt(int(room))
@@ -175,7 +188,7 @@ class ParsecModel:
                 b, c = math.ceil(rows / math.ceil(rows / b)), math.ceil(cols / math.ceil(cols / c))
             ahead = (1 if (b, c) == (rows, cols) else 2) if lookahead is None else lookahead
             left = self.memory - b * c / self.devices * self.c_weight
-            d = min(self.k, int(left / ((ahead + 1) * (b + c / self.devices))))
+            d = int(min(self.k, left / ((ahead + 1) * (b + c / self.devices))))
             if d >= 1:
                 return Blocks(b, c, math.ceil(self.k / math.ceil(self.k / d)), ahead)
             edge = (edge or max(rows, cols)) - 1  # of so few tiles a quarter is no room for chunks
@@ -194,8 +207,13 @@ def largest_on_node(node_words: float) -> int:
     ----------
     node_words : float
         Elements that its memory holds.
+
+    Raises
+    ------
+    ParamError
+        If that is negative or not finite.
     """
-    return math.isqrt(int(node_words / 3))
+    return math.isqrt(int(_words(node_words) / 3))
 
 
 def largest_stationary(device_words: float, devices: int, p: int = 1) -> int:
@@ -210,8 +228,21 @@ def largest_stationary(device_words: float, devices: int, p: int = 1) -> int:
         Those of a node.
     p : int, optional
         Rows and columns of nodes.
+
+    Raises
+    ------
+    ParamError
+        If memory is negative or not finite, or there are no devices or nodes.
     """
-    return p * math.isqrt(int(C_PART * device_words * devices))
+    if min(devices, p) < 1:
+        raise ParamError(f"{devices} devices of each of {p}x{p} nodes: there is at least one")
+    return p * math.isqrt(int(C_PART * _words(device_words) * devices))
+
+
+def _words(count: float) -> float:
+    if not 0 <= count < math.inf:
+        raise ParamError(f"memory of {count} elements: it is finite and not negative")
+    return count
 
 
 def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
