@@ -192,6 +192,8 @@ def test_more_host_memory_than_there_is_and_less_than_is_needed_are_refused_by_n
             expect(comm, um.CapacityError, words, functools.partial(session.gemm, a, b, c, options=options))
         session.gemm(a, b, c)
         collective_assert(comm, bool((c.array == 90).all()), "the session goes on")
+        too_much = functools.partial(session.gemm, c, c, options=um.ScheduleOptions(host_memory=1 << 60))
+        expect(comm, um.CapacityError, ["was asked for", "each of"], too_much)  # though nothing is copied
     for value in (0, -1):
         expect(comm, um.ParamError, ["host_memory", "below 1"], lambda v=value: open_session(comm, host_memory=v))
 

@@ -109,10 +109,11 @@ class PlanMaker:
         """Return what plans with the same options may use. Collective."""
         options = keys[0].options
         copied = any(key.private for key in keys)
-        return Room(
-            self._budget.agree(options.device_memory, held),
-            self._budget.agree_host(options.host_memory) if copied else options.host_memory,
-        )
+        of_devices, of_host = self._budget.agree(options.device_memory, held), options.host_memory
+        if copied or of_host or self._budget.host_memory:  # an amount that there is not is refused, needed or not
+            most = self._budget.agree_host(of_host)
+            of_host = most if copied else of_host
+        return Room(of_devices, of_host)
 
     def _fastest_on_root(self, keys: Sequence[PlanKey], room: Room) -> int:
         times: dict[PlanKey, float] = {}
