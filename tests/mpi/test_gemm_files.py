@@ -296,7 +296,12 @@ def test_files_are_multiplied_where_they_are_through_little_memory(comm, job, la
     status, out, err = job([*files, *words, "--host-memory", "100kB"])
     wanted = (a.T if "--trans-a" in words else a) @ b + (0.5 * c if "-c" in words else 0)
     good = status == 0 and np.allclose(np.load(out_path), wanted, rtol=0, atol=1e-12)
-    good = good and "stay on the disk and go through" in out and ("PASS" in out) == ("--no-check" not in words)
+    good = (
+        good
+        and "stay on the disk and go through host memory" in out
+        and "of host memory for copies, of" in out
+        and ("PASS" in out) == ("--no-check" not in words)
+    )
     collective_assert(comm, good, f"{status}: {out}{err}")
     facts = json.loads(facts_path.read_text())
     collective_assert(

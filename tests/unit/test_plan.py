@@ -175,6 +175,8 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     assert facts["digest"] == best.digest()
     a_on_rank_0 = np.array([3000 * 2000 * 8, 0, 0, 0])
     assert facts["memory_bytes"] == (best.softbuf_bytes() + a_on_rank_0).tolist()
+    assert facts["device_memory"] == machine.memory_bytes.tolist()
+    assert (facts["host_bytes"], facts["host_memory"]) == ([0, 0, 0, 0], 0)
     table = np.array(facts["transferred_bytes"])
     assert table.shape == (5, 5)
     assert table[4].sum() == facts["bytes"]["host_to_device"] >= facts["least_bytes"]["host_to_device"] > 0

@@ -106,7 +106,7 @@ def test_the_text_says_what_was_run_on_what_and_how_it_went():
         "problem     C := 1.5 Aᵀ B + 0.25 C, m×n×k = 1000×2000×3000, f64, A, B, C at h,0,2",
         "plan        uncut, grid 3x1, tile 512, 77 tasks, 48.00 MB host to device, 1.500 kB device to device, "
         "12 B within a memory moved, planned in 12.30 ms, digest 0123456789abcdef",
-        "memory      4.000 GB of each device at most, of 5.000 GB allowed",
+        "memory      3.000 GB | 4.000 GB of each device, of 5.000 GB allowed",
         "first call  1.500 s",
         "calls       median 1.000 ms, min 900.0 µs, max 2.500 ms of 5 (slowest rank)",
         "rate        12 TFLOP/s (2mnk / median)",
@@ -172,11 +172,24 @@ def test_a_product_of_nothing_is_reported():
     assert "rate        0 TFLOP/s" in text(empty)
 
 
+def test_memory_is_said_by_rank_and_of_many_as_a_range():
+    of_files = dataclasses.replace(FACTS, host_bytes=[2000, 2000], host_memory=3000)
+    assert "memory      2.000 kB of host memory for copies, of 3.000 kB allowed" in text(of_files)
+    assert json.loads(to_json(of_files))["memory"] == {
+        "softbuf_bytes": [3 * 10**9, 4 * 10**9],
+        "device_memory": 5 * 10**9,
+        "host_bytes": [2000, 2000],
+        "host_memory": 3000,
+    }
+    many = dataclasses.replace(FACTS, softbuf_bytes=[*range(1000, 10_000, 1000)])
+    assert "memory      1.000 kB to 9.000 kB of each device, of 5.000 GB allowed" in text(many)
+
+
 def test_one_product_says_what_it_took_and_claims_no_measurement():
     once = dataclasses.replace(FACTS, samples_s=(), first_call_s=1.5, planned_s=0.3, call_s=1.25)
     lines = [line for line in text(once).splitlines() if not line.startswith("#")]
     assert lines[2:] == [
-        "memory      4.000 GB of each device at most, of 5.000 GB allowed",
+        "memory      3.000 GB | 4.000 GB of each device, of 5.000 GB allowed",
         "took        1.500 s: planned and reserved in 300.0 ms, multiplied in 1.250 s (slowest rank; one call, "
         "--repeat N measures)",
         *text(FACTS).splitlines()[-3:],

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uncut_mpi.api.plans import PlanSummary
+from uncut_mpi.model.locations import Space
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe
@@ -61,6 +62,7 @@ def decode(data: bytes) -> list[tuple[PlanSummary, Schedule]] | Chunks:
 def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
     schedule = planned.schedule
     names = "BAC" if schedule.problem.swapped else "ABC"
+    in_host = schedule.softbuf_bytes(Space.HOST).tolist()
     return PlanSummary(
         scheduler=f"auto ({schedule.scheduler})" if asked.scheduler == "auto" else schedule.scheduler,
         grid=schedule.callers_grid,
@@ -76,4 +78,6 @@ def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int
         staged="".join(sorted(names[matrix] for matrix in planned.staged)),
         tried=tried,
         device_memory=planned.options.device_memory,
+        host_bytes=in_host,
+        host_memory=planned.options.host_memory if any(in_host) else 0,
     )

@@ -65,6 +65,10 @@ class PlanSummary:
         Schedules of which this one is the fastest, or while they are tried how many there are; 1 without a trial.
     device_memory : int
         The budget: what each rank may use of its device's memory beside the matrices there (bytes).
+    host_bytes : list of int
+        Host memory each rank needs for copies of matrices that no device reaches, as those in files.
+    host_memory : int
+        What each rank may use of it (bytes); 0 where nothing is copied so.
     chunks : int
         In how many blocks of C, one after another, a product is done whose schedule would be too large; mostly 1. All
         figures are of all of them. Where more than 16 of them lie differently, the others are taken to be as the first.
@@ -85,6 +89,8 @@ class PlanSummary:
     staged: str = ""
     tried: int = 1
     device_memory: int = 0
+    host_bytes: list[int] = dataclasses.field(default_factory=list)
+    host_memory: int = 0
     chunks: int = 1
 
 

@@ -52,7 +52,6 @@ from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
-from uncut_mpi.units import bytes_text
 from uncut_mpi.view.explain import Explanation, explain
 from uncut_mpi.view.render import check_drawable
 
@@ -274,9 +273,7 @@ def _staged(product: Product, plan: GemmPlan) -> list[str]:
     """Return which matrices go through memory of ours, and why."""
     summary = plan.summary
     if product.streamed is not None:
-        most = int(plan.schedule.arena_bytes()[plan.schedule.num_ranks :].max())
-        paths = ", ".join(product.streamed.paths)
-        return [f"{paths} stay on the disk and go through {bytes_text(most)} of host memory of each rank at most"]
+        return [f"{', '.join(product.streamed.paths)} stay on the disk and go through host memory"]
     obstacles = {"A": product.a.info.obstacle, "B": product.b.info.obstacle, "C": product.c.info.obstacle}
     why = {
         name: f"which its owner alone can use: {obstacle}" if obstacle else "of which parts are stored in another order"
@@ -386,6 +383,8 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         digest=summary.digest,
         softbuf_bytes=summary.softbuf_bytes,
         device_memory=summary.device_memory,
+        host_bytes=summary.host_bytes,
+        host_memory=summary.host_memory,
         chunks=summary.chunks,
         grid=summary.grid,
         splits=summary.splits,

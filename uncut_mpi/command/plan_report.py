@@ -14,6 +14,7 @@ from uncut_mpi.command.report import explained
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import OP_MARKS, GemmProblem
 from uncut_mpi.planning.buffers import user_bytes
@@ -181,6 +182,9 @@ def to_json(facts: PlanFacts) -> str:
         "transfers": facts.simulation.transfers().tolist(),
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),
+        "device_memory": facts.machine.memory_bytes.tolist(),
+        "host_bytes": facts.result.best.schedule.softbuf_bytes(Space.HOST).tolist(),
+        "host_memory": facts.result.best.options.host_memory,
         "tasks_simulated": facts.result.tasks_simulated,
         "search_s": facts.search_s,
         "candidates": [_candidate(one) for one in facts.result.candidates],

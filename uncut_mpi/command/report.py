@@ -20,6 +20,9 @@ from uncut_mpi.view.explain import Explanation
 
 _LABEL_WIDTH: Final = 11
 
+_FEW_RANKS: Final = 8
+"""The memory of each of so many is said."""
+
 _LINK_NAMES: Final = {
     "host_to_device": "host to device",
     "device_to_host": "device to host",
@@ -175,6 +178,10 @@ class Facts:
         What each rank's part takes of its device's memory, beside the matrices there.
     device_memory : int
         What it may take (bytes).
+    host_bytes : sequence of int
+        What each rank's part takes of host memory, for copies of matrices that no device reaches.
+    host_memory : int
+        What it may take of that (bytes); 0 where nothing is copied so.
     chunks : int
         In how many blocks of C, one after another, the product was done; mostly 1.
     """
@@ -209,6 +216,8 @@ class Facts:
     warning: str = ""
     softbuf_bytes: Sequence[int] = ()
     device_memory: int = 0
+    host_bytes: Sequence[int] = ()
+    host_memory: int = 0
     chunks: int = 1
 
     @property
@@ -263,8 +272,21 @@ def text(facts: Facts) -> str:
 def _memory(facts: Facts) -> list[str]:
     if not facts.softbuf_bytes or not facts.device_memory:
         return []
-    most = max(facts.softbuf_bytes)
-    return [_line("memory", f"{bytes_text(most)} of each device at most, of {bytes_text(facts.device_memory)} allowed")]
+    kinds = [("each device", facts.softbuf_bytes, facts.device_memory)]
+    if any(facts.host_bytes):
+        kinds.append(("host memory for copies", facts.host_bytes, facts.host_memory))
+    return [
+        _line("memory", f"{_by_rank(taken)} of {what}, of {bytes_text(allowed)} allowed")
+        for what, taken, allowed in kinds
+    ]
+
+
+def _by_rank(sizes: Sequence[int]) -> str:
+    """Return sizes in the order of ranks; of many ranks the range."""
+    texts = [bytes_text(size) for size in sizes]
+    if len(set(texts)) == 1:
+        return texts[0]
+    return " | ".join(texts) if len(texts) <= _FEW_RANKS else f"{bytes_text(min(sizes))} to {bytes_text(max(sizes))}"
 
 
 def ablation_text(steps: Sequence[tuple[str, Facts]]) -> str:
@@ -471,7 +493,12 @@ def _json_value(facts: Facts) -> dict[str, Any]:
     value["relative"] = None if facts.passed is None else facts.relative
     value["samples_s"] = list(facts.samples_s)
     value["digest"] = facts.digest
-    value["memory"] = {"softbuf_bytes": list(facts.softbuf_bytes), "device_memory": facts.device_memory}
+    value["memory"] = {
+        "softbuf_bytes": list(facts.softbuf_bytes),
+        "device_memory": facts.device_memory,
+        "host_bytes": list(facts.host_bytes),
+        "host_memory": facts.host_memory,
+    }
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
     value["chunks"] = facts.chunks
     value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None
