@@ -122,7 +122,9 @@ def check_capacity(
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
             elsewhere = "place the matrices on other devices or in host memory, " if there else ""
-            least, mend = ("at least ", "let it use more (device_memory), ") if is_least and needed else ("", "")
+            least, mend = "", ""
+            if is_least and needed:
+                least, mend = "at least ", f"let ranks use {max(softbuf_bytes)} bytes (device_memory), "
             raise CapacityError(
                 f"rank {rank} needs {least}{bytes_text(there + needed)} of device memory ({whose}), and "
                 f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}use more "
