@@ -173,6 +173,31 @@ def test_copies_over_other_ranks_keep_the_budget_too() -> None:
     assert over_others > 2
 
 
+@pytest.mark.parametrize(
+    ("problem", "place", "copied"),
+    [
+        (GemmProblem(80, 75, 70, DType.f64), "h,rows@C,h", 70 * 75 * 8),
+        (
+            GemmProblem(45, 50, 55, DType.c128, trans_a="T", trans_b="C"),
+            "h,block_cyclic(7,9;2,1)@C,h",
+            55 * 50 * 16,
+        ),
+    ],
+)
+def test_copies_that_transpose_on_devices_have_their_room_beside_small_blocks(
+    problem: GemmProblem, place: str, copied: int
+) -> None:
+    placement, machine = Places.parse(place).bound(problem, 2), Machine.uniform(2)
+    budget = copied // 2 + 20_000  # the copies of each rank's half, and not much
+    made = plan(problem, placement, 2, machine, ScheduleOptions(device_memory=budget)).schedule
+    assert made.softbuf_bytes().max() <= budget
+    verify(made, lower(made))
+    data = random_data(problem, 3)
+    assert mismatch(made, data, random_order(made, 5)) == ""
+    with pytest.raises(CapacityError, match=r"rank \d needs .* too few"):
+        plan(problem, placement, 2, machine, ScheduleOptions(device_memory=copied // 2 - 1000))
+
+
 @pytest.mark.parametrize("dtype", [DType.f64, DType.bf16, DType.c128])
 @pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "h,h,h1", "h,h,rows@host", "h,h,block_cyclic(7,5;2,1)@host"])
 @pytest.mark.parametrize("budget", [768, 5000])

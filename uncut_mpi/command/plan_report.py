@@ -411,8 +411,8 @@ def _against(text: str, nbytes: int, least_bytes: int) -> str:
 
 
 def _memory(facts: PlanFacts) -> list[str]:
-    schedule, allowed = facts.result.best.schedule, facts.result.best.options.host_memory
-    most = int(schedule.arena_bytes()[schedule.num_ranks :].max())
+    allowed = facts.result.best.options.host_memory
+    most = int(facts.result.best.schedule.softbuf_bytes(Space.HOST).max())
     of = f" of {bytes_text(allowed)} allowed" if allowed else ""
     host = [f"host memory for copies of matrices: {bytes_text(most)}{of} on each rank at most"] if most else []
     return host + [

@@ -31,7 +31,7 @@ _HOPELESS: Final = 1.5
 """What a search for files finds to take so many times as long as another one's is tried no further."""
 
 _LITTLE_ROOM: Final = 1 << 16
-"""Where rings have room for less, blocks small enough for them are looked for step by step (bytes)."""
+"""Blocks small enough for rings with less room are looked for step by step (bytes)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,59 +120,83 @@ def plan_several(
     options.check()
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
     straight = placement.straight(num_ranks)
-    refusals: list[UncutError] = []
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    several: list[Planned] = []
-    if problem.copies or (not problem.has_product and placement.in_parts):
-        several.append(_by_slots(problem, straight, machine, options))
-    elif options.scheduler != "auto":
+    asked, refusals = options, list[CapacityError]()
+    while True:
         try:
-            made = make_schedule(problem, straight, num_ranks, machine, options.oriented(problem))
-            several = [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
-        except CapacityError:
-            if problem.has_product:
-                raise
-    else:
-        searched_on = behind_a_disk(machine) if files else machine
-        for asked in _searched(problem, num_ranks, options, files):
-            if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
+            several = _unstaged(problem, straight, num_ranks, machine, asked, files)
+        except (CapacityError, PlanError):
+            if refusals:  # of the smallest blocks that there are
+                raise refusals[-1] from None
+            raise
+        fit: list[Planned] = []
+        for planned in several:
+            if files and fit and planned.predicted_s > _HOPELESS * several[0].predicted_s:
                 break
             try:
-                found = search(problem, straight, num_ranks, searched_on, asked).candidates
-            except (CapacityError, PlanError) as error:  # another way to begin may need less
+                fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
+            except CapacityError as error:  # another one may need less
                 refusals.append(error)
-                continue
-            several += [
-                Planned(one.schedule, one.predicted_s, one.options) for one in varied(found, max(1, options.tune))
-            ]
-        if files:
-            several.sort(key=lambda one: one.predicted_s)
-    if not several and not problem.has_product:
-        several.append(_by_slots(problem, straight, machine, options))
-    fit: list[Planned] = []
-    for planned in several:
-        if files and fit and planned.predicted_s > _HOPELESS * several[0].predicted_s:
+        if fit:
             break
-        try:
-            fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
-        except CapacityError as error:  # another one may need less
-            refusals.append(error)
-    if not fit:
-        used = min((int(one.schedule.softbuf_bytes().max()) for one in several), default=0)
-        smaller = min(used // 4, max(8 * options.host_memory, _LITTLE_ROOM))
-        if not (files and options.host_memory and smaller):
-            raise refusals[0]
-        # With less room on devices blocks are smaller, and so are the regions that rings of host memory have to hold.
-        less = changed(options, device_memory=smaller)
-        try:
-            instead = plan_several(problem, placement, num_ranks, machine, less, private, files)
-        except CapacityError as error:  # the last one that devices had room for needed least
-            raise (error if "(host_memory)" in str(error) else refusals[0]) from None
-        as_asked = {"device_memory": options.device_memory}
-        return [dataclasses.replace(one, options=changed(one.options, **as_asked)) for one in instead]
+        # With less room on devices blocks are smaller, and so is what is copied beside them. Half as much may do. If it
+        # does not, an error is not to take long.
+        room = min(int(one.schedule.softbuf_bytes().max()) for one in several) // (2 if asked is options else 8)
+        if options.host_memory:
+            room = min(room, max(8 * options.host_memory, _LITTLE_ROOM))
+        if not room:
+            raise refusals[-1]
+        asked = changed(options, device_memory=room)
+    if asked is not options:
+        fit = [
+            dataclasses.replace(one, options=changed(one.options, device_memory=options.device_memory)) for one in fit
+        ]
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
+
+
+def _unstaged(
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    files: Collection[int],
+) -> list[Planned]:
+    """
+    Return schedules to try as if all could use all matrices as they are, the best first.
+
+    Parameters and errors are those of `plan_several`; parts are straight.
+    """
+    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
+    if problem.copies or (not problem.has_product and placement.in_parts):
+        return [_by_slots(problem, placement, machine, options)]
+    if options.scheduler != "auto":
+        try:
+            made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
+        except CapacityError:
+            if problem.has_product:
+                raise
+            return [_by_slots(problem, placement, machine, options)]
+        return [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
+    searched_on, several, refusals = behind_a_disk(machine) if files else machine, list[Planned](), list[UncutError]()
+    for asked in _searched(problem, num_ranks, options, files):
+        if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
+            break
+        try:
+            found = search(problem, placement, num_ranks, searched_on, asked).candidates
+        except (CapacityError, PlanError) as error:  # another way to begin may need less
+            refusals.append(error)
+            continue
+        several += [Planned(one.schedule, one.predicted_s, one.options) for one in varied(found, max(1, options.tune))]
+    if files:
+        several.sort(key=lambda one: one.predicted_s)
+    if several:
+        return several
+    if not problem.has_product and isinstance(refusals[0], CapacityError):
+        return [_by_slots(problem, placement, machine, options)]
+    raise refusals[0]
 
 
 def _by_slots(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Planned:

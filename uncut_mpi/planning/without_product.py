@@ -1,5 +1,7 @@
 """
-Matrices in parts without a product: every part of C is scaled by beta where it lies, or is copied from A (C := A).
+Matrices without a product: every part of C is scaled by beta where it lies, or is copied from A (C := A).
+
+It is for matrices in parts, and for others where `uncut` has no room for all of C at once.
 
 On a device a part is scaled in place. What is in host memory passes through a few slots of a device, its owner's or, of
 memory that all ranks read, that of each rank in turn. Slots are as large as a rank has room for, up to `SLOT_BYTES`.
