@@ -69,27 +69,39 @@ static_assert(own::type_r_32f == CUDA_R_32F && own::type_r_16f == CUDA_R_16F && 
 static_assert(own::type_c_32f == CUDA_C_32F && own::type_c_64f == CUDA_C_64F);
 #endif
 
-#define SAME_PLACE(ours, theirs)                                                                                       \
-    static_assert(offsetof(own::Memcpy2D, ours) == offsetof(CUDA_MEMCPY2D, theirs), #theirs);                          \
-    static_assert(sizeof(own::Memcpy2D::ours) == sizeof(CUDA_MEMCPY2D::theirs), #theirs)
+#define SAME_PLACE(our_type, ours, their_type, theirs)                                                                 \
+    static_assert(offsetof(own::our_type, ours) == offsetof(their_type, theirs), #theirs);                             \
+    static_assert(sizeof(own::our_type::ours) == sizeof(their_type::theirs), #theirs)
+#define SAME_IN_BOTH(ours, theirs)                                                                                     \
+    SAME_PLACE(Memcpy2D, ours, CUDA_MEMCPY2D, theirs);                                                                 \
+    SAME_PLACE(Memcpy3D, ours, CUDA_MEMCPY3D, theirs)
 static_assert(sizeof(own::Uuid) == sizeof(CUuuid) && sizeof(own::Uuid::bytes) == sizeof(CUuuid::bytes));
-static_assert(sizeof(own::Memcpy2D) == sizeof(CUDA_MEMCPY2D));
-SAME_PLACE(src_x_bytes, srcXInBytes);
-SAME_PLACE(src_y, srcY);
-SAME_PLACE(src_memory_type, srcMemoryType);
-SAME_PLACE(src_host, srcHost);
-SAME_PLACE(src_device, srcDevice);
-SAME_PLACE(src_array, srcArray);
-SAME_PLACE(src_pitch, srcPitch);
-SAME_PLACE(dst_x_bytes, dstXInBytes);
-SAME_PLACE(dst_y, dstY);
-SAME_PLACE(dst_memory_type, dstMemoryType);
-SAME_PLACE(dst_host, dstHost);
-SAME_PLACE(dst_device, dstDevice);
-SAME_PLACE(dst_array, dstArray);
-SAME_PLACE(dst_pitch, dstPitch);
-SAME_PLACE(width_bytes, WidthInBytes);
-SAME_PLACE(height, Height);
+static_assert(sizeof(own::Memcpy2D) == sizeof(CUDA_MEMCPY2D) && sizeof(own::Memcpy3D) == sizeof(CUDA_MEMCPY3D));
+SAME_IN_BOTH(src_x_bytes, srcXInBytes);
+SAME_IN_BOTH(src_y, srcY);
+SAME_IN_BOTH(src_memory_type, srcMemoryType);
+SAME_IN_BOTH(src_host, srcHost);
+SAME_IN_BOTH(src_device, srcDevice);
+SAME_IN_BOTH(src_array, srcArray);
+SAME_IN_BOTH(src_pitch, srcPitch);
+SAME_IN_BOTH(dst_x_bytes, dstXInBytes);
+SAME_IN_BOTH(dst_y, dstY);
+SAME_IN_BOTH(dst_memory_type, dstMemoryType);
+SAME_IN_BOTH(dst_host, dstHost);
+SAME_IN_BOTH(dst_device, dstDevice);
+SAME_IN_BOTH(dst_array, dstArray);
+SAME_IN_BOTH(dst_pitch, dstPitch);
+SAME_IN_BOTH(width_bytes, WidthInBytes);
+SAME_IN_BOTH(height, Height);
+SAME_PLACE(Memcpy3D, src_z, CUDA_MEMCPY3D, srcZ);
+SAME_PLACE(Memcpy3D, src_level, CUDA_MEMCPY3D, srcLOD);
+SAME_PLACE(Memcpy3D, reserved, CUDA_MEMCPY3D, reserved0);
+SAME_PLACE(Memcpy3D, src_height, CUDA_MEMCPY3D, srcHeight);
+SAME_PLACE(Memcpy3D, dst_z, CUDA_MEMCPY3D, dstZ);
+SAME_PLACE(Memcpy3D, dst_level, CUDA_MEMCPY3D, dstLOD);
+SAME_PLACE(Memcpy3D, reserved_too, CUDA_MEMCPY3D, reserved1);
+SAME_PLACE(Memcpy3D, dst_height, CUDA_MEMCPY3D, dstHeight);
+SAME_PLACE(Memcpy3D, depth, CUDA_MEMCPY3D, Depth);
 
 using OurValue = own::MemOp::Value;
 using Wait = decltype(CUstreamBatchMemOpParams::waitValue);
@@ -111,6 +123,7 @@ static_assert(own::host_alloc_portable == CU_MEMHOSTALLOC_PORTABLE);
 static_assert(own::host_alloc_device_map == CU_MEMHOSTALLOC_DEVICEMAP);
 static_assert(own::memory_type_host == CU_MEMORYTYPE_HOST && own::memory_type_device == CU_MEMORYTYPE_DEVICE);
 static_assert(own::attribute_max_pitch == CU_DEVICE_ATTRIBUTE_MAX_PITCH);
+static_assert(own::attribute_range_start == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR);
 static_assert(own::attribute_multiprocessor_count == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 static_assert(own::attribute_can_flush_remote_writes == CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES);
 static_assert(own::wait_value_geq == CU_STREAM_WAIT_VALUE_GEQ);

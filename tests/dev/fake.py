@@ -58,6 +58,11 @@ class FakeCuda:
         self._library.fake_log(text, ctypes.c_size_t(size + 1))
         return text.value.decode().splitlines()
 
+    def is_one_allocation(self, array: np.ndarray) -> None:
+        """Say that an array's memory is one allocation; any other address is taken for one of its own."""
+        first = array.ctypes.data
+        self._library.fake_allocation(ctypes.c_uint64(first), ctypes.c_uint64(first + array.nbytes))
+
     def fail(self, call: str, first: int = 1, last: int = 1 << 30, code: int = 1) -> None:
         self._library.fake_fail(call.encode(), first, last, code)
 
@@ -113,7 +118,11 @@ def bind(
 
 
 class FakeCluster:
-    """All ranks of a schedule as threads of this process; the contents of some buffers lie in files."""
+    """
+    All ranks of a schedule as threads of this process.
+
+    The contents of some buffers lie in files; others are rows of a block of bytes if that is given.
+    """
 
     def __init__(
         self,
@@ -122,11 +131,14 @@ class FakeCluster:
         epoch: int = 1,
         tune_from: float = math.inf,
         in_files: Mapping[int, str] = types.MappingProxyType({}),
+        block: np.ndarray | None = None,
     ) -> None:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
         count = schedule.num_ranks
         self.memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
+        if block is not None:
+            self.memory = [row[: len(own)] for row, own in zip(block, self.memory, strict=True)]
         self.flags = [np.full(max(1, n), epoch, np.uint32) for n in lowering.num_flags]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         self.host_flags = np.full((count, MAX_LANES), epoch, np.uint32)

@@ -50,6 +50,7 @@ int allocations = 0, can_flush = 0;
 constexpr int greatest_priority = -5;
 thread_local Context current_context = nullptr;
 std::size_t most_queued = 0;
+std::pair<Address, Address> allocation;  // one of several buffers
 std::uint64_t ticks = 0;              // the devices' common clock: operations that ran, and what products take besides:
 std::uint64_t product_ticks[8] = {};  // by cublasLt's option; 0: by cuBLAS's choice
 
@@ -348,8 +349,26 @@ Code f_cuMemcpy2DAsync(const Memcpy2D *given, Stream stream) {
         return true;
     });
 }
+Code f_cuMemcpy3DAsync(const Memcpy3D *given, Stream stream) {
+    const Memcpy3D shape = *given;
+    if (shape.width_bytes > shape.src_pitch || shape.width_bytes > shape.dst_pitch) return 1;
+    if (shape.height > shape.src_height || shape.height > shape.dst_height || shape.depth == 0) return 1;
+    const auto *from = shape.src_memory_type == memory_type_host ? static_cast<const char *>(shape.src_host)
+                                                                 : reinterpret_cast<const char *>(shape.src_device);
+    auto *to = shape.dst_memory_type == memory_type_host ? static_cast<char *>(shape.dst_host)
+                                                         : reinterpret_cast<char *>(shape.dst_device);
+    const std::string extents = number(shape.width_bytes) + "x" + number(shape.height) + "x" + number(shape.depth);
+    return enqueue("cuMemcpy3DAsync", stream, "copy3d " + extents, [=] {
+        for (std::size_t z = shape.depth; z-- > 0;)
+            for (std::size_t y = shape.height; y-- > 0;)
+                std::memcpy(to + (z * shape.dst_height + y) * shape.dst_pitch,
+                            from + (z * shape.src_height + y) * shape.src_pitch, shape.width_bytes);
+        return true;
+    });
+}
 Code f_cuPointerGetAttribute(void *value, int attribute, Address address) {
-    return std::memset(value, 0, 8), *static_cast<std::uint32_t *>(value) = attribute == 11 ? address : 0, success;
+    const Address begin = address >= allocation.first && address < allocation.second ? allocation.first : address;
+    return std::memset(value, 0, 8), *static_cast<Address *>(value) = attribute == 11 ? begin : 0, success;
 }
 Code f_cuLaunchKernel(Function function, unsigned gx, unsigned gy, unsigned, unsigned bx, unsigned by, unsigned,
                       unsigned, Stream stream, void **parameters, void **) {
@@ -577,6 +596,7 @@ void fake_sticky(Code code) {
     sticky_code = code;
 }
 void fake_can_flush(int value) { can_flush = value; }
+void fake_allocation(Address first, Address last) { allocation = {first, last}; }
 int fake_allocations() { return allocations; }
 int fake_lt_objects() { return lt_objects; }
 void fake_product_ticks(int option, std::uint64_t count) { product_ticks[option] = count; }

@@ -435,6 +435,144 @@ def test_copies_that_are_large_or_wait_are_issued_where_they_stand(fake):
     assert packed_in(fake) == [3, 2, 3]
 
 
+def series_in(fake):
+    """How large the copies in three dimensions were: bytes of a line, lines, layers."""
+    return [tuple(map(int, line.split()[-1].split("x"))) for line in fake.log() if " copy3d " in line]
+
+
+# Runs of a matrix that is dealt in turn to two ranks: whole columns, some rows of them, rows, some columns of those.
+WAYS = {
+    "whole columns": ((42, 10), (42, 5), (42 * 5 * 8, 7, 1)),
+    "columns": ((40, 10), (40, 5), (40 * 8, 5, 7)),
+    "rows": ((12, 33), (6, 33), (6 * 8, 7, 33)),
+    "one row": ((2, 33), (1, 33), (8, 7, 33)),
+}
+
+
+def dealt_runs(way, to=1, source=0, leave_out=(), told_of=None):
+    """
+    Return copies of runs of a part to every other place of a matrix, and what each is of.
+
+    The rank or, by None, host memory of the matrix and of the part, runs that are not copied, and one of whose copy
+    another device is told.
+    """
+    apart, run, _ = WAYS[way]
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    down, host = "row" in way, build.host
+    to, source = (host if at is None else at for at in (to, source))
+    user = build.buffer(at=source, rows=42, cols=35, dtype=DType.f64, role=Role.USER)
+    panel = build.buffer(at=to, rows=84 if down else 42, cols=35 if down else 70, dtype=DType.f64, role=Role.PANEL)
+    lane, pairs, tasks = build.copy_lane(0, source, to), [], []
+    for at in range(7):
+        if at in leave_out:
+            continue
+        ends = [RegionRef(one, *((x[0] * at, 0) if down else (0, x[1] * at)), *run) for one, x in
+                ((panel, apart), (user, run))]  # fmt: skip
+        tasks.append(build.task(Kind.COPY, lane, ends[0], [(ends[1], F.ONE, N)]))
+        pairs.append(ends)
+        if told_of == at:
+            small = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL)
+            other = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL)
+            waits = [(RegionRef(small, 0, 0, 1, 1), F.ONE, N)]
+            build.task(Kind.COMBINE, build.compute_lane(1), RegionRef(other, 0, 0, 1, 1), waits, [tasks[-1]])
+    return build.build(scheduler="test", grid=(1, 1), tile=0), pairs
+
+
+def moved(cluster, pairs):
+    """Fill the source, run all copies, and return what the target has and should have."""
+    user, panel = (cluster.buffer(pairs[0][end].buffer) for end in (1, 0))
+    user[...] = np.random.default_rng(2).random(user.shape)
+    panel[...] = 0.0
+    wanted = panel.copy()
+    for to, of in pairs:
+        piece = user[of.row : of.row + of.rows, of.col : of.col + of.cols]
+        wanted[to.row : to.row + to.rows, to.col : to.col + to.cols] = piece
+    reports = cluster.run()
+    succeed(reports)
+    return panel, wanted, reports[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("to", "source"), [(1, 0), (None, 0), (0, None)], ids=["device", "to host", "from host"])
+def test_runs_of_a_matrix_go_to_another_memory_by_one_copy(fake, way, to, source):
+    schedule, pairs = dealt_runs(way, to, source)
+    cluster = FakeCluster(fake, schedule)
+    for executable in cluster.executables:
+        executable.prepare_trace()
+    found, wanted, report = moved(cluster, pairs)
+    assert np.array_equal(found, wanted)
+    assert series_in(fake) == [WAYS[way][2]]
+    assert (report.tasks, report.copy_bytes) == (7, wanted.astype(bool).sum() * 8)
+    reports = cluster.run(traced=True)
+    succeed(reports)
+    assert len(reports[0].times.tasks) == 7
+
+
+def test_runs_between_which_one_is_missing_or_somebody_is_told_are_copies_of_their_own(fake):
+    for way in WAYS:
+        for left_out, told_of, counts in (((3,), None, [3, 3]), ((), 2, [3, 4])):
+            fake.reset()
+            schedule, pairs = dealt_runs(way, leave_out=left_out, told_of=told_of)
+            found, wanted, _ = moved(FakeCluster(fake, schedule), pairs)
+            assert np.array_equal(found, wanted)
+            which = 2 if way == "columns" else 1
+            assert [one[which] for one in series_in(fake)] == counts
+
+
+@pytest.mark.parametrize("one_allocation", [True, False])
+def test_parts_in_one_allocation_are_copied_by_one_copy_others_by_several(fake, one_allocation):
+    """Each is a buffer of its own, and a driver may refuse a copy that goes from one allocation into the next."""
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    user = build.buffer(at=0, rows=8, cols=3, dtype=DType.f64, role=Role.USER)
+    columns = [build.buffer(at=1, rows=8, cols=1, dtype=DType.f64, role=Role.USER) for _ in range(3)]
+    for at, column in enumerate(columns):
+        ends = RegionRef(column, 0, 0, 8, 1), RegionRef(user, 0, at, 8, 1)
+        build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], F.ONE, N)])
+    block = np.zeros((4, 256), np.uint8)
+    fake.is_one_allocation(block if one_allocation else block[:0])
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0), block=block)
+    cluster.buffer(user)[...] = np.arange(24.0).reshape(8, 3)
+    succeed(cluster.run())
+    assert np.array_equal(np.hstack([cluster.buffer(one) for one in columns]), cluster.buffer(user))
+    assert series_in(fake) == ([(64, 3, 1)] if one_allocation else [])
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_copies_to_another_device_make_what_they_make_one_by_one(fake, seed):
+    """Steps that repeat, or lines that overlap, turn back, are too far apart, or of several buffers: in any order."""
+    rng = random.Random(seed)
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f32), Placement.parse("0,0,0"))
+    buffers = [
+        [build.buffer(at=at, rows=24, cols=16, ld=rng.choice((24, 32)), dtype=DType.f32, role=Role.STAGING)
+         for _ in range(2)]
+        for at in (0, 1)
+    ]  # fmt: skip
+    moves = []
+    while len(moves) < 40:
+        of, to = (rng.choice(one) for one in buffers)
+        rows, cols = rng.choice((1, 2, 3, 24)), rng.choice((1, 2, 3, 16))
+        steps = [(rng.choice((0, 0, 1, 2, 4)), rng.choice((0, 0, 1, 2, 4))) for _ in range(2)]
+        places = [[rng.randint(0, 24 - rows), rng.randint(0, 16 - cols)] for _ in range(2)]
+        for _ in range(rng.randint(1, 5)):
+            if any(row + rows > 24 or col + cols > 16 for row, col in places):
+                break
+            ends = [RegionRef(one, *place, rows, cols) for one, place in zip((to, of), places, strict=True)]
+            moves.append(ends)
+            build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], F.ONE, N)])
+            places = [[at + by for at, by in zip(*both, strict=True)] for both in zip(places, steps, strict=True)]
+    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    values = np.random.default_rng(seed)
+    for index in itertools.chain(*buffers):
+        cluster.buffer(index)[...] = values.random((24, 16), np.float32)
+    wanted = {index: cluster.buffer(index).copy() for index in itertools.chain(*buffers)}
+    for to, of in moves:
+        piece = wanted[of.buffer][of.row : of.row + of.rows, of.col : of.col + of.cols]
+        wanted[to.buffer][to.row : to.row + to.rows, to.col : to.col + to.cols] = piece
+    succeed(cluster.run())
+    for index, values_of in wanted.items():
+        assert np.array_equal(cluster.buffer(index), values_of)
+
+
 def test_a_table_of_packed_copies_is_used_again_when_its_list_is_gone(fake):
     """To free it would wait for the whole device, after a stall for ever."""
     todo, device = WarmupList(1), fake.device()

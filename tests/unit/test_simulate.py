@@ -563,6 +563,50 @@ def test_small_copies_of_a_user_s_matrix_are_one_kernel_where_the_first_is() -> 
     assert found.start_s[2] == pytest.approx(1e-2 + 1e-4)  # the second was issued with the first
 
 
+@pytest.mark.parametrize("in_parts", [False, True], ids=["one buffer", "a buffer each"])
+@pytest.mark.parametrize("along", ["rows", "columns"])
+@pytest.mark.parametrize("outward", [False, True], ids=["to the panel", "from the panel"])
+def test_runs_of_a_matrix_between_devices_are_one_copy_until_somebody_is_told(
+    in_parts: bool, along: str, outward: bool
+) -> None:
+    """Four runs of 0.8 MB at 100 GB/s go to every other place of a panel, or come from there."""
+    of_rows = along == "rows"
+
+    def schedule_of(told_of: int | None, places: tuple[int, ...] = (0, 1, 2, 3)) -> Schedule:
+        build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+        shape, run = ((400, 1000), (100, 1000)) if of_rows else ((1000, 400), (1000, 100))
+        user = build.buffer(at=0, rows=shape[0], cols=shape[1], ld=1000, dtype=DType.f64, role=Role.USER)
+        parts = [build.buffer(at=0, rows=run[0], cols=run[1], ld=1000, dtype=DType.f64, role=Role.USER) for _ in "1234"]
+        panel = build.buffer(
+            at=1, rows=800 if of_rows else 1000, cols=1000 if of_rows else 800, dtype=DType.f64, role=Role.PANEL
+        )
+        small = [build.buffer(at=0, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL) for _ in "12"]
+        for number, place in enumerate(places):
+            row, col = (100 * number, 0) if of_rows else (0, 100 * number)
+            there = RegionRef(panel, *((200 * place, 0) if of_rows else (0, 200 * place)), *run)
+            here = RegionRef(parts[number], 0, 0, *run) if in_parts else RegionRef(user, row, col, *run)
+            to, of = (here, there) if outward else (there, here)
+            lane = build.copy_lane(1, 1, 0) if outward else build.copy_lane(0, 0, 1)
+            came = build.task(Kind.COPY, lane, to, [(of, Factor.ONE, Op.N)])
+            if told_of == number:
+                ends = [RegionRef(one, 0, 0, 1, 1) for one in small]
+                build.task(Kind.COMBINE, build.compute_lane(0), ends[0], [(ends[1], Factor.ONE, Op.N)], [came])
+        return build.build(scheduler="test", grid=(1, 1), tile=0)
+
+    costs, own = IssueCosts(copy_s=1e-2), 1e-3 + 0.8e6 / 1e11
+    machine = machine_of(2, costs=costs, latency_s=np.full((3, 3), 1e-3))
+
+    def ends_of(*arguments: Any) -> list[float]:
+        schedule = schedule_of(*arguments)
+        return simulate(schedule, machine).end_s[schedule.tasks["kind"] == Kind.COPY].tolist()
+
+    assert ends_of(None) == pytest.approx([1e-2 + 1e-3 + 3.2e6 / 1e11] * 4)
+    two = 1e-2 + 1e-3 + 1.6e6 / 1e11
+    assert ends_of(1) == pytest.approx([two, two, two + 1e-2, two + 1e-2])
+    # The third is not as far behind the second as this one is behind the first.
+    assert ends_of(None, (0, 1, 3, 2)) == pytest.approx([two, two, 2e-2 + own, 3e-2 + own])
+
+
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])
 def test_a_combine_takes_its_bytes_at_the_rate_of_its_type_and_a_start(dtype: str, each: int) -> None:
     build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType[dtype]), Placement.parse("0,0,0"))

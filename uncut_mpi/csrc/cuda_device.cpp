@@ -245,6 +245,13 @@ std::uint64_t DeviceState::pointer_attribute(int attribute, Address address) con
     return value;
 }
 
+Address DeviceState::allocation_of(Address address) const {
+    Address begin = 0;
+    use();
+    const Code code = driver_->cuPointerGetAttribute(&begin, attribute_range_start, address);
+    return code == success && begin != 0 ? begin : address;
+}
+
 std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     const Driver &d = *driver_;
     const std::size_t room = std::bit_ceil(std::max(bytes, least_table_bytes));

@@ -114,6 +114,8 @@ class DeviceState {
     // Set `count` 32-bit words at `address` and wait for it.
     void fill_words(Address address, std::size_t count, std::uint32_t value);
     std::uint64_t pointer_attribute(int attribute, Address address) const;
+    // Where the allocation with an address begins: the address itself if the driver knows of none.
+    Address allocation_of(Address address) const;
     // A copy of a table in the device's memory, which it keeps as long as it is asked to and is open.
     std::shared_ptr<void> keep(const void *table, std::size_t bytes);
 

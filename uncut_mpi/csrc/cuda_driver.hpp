@@ -38,6 +38,7 @@ inline constexpr unsigned memory_type_host = 1;
 inline constexpr unsigned memory_type_device = 2;
 inline constexpr int attribute_max_pitch = 11;
 inline constexpr int attribute_multiprocessor_count = 16;
+inline constexpr int attribute_range_start = 11;  // of a pointer
 inline constexpr int attribute_can_flush_remote_writes = 98;
 inline constexpr unsigned wait_value_geq = 0;  // (int32)(*address - value) >= 0: cyclic
 inline constexpr unsigned wait_value_flush = 1U << 30;
@@ -62,6 +63,22 @@ struct Memcpy2D {  // CUDA_MEMCPY2D_v2
     void *dst_array;
     std::size_t dst_pitch;
     std::size_t width_bytes, height;
+};
+
+struct Memcpy3D {  // CUDA_MEMCPY3D_v2
+    std::size_t src_x_bytes, src_y, src_z, src_level;
+    unsigned src_memory_type;
+    const void *src_host;
+    Address src_device;
+    void *src_array, *reserved;
+    std::size_t src_pitch, src_height;
+    std::size_t dst_x_bytes, dst_y, dst_z, dst_level;
+    unsigned dst_memory_type;
+    void *dst_host;
+    Address dst_device;
+    void *dst_array, *reserved_too;
+    std::size_t dst_pitch, dst_height;
+    std::size_t width_bytes, height, depth;
 };
 
 union MemOp {  // CUstreamBatchMemOpParams; wait and write have the same members
@@ -153,6 +170,7 @@ inline constexpr int type_c_64f = 5;
     X(cuMemsetD32Async, 3020, Code(Address, std::uint32_t, std::size_t, Stream))                                       \
     X(cuMemcpyAsync, 4000, Code(Address, Address, std::size_t, Stream))                                                \
     X(cuMemcpy2DAsync, 3020, Code(const Memcpy2D *, Stream))                                                           \
+    X(cuMemcpy3DAsync, 3020, Code(const Memcpy3D *, Stream))                                                           \
     X(cuPointerGetAttribute, 4000, Code(void *, int, Address))                                                         \
     X(cuLaunchKernel, 4000,                                                                                            \
       Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **, void **))

@@ -230,7 +230,10 @@ void Run::issue_copy(const Step &step) {
     const Driver &d = device_.driver();
     const Stream stream = executor_->lanes_[step.lane].stream;
     if (copy.packed) {
-        // Its pack stands before it.
+        // What makes it stands before it.
+    } else if (copy.series >= 0) {
+        fail("cuMemcpy3DAsync", d.cuMemcpy3DAsync(&executor_->series_[static_cast<std::size_t>(copy.series)], stream),
+             false, &step);
     } else if (copy.contiguous)
         fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), false, &step);
     else

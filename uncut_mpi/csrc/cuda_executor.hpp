@@ -51,13 +51,8 @@ std::uint64_t combine_signature(const Operand *operands, std::size_t count);
 // COMBINE of one source, without factor.
 inline constexpr std::uint64_t transposing = std::uint64_t{1} << (4 * (max_summands + 1));
 
-// The kernel of packed copies: its destination is a table of these, as many as it has rows.
+// The kernel of packed copies: its destination is a table of `PackedCopy`, as many as it has rows.
 inline constexpr std::uint64_t packing = 2 * transposing;
-struct PackedCopy {
-    Address to, from;
-    std::int64_t to_apart, from_apart, lines, width;  // bytes, and lines of so many that are so far apart
-};
-static_assert(sizeof(PackedCopy) == 48);
 
 // What an executor is built from; the tables live only during construction.
 struct Program {
@@ -130,7 +125,8 @@ class Executor {
         Address destination, source;
         std::size_t bytes;
         bool contiguous;
-        bool packed = false;  // made with an earlier one
+        bool packed = false;       // made with an earlier one
+        std::int32_t series = -1;  // of which it is the first
     };
     // Copies that one kernel makes, where they read and write.
     struct PackedCopies {
@@ -176,6 +172,8 @@ class Executor {
         std::int64_t weight = 0;  // of its steps
         std::vector<Checkpoint> checkpoints;
         PackedCopies packed;  // those that the next copy may join
+        Series series;
+        std::array<Address, 2> allocations{};  // that it writes and reads
     };
 
     void bind_lanes(const Program &program);
@@ -186,6 +184,11 @@ class Executor {
     void add_copy(const Program &program, const Operation &operation);
     void pack(const Program &program, const Operation &operation);
     void end_pack(const Program &program, Lane &lane);
+    void add_to_series(Lane &lane, const PackedCopy &one, const Operand *ends);
+    void end_series(Lane &lane);
+    Address allocation_of(std::int32_t buffer, Address within);
+    // Before what the lane does next other than copies.
+    void end_copies(const Program &program, Lane &lane);
     void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
     void tune_products();
@@ -206,13 +209,15 @@ class Executor {
     std::vector<HostFile> files_;
     std::vector<Step> steps_;
     std::vector<Copy> copies_;
+    std::vector<Memcpy3D> series_;
     std::vector<Gemm> gemms_;
     std::vector<Combine> combines_;
     std::vector<Signal> signals_;
     std::vector<MemOp> mem_ops_;          // values of waits are those of the latest run
     std::vector<std::uint32_t> awaited_;  // value after the epoch of each of them that is a wait
     std::vector<Batch> batches_;
-    std::vector<PackedCopy> packed_;  // as they stand in the device's memory
+    std::unordered_map<std::int32_t, Address> allocations_;  // by buffer
+    std::vector<PackedCopy> packed_;                         // as they stand in the device's memory
     std::vector<std::uint32_t> packs_;
     std::shared_ptr<void> table_;
     std::uint32_t *board_;

@@ -121,7 +121,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         switch (operation.code) {
             case code_copy:
                 if (transposes(program, operation)) {
-                    end_pack(program, lanes_[operation.lane]);
+                    end_copies(program, lanes_[operation.lane]);
                     add_transposition(program, operation);
                     issued.code = code_combine;  // by a kernel
                 } else {
@@ -130,24 +130,26 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 }
                 break;
             case code_gemm:
-                end_pack(program, lanes_[operation.lane]);
+                end_copies(program, lanes_[operation.lane]);
                 add_gemm(program, operation);
                 break;
             case code_combine:
-                end_pack(program, lanes_[operation.lane]);
+                end_copies(program, lanes_[operation.lane]);
                 add_combine(program, operation);
                 break;
             case code_wait_flag:
-                end_pack(program, lanes_[operation.lane]);
+                end_copies(program, lanes_[operation.lane]);
                 add_wait(program, operation, index);
                 continue;
-            case code_wait_event: end_pack(program, lanes_[operation.lane]); [[fallthrough]];
+            case code_wait_event: end_copies(program, lanes_[operation.lane]); [[fallthrough]];
             case code_record:
+                end_series(lanes_[operation.lane]);
                 if (operation.slot < 0 || static_cast<std::size_t>(operation.slot) >= program.num_events)
                     refuse(operation, "its event does not exist");
                 add_step(operation, index, static_cast<std::uint32_t>(operation.slot));
                 continue;
             case code_signal:
+                end_series(lanes_[operation.lane]);
                 if (operation.in_host != 0) {
                     signals_.push_back({on_device(host_flag(program, operation)), operation.value});
                     add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
@@ -170,7 +172,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         add_checkpoint_if_due(operation, index);
     }
     for (Lane &lane : lanes_)
-        end_pack(program, lane);
+        end_copies(program, lane);
     upload_packs();
     tune_products();
 }
@@ -370,18 +372,22 @@ void Executor::pack(const Program &program, const Operation &operation) {
     Pack &pack = lane.packed.pack;
     Copy &copy = copies_.back();
     const auto bytes = static_cast<std::int64_t>(copy.bytes);
-    if (ends.kind != copy_lane || ends.source != ends.destination || bytes == 0 || bytes > most_bytes_of_one) {
-        end_pack(program, lane);
-        return;
-    }
     const Memcpy2D &shape = copy.shape;
-    const std::int64_t lines = copy.contiguous ? 1 : static_cast<std::int64_t>(shape.height);
+    const std::int64_t lines = copy.contiguous || bytes == 0 ? 1 : static_cast<std::int64_t>(shape.height);
     const PackedCopy one{copy.destination,
                          copy.source,
                          static_cast<std::int64_t>(shape.dst_pitch),
                          static_cast<std::int64_t>(shape.src_pitch),
                          lines,
                          bytes / lines};
+    if (ends.kind != compute_lane && ends.source != ends.destination) {
+        if (bytes > 0) add_to_series(lane, one, program.operands + operation.first_operand);
+        return;
+    }
+    if (ends.kind != copy_lane || bytes == 0 || bytes > most_bytes_of_one) {
+        end_pack(program, lane);
+        return;
+    }
     // In a kernel they have no order: none may write what another one reads or writes.
     const auto beside = [&](const PackedCopy &other) {
         return !meet(one.to, one.to_apart, one, other.to, other.to_apart, other) &&
@@ -421,6 +427,57 @@ void Executor::end_pack(const Program &program, Lane &lane) {
         first.payload = packs_.back();
     }
     packed = {};
+}
+
+// Between devices, and between one and the host: copy engines make them, each at the full rate.
+void Executor::add_to_series(Lane &lane, const PackedCopy &one, const Operand *ends) {
+    const std::array<Address, 2> allocations{allocation_of(ends[0].buffer, one.to),
+                                             allocation_of(ends[1].buffer, one.from)};
+    const std::optional<Series> longer = lane.series.with(one, device_->max_pitch_bytes());
+    if (longer && allocations == lane.allocations) {
+        lane.series = *longer;
+        copies_.back().packed = true;
+        return;
+    }
+    end_series(lane);
+    lane.series.begin(copies_.size() - 1, one);
+    lane.allocations = allocations;
+}
+
+// Parts of a matrix are buffers of their own, and a driver may refuse a copy that leaves an allocation.
+Address Executor::allocation_of(std::int32_t buffer, Address within) {
+    const auto [known, is_new] = allocations_.try_emplace(buffer, 0);
+    if (is_new) known->second = device_->allocation_of(within);
+    return known->second;
+}
+
+void Executor::end_series(Lane &lane) {
+    const Series &series = lane.series;
+    if (series.count > 1) {
+        Copy &first = copies_[series.first];
+        Memcpy3D made{};
+        made.src_memory_type = first.shape.src_memory_type;
+        made.src_host = first.shape.src_host;
+        made.src_device = first.shape.src_device;
+        made.src_pitch = static_cast<std::size_t>(series.from().pitch);
+        made.src_height = static_cast<std::size_t>(series.from().height);
+        made.dst_memory_type = first.shape.dst_memory_type;
+        made.dst_host = first.shape.dst_host;
+        made.dst_device = first.shape.dst_device;
+        made.dst_pitch = static_cast<std::size_t>(series.to().pitch);
+        made.dst_height = static_cast<std::size_t>(series.to().height);
+        made.width_bytes = static_cast<std::size_t>(series.one.width);
+        made.height = static_cast<std::size_t>(series.height());
+        made.depth = static_cast<std::size_t>(series.depth());
+        first.series = static_cast<std::int32_t>(series_.size());
+        series_.push_back(made);
+    }
+    lane.series.end();
+}
+
+void Executor::end_copies(const Program &program, Lane &lane) {
+    end_pack(program, lane);
+    end_series(lane);
 }
 
 void Executor::upload_packs() {

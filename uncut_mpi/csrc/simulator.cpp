@@ -22,6 +22,8 @@ void Simulator::State::run(const SimulatedTables &tables, Simulated &result) {
     start_ = result.start.data();
     end_ = result.end.data();
     make_bodies();
+    count_waits();
+    pack_copies();
     link_tasks();
     issue();
     while (finished_ < count) {
@@ -120,18 +122,13 @@ void Simulator::State::link_tasks() {
 // -- issuing --------------------------------------------------------------------------------------
 
 // Waits as `lower` keeps them: one that an earlier wait of the lane on the same lane implies costs nothing.
-void Simulator::State::issue() {
+void Simulator::State::count_waits() {
     const std::size_t count = t_.tasks.size(), lanes = t_.lanes.size();
     const bool exact = lanes * lanes <= most_lanes_squared;
     reach_.assign(exact ? lanes * lanes : 0, -1);
     issues_.assign(count, {});
     for (std::size_t i = 0; i < count; ++i) {
         const TaskRecord &task = t_.tasks[i];
-        double own = task.kind == gemm_task   ? m_.gemm_s
-                     : tasks_[i].packed       ? 0.0
-                     : tasks_[i].is_kernel    ? m_.combine_s
-                     : task.kind == copy_task ? m_.copy_s
-                                              : 0.0;
         for (std::int32_t a = task.num_awaits; a-- > 0;) {  // the furthest first
             const std::int32_t awaited = t_.awaits[task.first_await + a];
             const TaskRecord &before = t_.tasks[awaited];
@@ -142,7 +139,8 @@ void Simulator::State::issue() {
                 far = awaited;
             }
             const bool local = is_local(tasks_[awaited], tasks_[i]);
-            own += local ? m_.event_s : m_.wait_s;
+            issues_[i].own += local ? m_.event_s : m_.wait_s;
+            issues_[i].waits = true;
             if (!local) tasks_[i].before = m_.wait_lane;
             const std::uint64_t bit = std::uint64_t{1} << (local ? 0 : 1 + task.rank % 63);
             if (issues_[awaited].told & bit) continue;
@@ -150,8 +148,17 @@ void Simulator::State::issue() {
             issues_[awaited].extra += local ? m_.event_s : m_.signal_s;
             if (!local) tasks_[awaited].behind += m_.signal_lane;
         }
-        issues_[i].own = own;
     }
+}
+
+void Simulator::State::issue() {
+    const std::size_t count = t_.tasks.size();
+    for (std::size_t i = 0; i < count; ++i)
+        if (!tasks_[i].packed)
+            issues_[i].own += t_.tasks[i].kind == gemm_task   ? m_.gemm_s
+                              : tasks_[i].is_kernel           ? m_.combine_s
+                              : t_.tasks[i].kind == copy_task ? m_.copy_s
+                                                              : 0.0;
     const int threads = m_.issuing_threads > 0 ? m_.issuing_threads : m_.num_ranks;
     clock_.assign(static_cast<std::size_t>(threads), m_.call_s);
     for (std::size_t i = 0; i < count; ++i) {

@@ -14,6 +14,8 @@ namespace {
 // How much of host memory a device learns the pages of at once: what lies in several such lines is several rows.
 constexpr std::int64_t page_line = 65536;
 
+constexpr std::int64_t most_pitch = 2147483647;  // of all devices so far
+
 // What a row that begins so many bytes behind the start of a line takes, as a multiple of what its bytes take alone.
 double row_cost(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t offset) {
     const std::int64_t head = std::min(width, (page_line - offset) % page_line);
@@ -68,12 +70,12 @@ void Simulator::State::make_bodies() {
         if (task.kind == gemm_task) of.body = gemm_body(task);
         if (task.kind == combine_task) of.body = combine_body(task);
     }
-    pack_copies();
 }
 
 // As executors pack them, by what is known before a list is lowered.
 void Simulator::State::pack_copies() {
     packs_.assign(t_.lanes.size(), {});
+    series_.assign(t_.lanes.size(), {});
     const auto make = [&](Pack &pack) {
         if (pack.count > 1) {
             Task &first = tasks_[pack.first];
@@ -87,6 +89,7 @@ void Simulator::State::pack_copies() {
     for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
         const TaskRecord &task = t_.tasks[i];
         const LaneRecord &ends = t_.lanes[task.lane];
+        if ((ends.kind == copy_lane || ends.kind == result_lane) && ends.source != ends.destination) add_to_series(i);
         if (ends.kind != copy_lane || ends.source != ends.destination) continue;
         Pack &pack = packs_[task.lane];
         if (task.kind != copy_task) {
@@ -110,6 +113,66 @@ void Simulator::State::pack_copies() {
     }
     for (Pack &pack : packs_)
         make(pack);
+}
+
+// A copy between memories goes on with the series of its lane, or begins one, which ends where somebody is told.
+void Simulator::State::add_to_series(std::size_t task) {
+    const TaskRecord &record = t_.tasks[task];
+    Serial &serial = series_[record.lane];
+    Series &series = serial.series;
+    Body &body = tasks_[task].body;
+    const bool is_flow = record.kind == copy_task && !tasks_[task].is_kernel && body.amount > 0 && !m_.on_disk;
+    if (!is_flow) {
+        if (record.kind != copy_task || body.amount > 0) series.end();
+        return;
+    }
+    const RegionRecord &to = t_.regions[operand(record, 0).region], &from = t_.regions[operand(record, 1).region];
+    const BufferRecord &target = t_.buffers[to.buffer], &source = t_.buffers[from.buffer];
+    const std::int64_t item = bytes_of(target.dtype);
+    const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
+    const auto place = [item](const RegionRecord &region, const BufferRecord &buffer) {
+        return static_cast<std::uint64_t>((region.col * buffer.ld + region.row) * item);
+    };
+    PackedCopy one{place(to, target), place(from, source),      target.ld * item,
+                   source.ld * item,  contiguous ? 1 : to.cols, (contiguous ? to.rows * to.cols : to.rows) * item};
+    bool goes_on = series.count > 0 && !issues_[task].waits;
+    if (goes_on) {
+        const bool to_same = to.buffer == serial.buffers[0], from_same = from.buffer == serial.buffers[1];
+        goes_on = to_same || from_same;
+        // Runs of a matrix that is dealt in turn are buffers of their own, which lie behind one another.
+        const auto behind = [&](std::uint64_t first, std::int64_t step, std::int64_t apart, bool in_layers) {
+            const std::int64_t own = one.lines > 1 && in_layers ? apart * one.lines : one.width;
+            return first + series.count * static_cast<std::uint64_t>(series.count > 1 ? step : own);
+        };
+        if (goes_on && !from_same) {
+            goes_on = are_beside(from.buffer, serial.buffers[1]);
+            const bool in_layers = static_cast<std::int64_t>(one.to - series.one.to) >= one.to_apart;
+            one.from = behind(series.one.from, series.from_step, one.from_apart, in_layers);
+        }
+        if (goes_on && !to_same) {
+            goes_on = are_beside(to.buffer, serial.buffers[0]);
+            const bool in_layers = static_cast<std::int64_t>(one.from - series.one.from) >= one.from_apart;
+            one.to = behind(series.one.to, series.to_step, one.to_apart, in_layers);
+        }
+    }
+    const std::optional<Series> longer = goes_on ? series.with(one, most_pitch) : std::nullopt;
+    if (longer) {
+        series = *longer;
+        tasks_[series.first].body.amount += body.amount;
+        tasks_[task].packed = true;
+        body = {};
+    } else {
+        one.to = place(to, target), one.from = place(from, source);
+        series.begin(task, one);
+    }
+    serial.buffers = {to.buffer, from.buffer};
+    if (issues_[task].told != 0) series.end();
+}
+
+bool Simulator::State::are_beside(std::int32_t one, std::int32_t other) const {
+    const BufferRecord &a = t_.buffers[one], &b = t_.buffers[other];
+    return a.role == user_role && b.role == user_role && a.matrix == b.matrix && a.location == b.location &&
+           a.ld == b.ld;
 }
 
 Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {

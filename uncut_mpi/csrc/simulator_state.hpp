@@ -2,6 +2,7 @@
 // runs them.
 #pragma once
 
+#include <array>
 #include <limits>
 #include <vector>
 
@@ -83,10 +84,17 @@ class Simulator::State {
         bool packed = false;                      // a copy that is made with an earlier one
     };
 
+    // Copies of a lane that one copy makes so far, and buffers that the last of them writes and reads.
+    struct Serial {
+        Series series;
+        std::array<std::int32_t, 2> buffers{-1, -1};
+    };
+
     // What it takes to issue a task.
     struct Issue {
         double own = 0, extra = 0;  // for itself, and for records and signals that its waiters ask of it
-        std::uint64_t told = 0;     // whom it tells of its end: bit 0 its own rank, others by rank (modulo 63)
+        bool waits = false;
+        std::uint64_t told = 0;  // whom it tells of its end: bit 0 its own rank, others by rank (modulo 63)
     };
 
     struct Event {
@@ -106,6 +114,8 @@ class Simulator::State {
     Body combine_body(const TaskRecord &task) const;
     Body transposing_body(const TaskRecord &task) const;
     void pack_copies();
+    void add_to_series(std::size_t task);
+    bool are_beside(std::int32_t one, std::int32_t other) const;  // parts of a matrix in one memory
     bool is_aligned(const RegionRecord &region) const;
     bool is_aligned(const TaskRecord &task) const;
 
@@ -120,6 +130,7 @@ class Simulator::State {
     // -- who waits for whom, and the run -----------------------------------------------------
 
     void link_tasks();
+    void count_waits();
     void issue();
     void satisfy(std::int32_t task, double time);
     void start_at(const Event &event);
@@ -154,6 +165,7 @@ class Simulator::State {
     std::vector<std::int32_t> after_, last_on_lane_;
     std::vector<Issue> issues_;
     std::vector<Pack> packs_;  // by lane
+    std::vector<Serial> series_;
     std::vector<std::int32_t> reach_;
     std::vector<double> clock_;
 
