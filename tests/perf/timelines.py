@@ -8,6 +8,7 @@ the last line of each shows what recording two events per task adds. OUT.json ha
 """
 
 import json
+import statistics
 import sys
 import time
 
@@ -79,7 +80,7 @@ def facts_of(session, plan, text, timing, trace):
         "how": plan.summary.how,
         "scheduler": plan.summary.scheduler,
         "tasks": plan.summary.tasks,
-        "median_s": timing.median_s,
+        "median_s": statistics.median(timing.samples_s),
         "samples_s": timing.samples_s,
         "predicted_s": plan.summary.predicted_s,
         "simulated": describe(schedule, simulated),
