@@ -83,9 +83,9 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error relative samples_s digest memory splits how tried chunks metric machine trace bound_formula "
-    "command_line date backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged explanation "
-    "warning nonfinite_inputs check_detail"
+    "rms_error relative samples_s digest memory parsec_bytes splits how tried chunks metric machine trace "
+    "bound_formula command_line date backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged "
+    "explanation warning nonfinite_inputs check_detail"
 )
 
 
@@ -211,6 +211,17 @@ def test_what_a_search_minimised_is_said_if_it_is_not_the_time():
     facts = dataclasses.replace(FACTS, scheduler="auto (uncut)", about=dataclasses.replace(ABOUT, metric="edp"))
     assert "auto (uncut) for the least edp, " in text(facts)
     assert json.loads(to_json(facts))["metric"] == "edp"
+
+
+def test_bytes_are_said_beside_the_equation_of_parsec():
+    facts = dataclasses.replace(FACTS, parsec_bytes=64_002_000.0)
+    received = "64.00 MB into devices by its equation (1), with the same memory; here 48.00 MB, 0.75×"
+    assert f"PaRSEC      {received}" in text(facts).splitlines()
+    assert json.loads(to_json(facts))["parsec_bytes"] == 64_002_000
+    # C is counted once where it is not read, as the equation does.
+    assert ABOUT.beta != 0
+    write_only = dataclasses.replace(facts, about=dataclasses.replace(ABOUT, beta=0.0))
+    assert "here 48.00 MB" not in text(write_only)
 
 
 def test_the_json_has_exactly_the_documented_keys():

@@ -385,6 +385,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         device_memory=summary.device_memory,
         host_bytes=summary.host_bytes,
         host_memory=summary.host_memory,
+        parsec_bytes=summary.parsec_bytes,
         chunks=summary.chunks,
         grid=summary.grid,
         splits=summary.splits,

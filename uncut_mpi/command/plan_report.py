@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.command.flag_values import scalar_json, scalar_text
-from uncut_mpi.command.report import explained
+from uncut_mpi.command.report import explained, parsec_text
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
@@ -303,14 +303,14 @@ def _paralia(seconds: float) -> list[str]:
 
 
 def _parsec(facts: PlanFacts) -> list[str]:
-    """Return what devices receive by the equation of PaRSEC's paper, and here; of C once, which it counts so too."""
     if not facts.parsec_bytes:
         return []
     problem = facts.problem
     into = sum(port.into_bytes for port in facts.traffic.ports)
     into += 0 if problem.reads_c else problem.m * problem.n * problem.dtype.itemsize
-    theirs, share = bytes_text(round(facts.parsec_bytes)), into / facts.parsec_bytes
-    return [f"{theirs} into devices by its equation (1), with the same memory; here {bytes_text(into)}, {share:.2f}×"]
+    rival = next((one for one in facts.result.candidates if one.options.scheduler == "parsec"), None)
+    took = f"; its rule takes {time_text(rival.predicted_s)}" if rival is not None else ""
+    return [parsec_text(facts.parsec_bytes, into) + took]
 
 
 def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:

@@ -29,7 +29,7 @@ from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.planner import ablation_options, expected_seconds, plan
 from uncut_mpi.planning.rivals.paralia import predict
-from uncut_mpi.planning.rivals.parsec import received_bytes
+from uncut_mpi.planning.rivals.parsec import bytes_beside
 from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.units import bytes_text, time_text
@@ -198,7 +198,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         explanation=explain(simulation),
         warning="" if any(arguments.place.in_files) else costly_place(*about, found.predicted_s, machine),
         paralia_s=_paralia_s(found.problem, found.placement, machine, result.best.options),
-        parsec_bytes=_parsec_bytes(found.problem, found.placement, machine, result.best.options),
+        parsec_bytes=bytes_beside(found.problem, found.placement, machine, result.best.options),
         ablation=_ablation(arguments, placement, machine) if arguments.ablation else (),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -270,15 +270,6 @@ def _paralia_s(problem: GemmProblem, placement: Placement, machine: Machine, cho
         return 0.0
     ranks = chosen.devices or tuple(range(machine.num_ranks))
     return predict(problem, placement, machine, ranks).seconds
-
-
-def _parsec_bytes(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
-    if not chosen.blocking.in_rings:
-        return 0.0
-    try:
-        return received_bytes(problem, placement, machine, chosen.computing_ranks(machine.num_ranks))
-    except CapacityError:  # of so little memory that tiles of the paper's size have no room
-        return 0.0
 
 
 def _ablation(arguments: PlanArguments, placement: Placement, machine: Machine) -> list[tuple[str, Simulation]]:

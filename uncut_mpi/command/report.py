@@ -218,6 +218,7 @@ class Facts:
     device_memory: int = 0
     host_bytes: Sequence[int] = ()
     host_memory: int = 0
+    parsec_bytes: float = 0.0
     chunks: int = 1
 
     @property
@@ -259,6 +260,7 @@ def text(facts: Facts) -> str:
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
         *_memory(facts),
+        *_parsec(facts),
         *(_line("staged", one) for one in facts.staged),
         *(explained(facts.explanation, facts.warning, in_chunks=facts.chunks > 1) if facts.explanation else []),
         *_times(facts),
@@ -279,6 +281,29 @@ def _memory(facts: Facts) -> list[str]:
         _line("memory", f"{_by_rank(taken)} of {what}, of {bytes_text(allowed)} allowed")
         for what, taken, allowed in kinds
     ]
+
+
+def _parsec(facts: Facts) -> list[str]:
+    if not facts.parsec_bytes:
+        return []
+    into = facts.bytes_by_link["host_to_device"] + facts.bytes_by_link["device_to_device"]
+    into += 0 if facts.about.beta != 0 else facts.about.m * facts.about.n * DType[facts.about.dtype].itemsize
+    return [_line("PaRSEC", parsec_text(facts.parsec_bytes, into))]
+
+
+def parsec_text(theirs: float, into: int) -> str:
+    """
+    Return what devices receive by the equation of PaRSEC's paper, and here.
+
+    Parameters
+    ----------
+    theirs : float
+        By the equation, which counts C once whether it is read or not (bytes).
+    into : int
+        What devices receive here, and C once if it is not read (bytes).
+    """
+    here = f"here {bytes_text(into)}, {into / theirs:.2f}×"
+    return f"{bytes_text(round(theirs))} into devices by its equation (1), with the same memory; {here}"
 
 
 def _by_rank(sizes: Sequence[int]) -> str:
@@ -499,6 +524,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
         "host_bytes": list(facts.host_bytes),
         "host_memory": facts.host_memory,
     }
+    value["parsec_bytes"] = facts.parsec_bytes or None
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
     value["chunks"] = facts.chunks
     value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None

@@ -20,6 +20,7 @@ from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.chunks import Chunks, buffers_of, chunk_of, chunks_of, of_each
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
+from uncut_mpi.planning.rivals.parsec import bytes_beside
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
@@ -50,12 +51,15 @@ class Planned:
     staged : tuple of Matrix
         Which matrices of the column-major problem go through memory of ours, or parts of them. Their own is their
         owner's alone or is stored the other way round.
+    parsec_bytes : float
+        What devices would receive by PaRSEC's equation (1) with the same memory; 0 where all fits.
     """
 
     schedule: Schedule
     predicted_s: float
     options: ScheduleOptions
     staged: tuple[Matrix, ...] = ()
+    parsec_bytes: float = 0.0
 
 
 def plan(
@@ -153,7 +157,10 @@ def plan_several(
         ]
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
-    return fit[: max(1, options.tune)]
+    return [
+        dataclasses.replace(one, parsec_bytes=bytes_beside(problem, straight, machine, one.options))
+        for one in fit[: max(1, options.tune)]
+    ]
 
 
 def _unstaged(

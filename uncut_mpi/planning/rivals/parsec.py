@@ -303,6 +303,25 @@ def received_bytes(
     return len(devices) * model.per_gpu(model.choose()) * tile * tile * problem.dtype.itemsize
 
 
+def bytes_beside(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
+    """
+    Return `received_bytes` with a schedule's memory and ranks; 0 where these have room for all, or for no tile.
+
+    Other parameters are as elsewhere.
+
+    Parameters
+    ----------
+    chosen : ScheduleOptions
+        What the schedule was made with.
+    """
+    if not chosen.blocking.in_rings:
+        return 0.0
+    try:
+        return received_bytes(problem, placement, machine, chosen.computing_ranks(machine.num_ranks))
+    except CapacityError:
+        return 0.0
+
+
 def schedule(
     problem: GemmProblem,
     placement: Placement,
