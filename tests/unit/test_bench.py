@@ -44,17 +44,17 @@ def test_the_defaults_are_the_papers_method() -> None:
 def test_every_flag_reaches_its_field() -> None:
     words = (
         "--dataset paralia --only square,devices --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 "
-        "--methods kblocks,one --compute 1,2 "
+        "--methods kblocks,parsec:64,one --compute 1,2 "
         "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --rounds 2 --time-cap 0.5 --no-check "
         "--time-limit 90 "
-        "--device-memory 4GiB --lookahead 3 --tune-products --output o.jsonl --plot p.png"
+        "--device-memory 4GiB --lookahead 3,1 --tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
         dataset="paralia", only=("square", "devices"), sample=7, scale=0.5,
-        dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "one"),
+        dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "parsec:64+3", "parsec:64+1", "one"),
         compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, rounds=2,
         time_cap_s=0.5, time_limit_s=90.0,
-        device_memory=4 << 30, lookahead=3,
+        device_memory=4 << 30,
         tune_products=True, check=False, output="o.jsonl", plot="p.png",
     )  # fmt: skip
 
@@ -71,6 +71,11 @@ def test_every_flag_reaches_its_field() -> None:
         ("--methods uncut:0", "'0' is not a whole number of at least 1"),
         ("--methods kblocks:64", "'kblocks:64' does not exist"),
         ("--methods cyclic:fast", "'fast' does not exist: use one of comm-opt, time, pdp, edp"),
+        ("--methods kblocks+1", r"'kblocks\+1' does not exist"),
+        ("--methods parsec+x", "'x' is not a whole number"),
+        ("--lookahead 1,2", "--lookahead 1,2 is of the method parsec, which is not among auto,uncut,one without one"),
+        ("--lookahead 1,2 --methods parsec+1,parsec:64+2", "which is not among parsec"),
+        ("--lookahead 1,1 --methods parsec", "names something twice"),
         ("--compute 1,0", "'0' is not a whole number of at least 1"),
         ("--dtypes f64,f8", "'f8' does not exist"),
         ("--scale 0", "is not above 0"),
@@ -102,8 +107,8 @@ def test_methods_are_schedules() -> None:
     assert options_of("cyclic:1d-cyclic", None, 4) == ScheduleOptions(scheduler="cyclic", distribution="1d-cyclic")
     assert options_of("parsec:64", None, 4) == ScheduleOptions(scheduler="parsec", tile=64)
     ahead = ScheduleOptions(scheduler="parsec", tile=64, blocking=Blocking(slots=3))
-    assert options_of("parsec:64", None, 4, lookahead=2) == ahead
-    assert options_of("kblocks", None, 4, lookahead=2) == ScheduleOptions(scheduler="kblocks")
+    assert options_of("parsec:64+2", None, 4) == ahead
+    assert options_of("parsec+2", None, 4) == dataclasses.replace(ahead, tile=0)
     assert options_of("bands:640", (1, 0), 4) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
     assert options_of("kblocks", (0, 1), 4) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
@@ -246,6 +251,24 @@ ROWS = [
     row(1000, 9000, "0,1,2", "uncut", None, reason="rank 0 needs more"),
     row(1000, 1000, "0,h,2", "auto", 1.0, compute=2, passed=False),
 ]
+
+
+def test_rates_of_each_rank_have_a_mean_and_a_spread_as_parsecs_paper_has_them() -> None:
+    rows = [
+        row(1000, 1000, "h,h,h", "auto", 1.0, samples_s=[1.0, 2.0]),
+        row(1000, 1000, "h,h,h", "parsec:64+2", 2.0, samples_s=[2.0]),
+        row(2000, 1000, "h,h,h", "parsec:64+2", 4.0, samples_s=[4.0, 4.0]),
+        row(2000, 1000, "h,h,h", "auto", None, samples_s=[]),
+    ]
+    text = summary_text(rows, ["auto", "parsec:64+2"])
+    table = text.partition("mean and standard deviation of its calls\n")[2].partition("\n\n")[0]
+    # 2 GFLOP in 1 and 2 s on 4 ranks: 0.5 and 0.25 GFLOP/s of each.
+    assert [line.split() for line in table.splitlines()] == [
+        ["auto", "parsec:64+2"],
+        ["f64", "1000×1000×1000", "h,h,h,", "4", "ranks", "0.375", "±", "0.12", "0.25", "±", "0"],
+        ["f64", "2000×2000×1000", "h,h,h,", "4", "ranks", "-", "0.5", "±", "0"],
+    ]
+    assert "standard deviation" not in summary_text(ROWS, ["auto", "uncut"])
 
 
 def test_problems_are_told_apart_by_shape_and_place() -> None:

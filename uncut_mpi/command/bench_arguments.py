@@ -70,6 +70,7 @@ methods:
   parsec    the out-of-core scheduler of the PaRSEC paper: C in blocks, A and B in chunks, whatever has room
   cubes     what the Uncut-GEMMs paper does where memory is short: cubes one after the other, each by uncut
   uncut:T, cyclic:T, bands:T, parsec:T   the same with tiles of T, for a sweep of tiles
+  parsec+L, parsec:T+L   parsec that fetches L chunks ahead; --lookahead 1,2,3 makes three methods of each parsec
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
@@ -120,7 +121,7 @@ class BenchArguments:
         Types, each with all problems.
     methods : tuple of str
         Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of `CYCLIC`, in the order of measurement;
-        speedups are those of the first.
+        speedups are those of the first. ``"parsec"`` may end in ``"+L"``, the chunks that it fetches ahead.
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
@@ -135,8 +136,6 @@ class BenchArguments:
         As `Session` takes it.
     device_memory : int or None
         As `Session` takes it.
-    lookahead : int or None
-        Chunks that the method ``"parsec"`` fetches ahead; None: as its paper has it.
     check : bool
         Whether results are verified.
     output : str
@@ -164,7 +163,6 @@ class BenchArguments:
     time_limit_s: float | None
     tune_products: bool
     device_memory: int | None
-    lookahead: int | None
     check: bool
     output: str
     plot: str | None
@@ -201,7 +199,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         sample=given.sample,
         scale=given.scale,
         dtypes=given.dtypes,
-        methods=given.methods,
+        methods=_with_lookahead(given.methods, given.lookahead),
         compute=given.compute,
         warmup=given.warmup,
         repeat=given.repeat,
@@ -210,7 +208,6 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         time_limit_s=given.time_limit,
         tune_products=given.tune_products,
         device_memory=given.device_memory,
-        lookahead=given.lookahead,
         check=given.check,
         output=given.output,
         plot=given.plot,
@@ -319,9 +316,9 @@ def make_bench_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--lookahead",
-        type=whole(0, MOST_SLOTS - 1),
-        metavar="L",
-        help="chunks that parsec fetches ahead; default: 1 if C is one block, else 2",
+        type=_lookaheads,
+        metavar="L0,L1,…",
+        help="chunks that parsec fetches ahead, a method each; default: 1 if C is one block, else 2",
     )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(
@@ -353,9 +350,7 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     return list(dict.fromkeys(found))
 
 
-def options_of(
-    method: str, devices: tuple[int, ...] | None, num_ranks: int, lookahead: int | None = None
-) -> ScheduleOptions:
+def options_of(method: str, devices: tuple[int, ...] | None, num_ranks: int) -> ScheduleOptions:
     """
     Return the options of a method's schedules on some ranks, None: all of so many.
 
@@ -366,6 +361,7 @@ def options_of(
     """
     if method in STEPS:
         return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
+    method, _, ahead = method.partition("+")
     name, _, how = method.partition(":")
     scheduler = {"one": "auto", "tuned": "auto", "cubes": "uncut"}.get(name, name)
     options = ScheduleOptions(scheduler=scheduler, devices=devices, tune=TRIED if name == "tuned" else 0)
@@ -378,8 +374,8 @@ def options_of(
         return dataclasses.replace(options, metric=how)
     if how in DISTRIBUTIONS:
         return dataclasses.replace(options, distribution=how)
-    if name == "parsec" and lookahead is not None:
-        options = dataclasses.replace(options, blocking=Blocking(slots=lookahead + 1))
+    if ahead:
+        options = dataclasses.replace(options, blocking=Blocking(slots=int(ahead) + 1))
     return dataclasses.replace(options, tile=int(how or 0))
 
 
@@ -402,14 +398,42 @@ def _dtypes(text: str) -> tuple[DType, ...]:
 
 def _methods(text: str) -> tuple[str, ...]:
     for word in _words(text):
-        name, colon, how = word.partition(":")
+        method, plus, ahead = word.partition("+")
+        name, colon, how = method.partition(":")
+        if plus and name == "parsec":
+            _lookahead(ahead)
+        elif plus:
+            one_of(*METHODS)(word)
         if colon and name == "cyclic" and not how.isdigit():
             one_of(*CYCLIC)(how)
         elif colon and name in TILED:
             whole(1, MOST_EXTENT)(how)
         else:
-            one_of(*METHODS)(word)
+            one_of(*METHODS)(method)
     return tuple(_words(text))
+
+
+_lookahead: Final = whole(0, MOST_SLOTS - 1)
+
+
+def _lookaheads(text: str) -> tuple[int, ...]:
+    return tuple(_lookahead(word) for word in _words(text))
+
+
+def _with_lookahead(methods: Sequence[str], lookahead: Sequence[int] | None) -> tuple[str, ...]:
+    """Return methods with one of each lookahead in place of each of parsec that has none."""
+    if lookahead is None:
+        return tuple(methods)
+    made: dict[str, None] = {}
+    for method in methods:
+        is_its = method.partition(":")[0] == "parsec" and "+" not in method
+        made |= dict.fromkeys([f"{method}+{one}" for one in lookahead] if is_its else [method])
+    if len(made) == len(methods) and [*made] == [*methods]:
+        raise ParamError(
+            f"--lookahead {','.join(map(str, lookahead))} is of the method parsec, which is not among "
+            f"{','.join(methods)} without one of its own: add it to --methods"
+        )
+    return tuple(made)
 
 
 def _subset(dataset: str, only: Sequence[str]) -> list[Case]:

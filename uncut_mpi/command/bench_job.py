@@ -29,7 +29,7 @@ _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
 _SAME: Final = (
     *("version", "backend", "ranks", "machine", "alpha", "beta"),
-    *("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "device_memory", "lookahead", "check"),
+    *("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "device_memory", "check"),
 )
 _BEGINNING: Final = b'{"m": '
 
@@ -82,7 +82,6 @@ class _Bench:
             "time_cap_s": arguments.time_cap_s,
             "tune_products": arguments.tune_products,
             "device_memory": arguments.device_memory,
-            "lookahead": arguments.lookahead,
             "check": arguments.check,
         }
 

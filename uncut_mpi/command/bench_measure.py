@@ -177,12 +177,7 @@ class Measurer:
         session, asked = self._session, self._asked
         arguments = one.gemm_arguments(asked.seed, session.size)
         fewer = one.method == "one" or one.compute < session.size
-        options = options_of(
-            one.method,
-            tuple(sorted(one.ranks(session))) if fewer else None,
-            session.size,
-            asked.lookahead,
-        )
+        options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None, session.size)
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()

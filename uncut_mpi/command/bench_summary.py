@@ -204,6 +204,8 @@ def summary_text(rows: Sequence[Row], methods: Sequence[str]) -> str:
         counts = sorted({row["compute"] for row in rows if row["method"] == first})
         together = [row for count in counts for row in best_of(rows, libraries, count)]
         lines += _comparison([row for row in rows if row["method"] == first] + together, first, BEST)
+    if any(method.startswith("parsec") for method in methods):
+        lines += _rates_per_rank(rows, methods)
     failed = [row for row in rows if row["passed"] is False]
     left_out = [row for row in rows if row["median_s"] is None]
     unchecked = [
@@ -260,6 +262,29 @@ def _cell(row: Row, floor_s: float | None) -> str:
     ratio = f" ({row['median_s'] / floor_s:.2f})" if floor_s else ""
     mark = "*" if str(row.get("how", "")).startswith(MOVED) else " "
     return f"{1e3 * row['median_s']:.4g}{ratio}{'!' if row['passed'] is False else mark}"
+
+
+def _rates_per_rank(rows: Sequence[Row], methods: Sequence[str]) -> list[str]:
+    """Return a table of every problem as PaRSEC's paper has it: the mean of each method's calls, and their spread."""
+    done = [row for row in rows if row.get("samples_s")]
+    rates = {id(row): [_flops(_problem(row)) / one / row["compute"] / 1e9 for one in row["samples_s"]] for row in done}
+    unit, factor = ("TFLOP/s", 1e-3) if max(map(max, rates.values()), default=0.0) > 1e3 else ("GFLOP/s", 1.0)
+    problems = dict.fromkeys((*_problem(row)[:5], row["compute"]) for row in done)
+    names = {key: f"{key[3]} {key[0]}×{key[1]}×{key[2]} {key[4]}, {counted(key[5], 'rank')}" for key in problems}
+    width = max([24, *map(len, names.values())])
+    columns = [method for method in methods if any(row["method"] == method for row in done)]
+    lines = ["", f"{unit} of each rank: mean and standard deviation of its calls"]
+    lines.append(f"{'':{width}}" + "".join(f" {name:>18}" for name in columns))
+    for key, name in names.items():
+        found = {row["method"]: rates[id(row)] for row in done if (*_problem(row)[:5], row["compute"]) == key}
+        cells = [
+            f"{factor * statistics.mean(of):.4g} ± {factor * statistics.pstdev(of):.2g}"
+            if (of := found.get(one))
+            else "-"
+            for one in columns
+        ]
+        lines.append(f"{name:{width}}" + "".join(f" {cell:>18}" for cell in cells))
+    return lines if problems else []
 
 
 def _left_out(rows: Sequence[Row]) -> list[str]:
