@@ -152,7 +152,9 @@ def own_memory(matrix: Matrix, layout: Layout) -> Memory:
 def layout_of(layout: object) -> Layout:
     """Return a caller's layout, or raise ParamError for what is none."""
     if not isinstance(layout, Layout):
-        raise ParamError(f"layout = {shown(layout)} is {type_text(layout)}: pass a Layout, as Layout.rows()")
+        raise ParamError(
+            f"layout = {shown(layout)} is {type_text(layout)}: pass a Layout, as Layout.rows() or Layout.parse('rows')"
+        )
     return layout
 
 

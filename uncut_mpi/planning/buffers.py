@@ -121,14 +121,14 @@ def check_capacity(
         if needed > total - there:
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
-            elsewhere = "place the matrices on other devices or in host memory, " if there else ""
             least, mend = "", ""
             if is_least and needed:
-                least, mend = "at least ", f"let ranks use {max(softbuf_bytes)} bytes (device_memory), "
+                least, mend = "at least ", f"let ranks use {max(softbuf_bytes)} bytes (device_memory), or "
+            elsewhere = ", or place the matrices on other devices or in host memory" if there else ""
             raise CapacityError(
                 f"rank {rank} needs {least}{bytes_text(there + needed)} of device memory ({whose}), and "
-                f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}use more "
-                f"ranks, {elsewhere}or split the product (the tile size makes no difference)"
+                f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}use more ranks"
+                f"{elsewhere}"
             )
 
 
