@@ -19,13 +19,13 @@ def launcher():
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
-def start(words, ranks=2, **environment):
-    """Start ``python WORDS`` on some ranks, standard output and error apart; return the process."""
+def start(words, ranks=2, by=(), **environment):
+    """Start ``python WORDS`` on some ranks by a command, standard output and error apart; return the process."""
     # The job must not take this test's own launcher for its own.
     inherited = ("PMI", "HYD", "MPI", "OMPI_COMM", "OMPI_UNIVERSE", "PMIX", "PRTE", "SLURM")
     own = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     return subprocess.Popen(
-        [launcher(), "-n", str(ranks), sys.executable, *map(str, words)],
+        [*map(str, by), launcher(), "-n", str(ranks), sys.executable, *map(str, words)],
         cwd=ROOT,
         env={**own, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
@@ -36,9 +36,9 @@ def start(words, ranks=2, **environment):
     )
 
 
-def start_gemm(*words, **environment):
-    """Start the gemm command on the host backend on two ranks; return the process."""
-    return start(["-m", "uncut_mpi.gemm", "--backend", "host", *words], **environment)
+def start_gemm(*words, by=(), **environment):
+    """Start the gemm command on the host backend on two ranks, by a command; return the process."""
+    return start(["-m", "uncut_mpi.gemm", "--backend", "host", *words], by=by, **environment)
 
 
 def ended(process, limit_s=25):
