@@ -13,18 +13,23 @@ static constexpr std::int64_t least_chunks = 8;
 void Scheduler::deliver() {
     for (NextCopy next = next_copy(); next.piece; next = next_copy()) {
         Delivery &of = *next.piece;
-        const auto of_slice = [&](std::size_t block) {
-            return here(block, of.step, of.what).columns(of.columns.first, of.columns.last);
+        const bool whole = of.runs.size() > 1;
+        const auto some = [&](const Region &run) {
+            return whole ? run : run.columns(of.columns.first, of.columns.last);
         };
         const int by = sender(next), to = rank_of(next.to->block, of.step);
-        if (next.from) {
-            next.to->task = push(by, to, of_slice(next.to->block), of_slice(next.from->block), next.from->task);
-            sent_[by] += of.source.rows * of.source.cols;
-        } else {
-            next.to->task = copy_in(of.origin, to, of_slice(next.to->block), of.source);
+        for (const Run &run : of.runs) {
+            const Region there = some(here(next.to->block, of.step, run.what));
+            if (next.from) {
+                const Region held = some(here(next.from->block, of.step, run.what));
+                next.to->task = push(by, to, there, held, next.from->task);
+            } else {
+                next.to->task = copy_in(of.origin, to, there, some(source_of(run)));
+            }
+            arrives(next.to->block, of.step, run.what, next.to->task);
         }
+        if (next.from) sent_[by] += of.elements;
         next.to->there = occupy(by, to, next.begins, of.bytes);
-        arrives(next.to->block, of.step, of.what, next.to->task);
         if (--of.left == 0) deliveries_.erase(deliveries_.begin() + (next.piece - deliveries_.data()));
         begin_residents();
     }

@@ -3,6 +3,9 @@
 
 namespace uncut::kblocks {
 
+// Shorter ones take longer to begin than to copy; longer ones are handed on while the next ones come.
+static constexpr std::int64_t most_bytes_of_run = std::int64_t{2} << 20;
+
 std::size_t Scheduler::end_of_stretch(std::size_t at) const {
     const std::vector<KStep> &steps = layout_.steps;
     const KStep &first = steps[at];
@@ -167,49 +170,124 @@ bool Scheduler::is_needed(const Blocks &blocks, const KStep &step, std::int64_t 
 
 void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, Extent of_a) {
     const Piece what = piece(matrix, blocks.front(), step, of_a);
-    problem_.each_piece(matrix, rows_of(what), cols_of(what), [&](const KPiece &from, Extent rows, Extent cols) {
-        const bool of_rows = matrix == matrix_a;
-        fetch_piece({matrix, of_rows ? rows : cols, of_rows ? cols : rows}, from, blocks, step);
+    const bool of_rows = matrix == matrix_a;
+    runs_.clear();
+    problem_.each_piece(matrix, rows_of(what), cols_of(what), [&](const KPiece &first, Extent rows, Extent cols) {
+        // Of several holders they take turns.
+        const std::span<const KPiece> holders(&first, first.holders);
+        const KPiece &from = holders[static_cast<std::size_t>(step.first_k / how_.first) % holders.size()];
+        const Run run{{matrix, of_rows ? rows : cols, of_rows ? cols : rows}, &from};
+        const bool goes_on = !runs_.empty() && go_together(runs_.back(), run);
+        last_takers_.swap(takers_);
+        const bool any = find_takers(run, holders, blocks, step);
+        if (!runs_.empty() && (!goes_on || takers_ != last_takers_)) {
+            takers_.swap(last_takers_);
+            hand_out(step);
+            takers_.swap(last_takers_);
+        }
+        if (any) runs_.push_back(run);
     });
+    if (!runs_.empty()) hand_out(step);
 }
 
-void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks &blocks, const KStep &step) {
-    const int matrix = what.matrix;
-    // Of several holders they take turns.
-    const std::span<const KPiece> holders(&first, first.holders);
-    const KPiece &from = holders[static_cast<std::size_t>(step.first_k / how_.first) % holders.size()];
-    const Region source = store_.users(matrix, from, rows_of(what), cols_of(what));
-    if (source.empty()) return;
+bool Scheduler::go_together(const Run &one, const Run &other) const {
+    if (how_.in_rings() || one.from->origin.on_host || one.from->origin != other.from->origin) return false;
+    const auto is_short = [&](const Run &run) {
+        return run.what.across.size() * run.what.k.size() * problem_.itemsize() <= most_bytes_of_run;
+    };
+    return (problem_.serial_copies || how_.earliest) && is_short(one) && is_short(other);
+}
+
+bool Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step) {
+    const Piece &what = run.what;
     takers_.clear();
+    if (source_of(run).empty()) return false;
     for (const std::size_t block : blocks) {
         const KPart &part = member(block, step.split);
-        if (part.panel[matrix] < 0) continue;
+        if (part.panel[what.matrix] < 0) continue;
         const auto own =
             std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
         if (!store_.brings(block_of(block), part, what)) continue;
         if (own == holders.end()) {
             takers_.push_back(block);
-        } else if (!part.reads_in_place(matrix, what.across, what.k)) {
-            const Region held = store_.users(matrix, *own, rows_of(what), cols_of(what));
+        } else if (!part.reads_in_place(what.matrix, what.across, what.k)) {
+            const Region held = store_.users(what.matrix, *own, rows_of(what), cols_of(what));
             arrives(block, step, what, push(part.rank, part.rank, here(block, step, what), held, -1));
         }
     }
-    if (takers_.empty()) return;
+    return !takers_.empty();
+}
+
+Delivery Scheduler::to_deliver(std::span<const Run> runs, Extent columns, const KStep &step) const {
+    std::int64_t elements = 0;
+    for (const Run &run : runs) {
+        const Region source = source_of(run);
+        elements += source.rows * (runs.size() > 1 ? source.cols : columns.size());
+    }
+    Delivery one{{runs.begin(), runs.end()},
+                 step,
+                 runs.front().from->origin,
+                 columns,
+                 static_cast<double>(elements * problem_.itemsize()),
+                 elements,
+                 {},
+                 takers_.size()};
+    one.takers.reserve(takers_.size());
+    for (const std::size_t taker : takers_)
+        one.takers.push_back({taker});
+    return one;
+}
+
+// Each taker gets a part of them from where they are, and hands it on when all of it is there. So no copy waits between
+// those that follow one another on a lane, and these are one (packing.hpp).
+void Scheduler::hand_out_several(const KStep &step) {
+    const KOrigin origin = runs_.front().from->origin;
+    const std::size_t count = takers_.size(), parts = std::min(count, runs_.size());
+    for (std::size_t part = 0; part < parts; ++part) {
+        const std::span<const Run> some = std::span(runs_).subspan(
+            runs_.size() * part / parts, runs_.size() * (part + 1) / parts - runs_.size() * part / parts);
+        const auto chosen = static_cast<std::size_t>(first_taker(origin, step.split));
+        const std::size_t first = takers_[chosen];
+        const int by = rank_of(first, step);
+        std::int32_t came = -1;
+        for (const Run &run : some) {
+            const Region held = here(first, step, run.what);
+            came = copy_in(origin, by, held, source_of(run));
+            arrives(first, step, run.what, came);
+            sent_[by] += static_cast<std::int64_t>(count - 1) * held.rows * held.cols;
+        }
+        // The one that the origin sends to next comes last: its port is busy meanwhile.
+        for (std::size_t next = 1; next < count; ++next) {
+            const std::size_t other = takers_[(chosen + count - next) % count];
+            for (const Run &run : some)
+                arrives(other, step, run.what,
+                        push(by, rank_of(other, step), here(other, step, run.what), here(first, step, run.what), came));
+        }
+    }
+}
+
+void Scheduler::hand_out(const KStep &step) {
+    if (runs_.size() == 1) {
+        hand_out_one(runs_.front(), step);
+    } else if (how_.earliest) {
+        deliveries_.push_back(to_deliver(runs_, {}, step));
+    } else {
+        hand_out_several(step);
+    }
+    runs_.clear();
+}
+
+void Scheduler::hand_out_one(const Run &run, const KStep &step) {
+    const Piece &what = run.what;
+    const KPiece &from = *run.from;
+    const int matrix = what.matrix;
+    const Region source = source_of(run);
     const auto count = static_cast<std::int64_t>(takers_.size());
     const std::int64_t size = source.rows * source.cols * problem_.itemsize();
     // A device that serves its copies one after another sends fewer, longer ones.
     const bool at_once = problem_.serial_copies && !from.origin.on_host;
-    const auto wanted = [&](Extent columns) {
-        const double bytes = static_cast<double>(source.rows * columns.size() * problem_.itemsize());
-        Delivery one{what,    step,  from.origin, source.columns(columns.first, columns.last),
-                     columns, bytes, {},          takers_.size()};
-        one.takers.reserve(takers_.size());
-        for (const std::size_t taker : takers_)
-            one.takers.push_back({taker});
-        return one;
-    };
     if (how_.earliest && !from.origin.on_host) {
-        deliveries_.push_back(wanted({0, source.cols}));
+        deliveries_.push_back(to_deliver({&run, 1}, {0, source.cols}, step));
         return;
     }
     const std::int64_t parts =
@@ -224,7 +302,7 @@ void Scheduler::fetch_piece(const Piece &what, const KPiece &first, const Blocks
         const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice.first, slice.last));
         arrives(first, step, what, came);
         if (how_.earliest && !problem_.ways.even()) {
-            Delivery one = wanted(slice);
+            Delivery one = to_deliver({&run, 1}, slice, step);
             Delivery::Taker &has = one.takers[static_cast<std::size_t>(chosen)];
             const auto at = static_cast<std::size_t>(by);
             has.task = came;

@@ -49,7 +49,13 @@ struct Summand {
     ByLane made_by;  // -1 for none
 };
 
-// A piece of A or B on its way from a device to those that need it.
+// A rectangle of A or B that comes from one piece.
+struct Run {
+    Piece what;
+    const KPiece *from;
+};
+
+// Some of A or B on its way from a device to those that need it.
 struct Delivery {
     struct Taker {
         std::size_t block;
@@ -57,12 +63,12 @@ struct Delivery {
         double there = 0;        // and when it is there
         bool has_it() const { return task >= 0; }
     };
-    Piece what;
+    std::vector<Run> runs;
     KStep step;
     KOrigin origin;
-    Region source;
-    Extent columns;  // of the piece as it is stored, of which this is some
+    Extent columns;  // of a run as it is stored, of which this is some; all of several
     double bytes;
+    std::int64_t elements;
     std::vector<Taker> takers;
     std::size_t left;  // how many have not got it
 };
@@ -255,7 +261,18 @@ class Scheduler {
 
     // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
     void fetch_rows(int matrix, const Blocks &blocks, const KStep &step, Extent of_a);
-    void fetch_piece(const Piece &what, const KPiece &from, const Blocks &blocks, const KStep &step);
+    // Finds who needs it from another one, if anybody does, and has those that hold it copy it where they use it.
+    Region source_of(const Run &run) const {
+        return store_.users(run.what.matrix, *run.from, rows_of(run.what), cols_of(run.what));
+    }
+    Delivery to_deliver(std::span<const Run> runs, Extent columns, const KStep &step) const;
+    bool find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step);
+    // Whether two runs, one after the other, are brought as one.
+    bool go_together(const Run &one, const Run &other) const;
+    // Brings what came together to those who take it.
+    void hand_out(const KStep &step);
+    void hand_out_one(const Run &run, const KStep &step);
+    void hand_out_several(const KStep &step);
 
     int rank_of(std::size_t block, const KStep &step) const { return member(block, step.split).rank; }
     // What a step brings to a block; of A these rows.
@@ -376,7 +393,8 @@ class Scheduler {
     std::vector<std::int64_t> sent_;                               // elements, of each rank
     std::vector<WorkerState> workers_;
     std::vector<BlockState> blocks_;
-    std::vector<std::size_t> takers_;
+    std::vector<std::size_t> takers_, last_takers_;  // of one run, and of those before it
+    std::vector<Run> runs_;
     std::vector<std::int64_t> cuts_;
     std::vector<Summand> summands_;  // of one part of C
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.

@@ -31,6 +31,7 @@ struct Extent {
 struct KOrigin {
     bool on_host = false;
     int rank = -1;  // -1: host memory of all ranks
+    bool operator==(const KOrigin &) const = default;
     bool on_device_of(int other) const { return !on_host && rank == other; }
     int location(int num_ranks) const { return on_host ? host_location(num_ranks) + 1 + rank : rank; }
 };
