@@ -205,6 +205,29 @@ def test_auto_moves_no_more_over_host_links_or_is_faster(seed: int) -> None:
     assert is_frugal_or_fast(ours, theirs)
 
 
+def test_a_tie_is_broken_by_none_that_moves_more_over_host_links() -> None:
+    machine, problem = load_machine("h200-4x").subset(range(3)), GemmProblem(10000, 6144, 16384, DType.f32)
+    theirs = plan(problem, HOST, 3, machine, ScheduleOptions("parsec", device_memory=322122547))
+    ours = plan(problem, HOST, 3, machine, ScheduleOptions(device_memory=322122547))
+    assert is_frugal_or_fast(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("words", "scheduler"),
+    [
+        ("-m 8192 --ranks 2 --device-memory 512MiB", "parsec"),
+        ("-m 8192 --ranks 2 --devices 0,1 --device-memory 512MiB", "parsec"),
+        ("-m 8192 -n 2048 -k 8192 --device-memory 256MiB --scheduler kblocks", "kblocks"),
+    ],
+)
+def test_it_is_tried_where_the_scheduler_is_not_named(
+    capsys: pytest.CaptureFixture[str], words: str, scheduler: str
+) -> None:
+    assert plan_command([*words.split(), "--beta", "0", "--machine", "h200-4x"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("plan ")]
+    assert line.split()[1] == f"{scheduler},"
+
+
 def test_a_plan_says_what_the_equation_says(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
     path = tmp_path / "facts.json"
     words = ["-m", "8192", "--machine", "h200-4x", "--ranks", "2", "--json", str(path)]

@@ -574,16 +574,15 @@ def test_runs_of_a_matrix_between_devices_are_one_copy_until_somebody_is_told(
 
     def schedule_of(told_of: int | None, places: tuple[int, ...] = (0, 1, 2, 3)) -> Schedule:
         build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-        shape, run = ((400, 1000), (100, 1000)) if of_rows else ((1000, 400), (1000, 100))
+        shape, run, lines = ((800, 500), (200, 500), 200) if of_rows else ((1000, 400), (1000, 100), 100)
         user = build.buffer(at=0, rows=shape[0], cols=shape[1], ld=1000, dtype=DType.f64, role=Role.USER)
         parts = [build.buffer(at=0, rows=run[0], cols=run[1], ld=1000, dtype=DType.f64, role=Role.USER) for _ in "1234"]
-        panel = build.buffer(
-            at=1, rows=800 if of_rows else 1000, cols=1000 if of_rows else 800, dtype=DType.f64, role=Role.PANEL
-        )
+        twice = (2 * shape[0], shape[1]) if of_rows else (shape[0], 2 * shape[1])
+        panel = build.buffer(at=1, rows=twice[0], cols=twice[1], dtype=DType.f64, role=Role.PANEL)
         small = [build.buffer(at=0, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL) for _ in "12"]
         for number, place in enumerate(places):
-            row, col = (100 * number, 0) if of_rows else (0, 100 * number)
-            there = RegionRef(panel, *((200 * place, 0) if of_rows else (0, 200 * place)), *run)
+            row, col = (lines * number, 0) if of_rows else (0, lines * number)
+            there = RegionRef(panel, *((2 * lines * place, 0) if of_rows else (0, 2 * lines * place)), *run)
             here = RegionRef(parts[number], 0, 0, *run) if in_parts else RegionRef(user, row, col, *run)
             to, of = (here, there) if outward else (there, here)
             lane = build.copy_lane(1, 1, 0) if outward else build.copy_lane(0, 0, 1)
@@ -600,11 +599,28 @@ def test_runs_of_a_matrix_between_devices_are_one_copy_until_somebody_is_told(
         schedule = schedule_of(*arguments)
         return simulate(schedule, machine).end_s[schedule.tasks["kind"] == Kind.COPY].tolist()
 
-    assert ends_of(None) == pytest.approx([1e-2 + 1e-3 + 3.2e6 / 1e11] * 4)
+    # Layers take 4 ns each to issue.
+    assert ends_of(None) == pytest.approx([1e-2 + 1e-3 + 3.2e6 / 1e11] * 4, rel=1e-3)
     two = 1e-2 + 1e-3 + 1.6e6 / 1e11
-    assert ends_of(1) == pytest.approx([two, two, two + 1e-2, two + 1e-2])
+    assert ends_of(1) == pytest.approx([two, two, two + 1e-2, two + 1e-2], rel=1e-3)
     # The third is not as far behind the second as this one is behind the first.
-    assert ends_of(None, (0, 1, 3, 2)) == pytest.approx([two, two, 2e-2 + own, 3e-2 + own])
+    assert ends_of(None, (0, 1, 3, 2)) == pytest.approx([two, two, 2e-2 + own, 3e-2 + own], rel=1e-3)
+
+
+@pytest.mark.parametrize(("columns", "together"), [(1200, True), (1201, False)])
+def test_runs_of_rows_in_many_columns_are_one_copy_if_that_takes_less_to_issue(columns: int, together: bool) -> None:
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    user = build.buffer(at=0, rows=6, cols=columns, dtype=DType.f64, role=Role.USER)
+    panel = build.buffer(at=1, rows=16, cols=columns, dtype=DType.f64, role=Role.PANEL)
+    for at in range(3):
+        ends = RegionRef(panel, 4 * at, 0, 2, columns), RegionRef(user, 2 * at, 0, 2, columns)
+        build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], Factor.ONE, Op.N)])
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    run = simulate(schedule, machine_of(2, costs=IssueCosts(copy_s=1e-3)))
+    moved = 16 * columns / 1e11
+    # A layer takes 4 ns to issue.
+    ends_s = [1e-3 + 4e-9 * columns + 3 * moved] * 3 if together else [1e-3 + moved, 2e-3 + moved, 3e-3 + moved]
+    assert run.end_s == pytest.approx(ends_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])

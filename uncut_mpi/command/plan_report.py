@@ -305,7 +305,7 @@ def _paralia(seconds: float) -> list[str]:
 def _parsec(facts: PlanFacts) -> list[str]:
     if not facts.parsec_bytes:
         return []
-    problem = facts.problem
+    problem = facts.result.best.schedule.problem
     into = sum(port.into_bytes for port in facts.traffic.ports)
     into += 0 if problem.reads_c else problem.m * problem.n * problem.dtype.itemsize
     rival = next((one for one in facts.result.candidates if one.options.scheduler == "parsec"), None)

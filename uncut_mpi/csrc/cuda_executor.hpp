@@ -173,6 +173,7 @@ class Executor {
         std::vector<Checkpoint> checkpoints;
         PackedCopies packed;  // those that the next copy may join
         Series series;
+        std::vector<std::size_t> others;       // of the series, behind the first
         std::array<Address, 2> allocations{};  // that it writes and reads
     };
 

@@ -434,9 +434,10 @@ void Executor::add_to_series(Lane &lane, const PackedCopy &one, const Operand *e
     const std::array<Address, 2> allocations{allocation_of(ends[0].buffer, one.to),
                                              allocation_of(ends[1].buffer, one.from)};
     const std::optional<Series> longer = lane.series.with(one, device_->max_pitch_bytes());
-    if (longer && allocations == lane.allocations) {
+    // In one allocation a later one could read what an earlier one writes.
+    if (longer && allocations == lane.allocations && allocations[0] != allocations[1]) {
         lane.series = *longer;
-        copies_.back().packed = true;
+        lane.others.push_back(copies_.size() - 1);
         return;
     }
     end_series(lane);
@@ -453,7 +454,9 @@ Address Executor::allocation_of(std::int32_t buffer, Address within) {
 
 void Executor::end_series(Lane &lane) {
     const Series &series = lane.series;
-    if (series.count > 1) {
+    if (series.pays()) {
+        for (const std::size_t other : lane.others)
+            copies_[other].packed = true;
         Copy &first = copies_[series.first];
         Memcpy3D made{};
         made.src_memory_type = first.shape.src_memory_type;
@@ -473,6 +476,7 @@ void Executor::end_series(Lane &lane) {
         series_.push_back(made);
     }
     lane.series.end();
+    lane.others.clear();
 }
 
 void Executor::end_copies(const Program &program, Lane &lane) {

@@ -34,6 +34,10 @@ struct Pack {
     void end() { count = 0; }
 };
 
+// What a driver takes for a layer of a copy in three dimensions, and so many in the time of a call (2026-11-27).
+constexpr double layer_s = 4e-9;
+constexpr std::int64_t layers_of_a_call = 400;
+
 // Alike ones between two memories, each as far behind the one before it where it reads and where it writes: runs of a
 // matrix that is dealt in turn. One copy in three dimensions makes them all, as fast as one without gaps.
 struct Series {
@@ -66,6 +70,13 @@ struct Series {
         if (!longer.fits(most_pitch)) return {};
         return longer;
     }
+
+    // Whether it takes less to issue than its copies do one by one: a driver writes down each layer.
+    bool pays() const {
+        return count > 1 &&
+               (of_lines() || of_layers() || one.lines <= layers_of_a_call * static_cast<std::int64_t>(count));
+    }
+    double layers_s() const { return layer_s * static_cast<double>(depth()); }
 
     // Each copy is one line, or a layer of lines, or one line of every layer.
     bool of_lines() const { return one.lines == 1; }

@@ -75,7 +75,7 @@ void Simulator::State::make_bodies() {
 // As executors pack them, by what is known before a list is lowered.
 void Simulator::State::pack_copies() {
     packs_.assign(t_.lanes.size(), {});
-    series_.assign(t_.lanes.size(), {});
+    series_.resize(t_.lanes.size());
     const auto make = [&](Pack &pack) {
         if (pack.count > 1) {
             Task &first = tasks_[pack.first];
@@ -113,6 +113,8 @@ void Simulator::State::pack_copies() {
     }
     for (Pack &pack : packs_)
         make(pack);
+    for (Serial &serial : series_)
+        end_series(serial);
 }
 
 // A copy between memories goes on with the series of its lane, or begins one, which ends where somebody is told.
@@ -120,10 +122,11 @@ void Simulator::State::add_to_series(std::size_t task) {
     const TaskRecord &record = t_.tasks[task];
     Serial &serial = series_[record.lane];
     Series &series = serial.series;
-    Body &body = tasks_[task].body;
+    const Body &body = tasks_[task].body;
     const bool is_flow = record.kind == copy_task && !tasks_[task].is_kernel && body.amount > 0 && !m_.on_disk;
     if (!is_flow) {
-        if (record.kind != copy_task || body.amount > 0) series.end();
+        const bool stands_between = issues_[task].waits || issues_[task].told != 0;
+        if (record.kind != copy_task || body.amount > 0 || stands_between) end_series(serial);
         return;
     }
     const RegionRecord &to = t_.regions[operand(record, 0).region], &from = t_.regions[operand(record, 1).region];
@@ -158,15 +161,28 @@ void Simulator::State::add_to_series(std::size_t task) {
     const std::optional<Series> longer = goes_on ? series.with(one, most_pitch) : std::nullopt;
     if (longer) {
         series = *longer;
-        tasks_[series.first].body.amount += body.amount;
-        tasks_[task].packed = true;
-        body = {};
+        serial.others.push_back(task);
     } else {
+        end_series(serial);
         one.to = place(to, target), one.from = place(from, source);
         series.begin(task, one);
     }
     serial.buffers = {to.buffer, from.buffer};
-    if (issues_[task].told != 0) series.end();
+    if (issues_[task].told != 0) end_series(serial);
+}
+
+void Simulator::State::end_series(Serial &serial) {
+    if (serial.series.pays()) {
+        const std::size_t first = serial.series.first;
+        for (const std::size_t other : serial.others) {
+            tasks_[first].body.amount += tasks_[other].body.amount;
+            tasks_[other].packed = true;
+            tasks_[other].body = {};
+        }
+        issues_[first].own += serial.series.layers_s();
+    }
+    serial.series.end();
+    serial.others.clear();
 }
 
 bool Simulator::State::are_beside(std::int32_t one, std::int32_t other) const {

@@ -87,6 +87,7 @@ class Simulator::State {
     // Copies of a lane that one copy makes so far, and buffers that the last of them writes and reads.
     struct Serial {
         Series series;
+        std::vector<std::size_t> others;  // tasks behind the first
         std::array<std::int32_t, 2> buffers{-1, -1};
     };
 
@@ -115,6 +116,7 @@ class Simulator::State {
     Body transposing_body(const TaskRecord &task) const;
     void pack_copies();
     void add_to_series(std::size_t task);
+    void end_series(Serial &serial);
     bool are_beside(std::int32_t one, std::int32_t other) const;  // parts of a matrix in one memory
     bool is_aligned(const RegionRecord &region) const;
     bool is_aligned(const TaskRecord &task) const;

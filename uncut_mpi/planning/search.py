@@ -153,26 +153,24 @@ def search(
             explorer = _Explorer(problem, placement, num_ranks, machine, tried)
             explorer.explore(made_with, budget)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
-    found = _as_frugal_as_parsec(found)
+    found, most = _as_frugal_as_parsec(found)
     stays = placement.in_parts or found[0].options.blocking.slots > 0
-    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, 0 if stays else _AS_LITTLE)]
+    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, 0 if stays else _AS_LITTLE, most)]
     return SearchResult(chosen, tried.discarded, tried.spent, asked.metric)
 
 
-def _as_frugal_as_parsec(found: list[Candidate]) -> list[Candidate]:
+def _as_frugal_as_parsec(found: list[Candidate]) -> tuple[list[Candidate], int | None]:
     """
-    Return candidates without those that are hardly faster than PaRSEC's and move more over host links.
+    Return candidates, and what the choice may move over host links (bytes; None: anything).
 
-    All are left out that are faster than the first one that stays.
+    Those that are hardly faster than PaRSEC's and move more come last.
     """
     rival = next((one for one in found if one.options.scheduler == "parsec"), None)
     if rival is None or found[0].value <= _FASTER_THAN_PARSEC * rival.value:
-        return found
-    most = _host_bytes(rival)
-    for one in found[: min(found.index(rival), _MOST_WITHOUT_MORE)]:
-        if _host_bytes(one) <= most:
-            return found[found.index(one) :]
-    return found[found.index(rival) :]
+        return found, None
+    most, at = _host_bytes(rival), found.index(rival)
+    first = next((one for one in range(min(at, _MOST_WITHOUT_MORE)) if _host_bytes(found[one]) <= most), at)
+    return found[first:] + found[:first], most
 
 
 def _host_bytes(candidate: Candidate) -> int:
@@ -180,9 +178,16 @@ def _host_bytes(candidate: Candidate) -> int:
     return moved["host_to_device"] + moved["device_to_host"]
 
 
-def _with_ties_broken(found: list[Candidate], as_little: float) -> list[Candidate]:
-    """Return candidates, first of those as good as the best (`TIE`) one that copies little, and then holds little."""
-    tied = [one for one in found if one.value <= (1 + TIE) * found[0].value]
+def _with_ties_broken(found: list[Candidate], as_little: float, most: int | None = None) -> list[Candidate]:
+    """
+    Return candidates, first of those as good as the first one (`TIE`) one that copies little, and then holds little.
+
+    Those that move more over host links than `most` bytes are none of them.
+    """
+    best = found[0]
+    tied = [one for one in found if one.value <= (1 + TIE) * best.value]
+    if most is not None:
+        tied = [one for one in tied[:_MOST_WITHOUT_MORE] if one is best or _host_bytes(one) <= most]
     if len(tied) == 1:
         return found
     for which in (0, 1):
@@ -219,8 +224,11 @@ class _Explorer:
                 if starts and starts[0].options.blocking.slots:
                     budget += min(_MOST_OUT_OF_CORE, round(_OUT_OF_CORE_PER_S * starts[0].predicted_s))
                     self._evaluation.allow(budget)
-                    if not asked.given:
+                    if asked.scheduler == "auto" and set(asked.given) <= {"devices"}:
+                        before = self._evaluation.spent
                         self._begin_with(changed(asked, scheduler="parsec"))
+                        budget += self._evaluation.spent - before
+                        self._evaluation.allow(budget)
                 for one in starts:
                     dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
                     done |= _traits(self._descend(one, kblocks, dimensions))
