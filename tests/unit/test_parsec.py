@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -203,6 +204,17 @@ def test_auto_moves_no_more_over_host_links_or_is_faster(seed: int) -> None:
     ours = plan(problem, HOST, ranks, machine, ScheduleOptions(device_memory=budget))
     assert ours.predicted_s <= (1 + TIE) * theirs.predicted_s
     assert is_frugal_or_fast(ours, theirs)
+
+
+def test_options_of_a_plan_give_the_same_plan_again() -> None:
+    machine, problem = load_machine("h200-4x").subset(range(2)), GemmProblem(8192, 8192, 8192, DType.f64, reads_c=False)
+    budget = ScheduleOptions(device_memory=512 << 20)
+    made = plan(problem, HOST, 2, machine, budget)
+    assert made.options.scheduler == "parsec"
+    again = plan(problem, HOST, 2, machine, made.options.of_its_scheduler)
+    assert again.schedule.digest() == made.schedule.digest()
+    of_kblocks = plan(problem, HOST, 2, machine, dataclasses.replace(budget, scheduler="kblocks")).options
+    assert of_kblocks.of_its_scheduler == of_kblocks
 
 
 def test_a_tie_is_broken_by_none_that_moves_more_over_host_links() -> None:

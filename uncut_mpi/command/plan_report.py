@@ -209,7 +209,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "predicted_s": candidate.predicted_s,
         "bound_s": candidate.bound_s,
         "energy_j": candidate.energy_j,
-        "options": dataclasses.asdict(candidate.options),
+        "options": dataclasses.asdict(candidate.options.of_its_scheduler),
     }
 
 

@@ -551,6 +551,18 @@ class ScheduleOptions:
         """Return the names of the given options that a scheduler does not take."""
         return tuple(name for name in self.given if scheduler not in _TAKERS[name])
 
+    @property
+    def of_its_scheduler(self) -> ScheduleOptions:
+        """The same without what its scheduler finds by its own rules and does not take: it gives the same schedule."""
+        dropped = self.foreign(self.scheduler)
+        own = {name: about.default for name, about in declared(self) if name in dropped}
+        kept = {
+            name: getattr(self.blocking, name)
+            for name, _ in declared(self.blocking)
+            if f"blocking.{name}" not in dropped
+        }
+        return dataclasses.replace(self, **own, blocking=Blocking(**kept))
+
     def __post_init__(self) -> None:
         convert(self)
         if self.grid is not None and len(self.grid) != 2:
