@@ -177,10 +177,10 @@ void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, 
         const std::span<const KPiece> holders(&first, first.holders);
         const KPiece &from = holders[static_cast<std::size_t>(step.first_k / how_.first) % holders.size()];
         const Run run{{matrix, of_rows ? rows : cols, of_rows ? cols : rows}, &from};
-        const bool goes_on = !runs_.empty() && go_together(runs_.back(), run);
+        if (!runs_.empty() && !go_together(runs_.back(), run)) hand_out(step);
         last_takers_.swap(takers_);
         const bool any = find_takers(run, holders, blocks, step);
-        if (!runs_.empty() && (!goes_on || takers_ != last_takers_)) {
+        if (!runs_.empty() && takers_ != last_takers_) {
             takers_.swap(last_takers_);
             hand_out(step);
             takers_.swap(last_takers_);
