@@ -224,3 +224,8 @@ def succeed(reports: Mapping[int, ExecutionReport]) -> None:
     """Check that every rank's run has succeeded."""
     for rank, report in reports.items():
         assert report.error is None, f"rank {rank}: {report.error!r}"
+
+
+def packed_in(fake):
+    """How many copies each pack had, as they were launched."""
+    return [int(line.split()[-1]) for line in fake.log() if " pack " in line]

@@ -428,7 +428,7 @@ def _with_lookahead(methods: Sequence[str], lookahead: Sequence[int] | None) -> 
     for method in methods:
         is_its = method.partition(":")[0] == "parsec" and "+" not in method
         made |= dict.fromkeys([f"{method}+{one}" for one in lookahead] if is_its else [method])
-    if len(made) == len(methods) and [*made] == [*methods]:
+    if [*made] == [*methods]:
         raise ParamError(
             f"--lookahead {','.join(map(str, lookahead))} is of the method parsec, which is not among "
             f"{','.join(methods)} without one of its own: add it to --methods"
