@@ -72,7 +72,9 @@ EFFORTS: Final = {
     "cuda": Effort(
         area_bytes=64 << 20,
         target_s=2e-3,
-        widths_bytes=(128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768, 65536, 131072),
+        # To the host, while the device multiplies, rows of 128 KiB are slower than narrower and wider ones are
+        # (docs/performance.md, 2026-11-27). Blocks of large matrices have such rows, and wider ones.
+        widths_bytes=(128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384, 32768, *(1 << p for p in range(16, 20))),
         # Between devices a row above 8 KiB takes the time of one of 11 KiB (docs/performance.md, 2026-11-22). From and
         # to the host such rows are nearly as fast as contiguous ones alone one way, and as slow as those around them
         # both ways at once or at another distance (2026-11-24): no rate that a schedule could count on.

@@ -166,12 +166,12 @@ def make_product(
     b, host_b = _placed(session, sources[1], dtype, arguments.place.b)
     first_c = session.empty_host((m, n), dtype, order=result_order)
     source = sources[2]
+    is_same = source is None and arguments.place.c == Location.host()  # filled by `reset_result`
     with session.together("filling C"):
-        if source is None:
-            data.poison(first_c.array[index(first_c.order, share_of(session, first_c))])
-        else:
+        if source is not None:
             _fill(session, source, first_c, arguments.place.c)
-    is_same = source is None and arguments.place.c == Location.host()
+        elif not is_same:
+            data.poison(first_c.array[index(first_c.order, share_of(session, first_c))])
     c = first_c if is_same else _empty(session, (m, n), dtype, arguments.place.c, result_order)
     product = Product(m, n, k, dtype, a, b, c, host_a, host_b, first_c)
     reset_result(session, product)
