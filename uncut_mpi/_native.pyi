@@ -223,8 +223,16 @@ class KBlocksRun:
         """How many tasks there are, or one more than there may be."""
 
     @property
+    def num_products(self) -> int:
+        """How many of the tasks are products."""
+
+    @property
     def moved_bytes(self) -> int:
         """Bytes of copies from one memory to another."""
+
+    @property
+    def host_link_bytes(self) -> int:
+        """Of those, bytes between host memory and a device."""
 
     @property
     def held_bytes(self) -> int:

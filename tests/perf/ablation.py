@@ -126,7 +126,7 @@ def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     return {
         "case": case,
         "seconds": best.predicted_s,
-        "bytes": sum(best.taken_bytes),
+        "bytes": sum(best.taken[:2]),
         "cpu_s": spent,
         "tasks": found.tasks_simulated,
         "tried": len(found.candidates),

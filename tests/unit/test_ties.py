@@ -1,4 +1,4 @@
-"""Of schedules that are predicted to be as fast the search chooses the one that copies and holds least."""
+"""Of schedules that are predicted to be as fast the search chooses one that copies little, and then holds little."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import SearchResult, search
 
 TIE = 0.01
@@ -35,6 +37,11 @@ def taken(one: Candidate) -> tuple[int, int]:
     """Return the bytes that a schedule copies between memories, and those of its buffers."""
     moved = one.schedule.bytes_by_link()
     return sum(moved.values()) - moved["local"], int(one.schedule.softbuf_bytes().sum())
+
+
+def products(one: Candidate) -> int:
+    """Return how many products a schedule has."""
+    return int((one.schedule.tasks["kind"] == Kind.GEMM).sum())
 
 
 def test_a_large_matrix_is_not_sent_to_all_ranks_for_half_a_per_cent() -> None:
@@ -61,6 +68,23 @@ def test_the_choice_is_as_fast_as_the_fastest_and_takes_as_little_as_any_that_is
     assert rest == sorted(rest)
 
 
+@pytest.mark.parametrize(("m", "n", "k", "gib"), [(65536, 131072, 4096, 16), (65536, 65536, 4096, 8)])
+def test_out_of_core_the_choice_moves_least_in_few_products(m: int, n: int, k: int, gib: int) -> None:
+    machine = load_machine("h200-4x")
+    options = ScheduleOptions(device_memory=gib << 30)
+    problem = GemmProblem(m, n, k, DType.f64, reads_c=False)
+    result = search(problem, Placement.parse("h,h,h"), machine.num_ranks, machine, options)
+    fastest = min(result.candidates, key=lambda one: one.value)
+    assert fastest.options.blocking.slots > 0, "not out of core"
+    tied = [one for one in result.candidates if one.value <= (1 + TIE) * fastest.value]
+    tied = [one for one in tied if one.options.scheduler == fastest.options.scheduler]
+    least = min(taken(one)[0] for one in tied)
+    counts = {products(one) for one in tied if taken(one)[0] == least}
+    assert len(counts) > 1, "nothing to choose"
+    assert taken(result.best)[0] == least
+    assert products(result.best) <= AS_LITTLE * min(counts)
+
+
 @pytest.mark.parametrize("dtype", [DType.f64, DType.bf16])
 @pytest.mark.parametrize("place", ["h,h,h", "0,1,2", "h,0,h2"])
 def test_bytes_that_the_core_counts_are_those_of_the_schedule(place: str, dtype: DType) -> None:
@@ -70,8 +94,12 @@ def test_bytes_that_the_core_counts_are_those_of_the_schedule(place: str, dtype:
     result = search(GemmProblem(1000, 900, 800, dtype), Placement.parse(place), 4, machine)
     some = [one for one in result.candidates if one.options.scheduler == "kblocks"][:40]
     assert some
+    for one in some:
+        moved = one.schedule.bytes_by_link()
+        assert one.taken.host_link_bytes == moved["host_to_device"] + moved["device_to_host"]
+        assert one.taken.products == products(one)
     # The core rounds the end of each rank's buffers up to 256 bytes.
-    assert all(0 <= sum(one.taken_bytes) - sum(taken(one)) < 256 * 4 for one in some)
+    assert all(0 <= sum(one.taken[:2]) - sum(taken(one)) < 256 * 4 for one in some)
 
 
 def test_equal_searches_choose_equally() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,28 @@ from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.simulate import Simulation
 
 Progress = tuple[np.ndarray, np.ndarray]
+
+
+class Taken(NamedTuple):
+    """
+    What a schedule takes.
+
+    Attributes
+    ----------
+    moved_bytes : int
+        What it copies from one memory to another.
+    held_bytes : int
+        Its buffers on all devices.
+    host_link_bytes : int
+        Of `moved_bytes`, what goes between host memory and a device.
+    products : int
+        How many of its tasks are products.
+    """
+
+    moved_bytes: int
+    held_bytes: int
+    host_link_bytes: int
+    products: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -41,8 +64,8 @@ class Candidate:
         Returns its run as the model sees it, always the same one. A search looks at few of them.
     progress : callable
         Returns when each rank has done its part, and how much that is: arrays of (s, operations).
-    known_bytes : tuple of int or None
-        What `taken_bytes` returns, where that is known.
+    known : Taken or None
+        What `taken` returns, where that is known.
     shape : tuple of int
         How it cuts its problem: grid, splits of k and, of columns of ranks, how many each has.
     """
@@ -56,7 +79,7 @@ class Candidate:
     value: float
     run: Callable[[], Simulation]
     progress: Callable[[], Progress]
-    known_bytes: tuple[int, int] | None = None
+    known: Taken | None = None
     shape: tuple[int, ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,12 +103,15 @@ class Candidate:
         return self.simulation.schedule
 
     @property
-    def taken_bytes(self) -> tuple[int, int]:
-        """Bytes that it copies from one memory to another, and those of its buffers on all devices."""
-        if self.known_bytes is not None:
-            return self.known_bytes
+    def taken(self) -> Taken:
+        """What it takes besides time."""
+        if self.known is not None:
+            return self.known
         moved = self.schedule.bytes_by_link()
-        return sum(moved.values()) - moved["local"], int(self.schedule.softbuf_bytes().sum())
+        held = int(self.schedule.softbuf_bytes().sum())
+        host_link_bytes = moved["host_to_device"] + moved["device_to_host"]
+        products = int((self.schedule.tasks["kind"] == Kind.GEMM).sum())
+        return Taken(sum(moved.values()) - moved["local"], held, host_link_bytes, products)
 
     @property
     def energy_j(self) -> float:

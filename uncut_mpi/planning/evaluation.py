@@ -23,7 +23,16 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.candidates import Candidate, Once, Progress, itself, progress_of, progress_of_run, simulation_of
+from uncut_mpi.planning.candidates import (
+    Candidate,
+    Once,
+    Progress,
+    Taken,
+    itself,
+    progress_of,
+    progress_of_run,
+    simulation_of,
+)
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
@@ -239,7 +248,7 @@ class Evaluation:
                 return None
             simulated = Once(functools.partial(simulation_of, made, run, self._machine, self._simulations.machine))
             progress = functools.partial(progress_of_run, run)
-            taken = run.moved_bytes, run.held_bytes
+            taken = Taken(run.moved_bytes, run.held_bytes, run.host_link_bytes, run.num_products)
             return self._candidate(made.options, made, run.seconds, simulated, progress, taken)
 
         self._begun.append((options, ended))
@@ -276,7 +285,7 @@ class Evaluation:
         seconds: float,
         run: Callable[[], Simulation],
         progress: Callable[[], Progress],
-        taken: tuple[int, int] | None = None,
+        taken: Taken | None = None,
     ) -> Candidate:
         value = seconds if self._metric_name == "time" else self._metric.value(run())
         made_with = (options, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)

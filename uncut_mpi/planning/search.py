@@ -54,9 +54,6 @@ and their schedules have many tasks. A core tries half a million each second (2 
 _FASTER_THAN_PARSEC: Final = 0.95
 """The part of its time that pays for moving more over host links than PaRSEC's rule does."""
 
-_MOST_WITHOUT_MORE: Final = 12
-"""So many candidates are looked at for one that moves no more than that: to know what moves takes its schedule."""
-
 _WORTH_IT: Final = 1.6
 """The best of another kind that takes so many times as long as `kblocks`' best is not improved by itself."""
 
@@ -154,8 +151,7 @@ def search(
             explorer.explore(made_with, budget)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
     found, most = _as_frugal_as_parsec(found)
-    stays = placement.in_parts or found[0].options.blocking.slots > 0
-    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, 0 if stays else _AS_LITTLE, most)]
+    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, placement, most)]
     return SearchResult(chosen, tried.discarded, tried.spent, asked.metric)
 
 
@@ -168,31 +164,36 @@ def _as_frugal_as_parsec(found: list[Candidate]) -> tuple[list[Candidate], int |
     rival = next((one for one in found if one.options.scheduler == "parsec"), None)
     if rival is None or found[0].value <= _FASTER_THAN_PARSEC * rival.value:
         return found, None
-    most, at = _host_bytes(rival), found.index(rival)
-    first = next((one for one in range(min(at, _MOST_WITHOUT_MORE)) if _host_bytes(found[one]) <= most), at)
+    most = rival.taken.host_link_bytes
+    first = next(at for at, one in enumerate(found) if one.taken.host_link_bytes <= most)
     return found[first:] + found[:first], most
 
 
-def _host_bytes(candidate: Candidate) -> int:
-    moved = candidate.schedule.bytes_by_link()
-    return moved["host_to_device"] + moved["device_to_host"]
-
-
-def _with_ties_broken(found: list[Candidate], as_little: float, most: int | None = None) -> list[Candidate]:
+def _with_ties_broken(found: list[Candidate], placement: Placement, most: int | None = None) -> list[Candidate]:
     """
     Return candidates, first of those as good as the first one (`TIE`) one that copies little, and then holds little.
 
-    Those that move more over host links than `most` bytes are none of them.
+    Of matrices in parts of devices, and where ranks have not room for all, it is one that copies least in few products.
+    Those are large, so what the model does not know of small ones does not count. What ranks hold that have not room
+    for all is limited anyway; theirs are by one scheduler. Those that move more over host links than `most` bytes are
+    none of them.
     """
     best = found[0]
+    in_turn = best.options.blocking.slots > 0
     tied = [one for one in found if one.value <= (1 + TIE) * best.value]
     if most is not None:
-        tied = [one for one in tied[:_MOST_WITHOUT_MORE] if one is best or _host_bytes(one) <= most]
+        tied = [one for one in tied if one is best or one.taken.host_link_bytes <= most]
+    if in_turn:
+        tied = [one for one in tied if one.options.scheduler == best.options.scheduler]
     if len(tied) == 1:
         return found
-    for which in (0, 1):
-        least = min(one.taken_bytes[which] for one in tied)
-        tied = [one for one in tied if one.taken_bytes[which] <= least + as_little * abs(least)]
+    slack = 0 if placement.in_parts or in_turn else _AS_LITTLE
+    rules = [("moved_bytes", slack)]
+    rules += [] if in_turn else [("held_bytes", slack)]
+    rules += [("products", _AS_LITTLE)] if in_turn or (placement.in_parts and not placement.in_host()) else []
+    for which, as_little in rules:
+        least = min(getattr(one.taken, which) for one in tied)
+        tied = [one for one in tied if getattr(one.taken, which) <= least + as_little * abs(least)]
     return [tied[0], *(one for one in found if one is not tied[0])]
 
 
