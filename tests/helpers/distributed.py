@@ -201,11 +201,13 @@ def random_product(session, seed):
         c, mine = cut_up(session, rng, data.c, orders[2])
     options = random_blocking(rng, session.size) if rng.random() < 0.9 else ScheduleOptions()
     options = dataclasses.replace(options, host_memory=rng.choice((0, 2000, 5000, 20000, 100_000)))
+    options = dataclasses.replace(options, device_memory=rng.choice((0, 0, 1000, 3000, 8000, 20000)))
+    scalars = {"alpha": alpha, "beta": beta, "trans_a": trans[0], "trans_b": trans[1]}
     try:
-        session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans[0], trans_b=trans[1], options=options)
-    except um.CapacityError:  # of rings: the same on all ranks
-        options = dataclasses.replace(options, host_memory=1 << 20)
-        session.gemm(a, b, c, alpha=alpha, beta=beta, trans_a=trans[0], trans_b=trans[1], options=options)
+        session.gemm(a, b, c, **scalars, options=options)
+    except um.CapacityError:  # of rings or blocks of C: the same on all ranks
+        options = dataclasses.replace(options, host_memory=1 << 20, device_memory=0)
+        session.gemm(a, b, c, **scalars, options=options)
     if result_in_file:
         mine = [(session.download(c).array, (0, 0))]
     result, bound = interpret.reference(problem, data)

@@ -156,6 +156,19 @@ def test_any_budget_from_the_least_on_is_kept() -> None:
     assert all("at least" in text for text in refused), refused
 
 
+@pytest.mark.parametrize("place", ["h,h,h", "0,h,0"])
+@pytest.mark.parametrize("blocking", [Blocking(order="columns"), Blocking(slots=2, c_rows=20)])
+def test_what_options_need_more_than_a_budget_is_said_and_is_enough(place: str, blocking: Blocking) -> None:
+    problem, placement, machine = GemmProblem(60, 50, 40, DType.f64), Placement.parse(place), Machine.uniform(2)
+    options = ScheduleOptions(scheduler="kblocks", blocking=blocking, device_memory=1000)
+    with pytest.raises(CapacityError, match=r"let ranks use \d+ bytes") as error:
+        plan(problem, placement, 2, machine, options)
+    (enough,) = re.findall(r"let ranks use (\d+) bytes", str(error.value))
+    made = plan(problem, placement, 2, machine, dataclasses.replace(options, device_memory=int(enough))).schedule
+    # Of each rank the end is rounded up to 256 bytes.
+    assert int(enough) - 256 < made.softbuf_bytes().max() <= int(enough)
+
+
 def test_copies_over_other_ranks_keep_the_budget_too() -> None:
     machine, over_others = load_machine("vulcan-8xv100"), 0
     for seed in range(4):

@@ -121,9 +121,11 @@ def check_capacity(
         if needed > total - there:
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
-            least, mend = "", ""
-            if is_least and needed:
-                least, mend = "at least ", f"let ranks use {max(softbuf_bytes)} bytes (device_memory), or "
+            least = "at least " if is_least and needed else ""
+            mend = ""
+            if needed:
+                or_else = "" if is_least else "leave out options of the schedule, "
+                mend = f"let ranks use {max(softbuf_bytes)} bytes (device_memory), {or_else}or "
             elsewhere = ", or place the matrices on other devices or in host memory" if there else ""
             raise CapacityError(
                 f"rank {rank} needs {least}{bytes_text(there + needed)} of device memory ({whose}), and "
