@@ -316,9 +316,9 @@ def test_other_bytes_are_no_handle(handle):
 
 
 class TestControlGroups:
-    def limits(self, tmp_path, membership):
+    def limits(self, tmp_path, membership, enough=1 << 62):
         (tmp_path / "cgroup").write_text(membership)
-        return {name: left for left, name in segments._cgroup_limits(str(tmp_path), str(tmp_path / "cgroup"))}
+        return {name: left for left, name in segments._cgroup_limits(enough, str(tmp_path), str(tmp_path / "cgroup"))}
 
     def put(self, directory, **files):
         directory.mkdir(parents=True, exist_ok=True)
@@ -337,6 +337,12 @@ class TestControlGroups:
             "memory limit of control group /a/b/c": 0,
         }
 
+    def test_what_leaves_more_than_the_node_has_is_no_limit(self, tmp_path):
+        self.put(tmp_path / "a", memory__max="1000\n", memory__current="700\n", memory__stat="inactive_file 100\n")
+        assert self.limits(tmp_path, "0::/a\n", 300) == {}
+        # Without its cache it has less than that.
+        assert self.limits(tmp_path, "0::/a\n", 301) == {"memory limit of control group /a": 400}
+
     def test_version_1_inside_a_container_is_found_at_the_mounted_root(self, tmp_path):
         self.put(
             tmp_path / "memory",
@@ -349,10 +355,10 @@ class TestControlGroups:
 
     def test_no_control_groups_are_no_limit(self, tmp_path):
         assert self.limits(tmp_path, "0::/\n") == {}
-        assert list(segments._cgroup_limits(str(tmp_path), str(tmp_path / "missing"))) == []
+        assert list(segments._cgroup_limits(1 << 62, str(tmp_path), str(tmp_path / "missing"))) == []
 
     def test_the_least_limit_is_the_one_that_counts(self, monkeypatch):
-        monkeypatch.setattr(segments, "_cgroup_limits", lambda: iter([(160 << 20, "the least")]))
+        monkeypatch.setattr(segments, "_cgroup_limits", lambda enough: iter([(160 << 20, "the least")]))
         assert segments.available_bytes() == (160 << 20, "the least")
         with pytest.raises(CapacityError, match="the least"):
             Segment.create(155 << 20, "a test")
