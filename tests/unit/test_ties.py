@@ -11,6 +11,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.options import ScheduleOptions
@@ -19,6 +20,7 @@ from uncut_mpi.planning.search import SearchResult, search
 
 TIE = 0.01
 AS_LITTLE = 4 / 3
+ALMOST = 1e-3
 PROBLEMS = (
     ("h,h,h", 14189, 512, 14189, "h200-4x"),
     ("h,h,h", 512, 14189, 14189, "h200-4x"),
@@ -78,10 +80,26 @@ def test_out_of_core_the_choice_moves_least_in_few_products(m: int, n: int, k: i
     assert fastest.options.blocking.slots > 0, "not out of core"
     tied = [one for one in result.candidates if one.value <= (1 + TIE) * fastest.value]
     tied = [one for one in tied if one.options.scheduler == fastest.options.scheduler]
+    assert result.best in tied
     least = min(taken(one)[0] for one in tied)
     counts = {products(one) for one in tied if taken(one)[0] == least}
     assert len(counts) > 1, "nothing to choose"
     assert taken(result.best)[0] == least
+    assert products(result.best) <= AS_LITTLE * min(counts)
+
+
+@pytest.mark.parametrize("layout", ["block_cyclic(64,64;1,2)", "block_cyclic(256,256;1,2)", "block_cyclic(64,64;2,1)"])
+def test_of_parts_on_devices_the_choice_moves_and_holds_least_in_few_products(layout: str) -> None:
+    machine, problem = load_machine("h200-4x").subset((0, 1)), GemmProblem(8192, 8192, 8192, DType.f64)
+    result = search(problem, Places.parse(",".join([layout] * 3)).bound(problem, 2).straight(2), 2, machine)
+    fastest = min(one.value for one in result.candidates)
+    tied = [one for one in result.candidates if one.value <= (1 + TIE) * fastest]
+    for which in (0, 1):
+        least = min(taken(one)[which] for one in tied)
+        tied = [one for one in tied if taken(one)[which] <= (1 + ALMOST) * least]
+    counts = {products(one) for one in tied}
+    assert len(counts) > 1, "nothing to choose"
+    assert result.best in tied
     assert products(result.best) <= AS_LITTLE * min(counts)
 
 

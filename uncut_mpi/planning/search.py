@@ -6,8 +6,9 @@ rank alone. Of these one dimension after the other is varied, in rounds, until a
 descent). `uncut` follows. Then comes the best of each other kind: on another grid, in another order, with C formed
 elsewhere. The budget counts tasks of what is tried, never time, so that equal inputs give equal choices on any machine.
 A call that takes little is tried in few ways only. A candidate whose bound is no better than the best is not simulated.
-Of all that are as fast, to a per cent, the choice is one that copies little, then one that holds little. Where ranks
-have not room for all PaRSEC's rule is tried, too: what moves more over host links has to be faster by 5 %.
+Of all that are as fast, to a per cent, the choice is one that copies little, then one that holds little, or one of few
+products (`_with_ties_broken`). Where ranks have not room for all PaRSEC's rule is tried, too: what moves more over host
+links has to be faster by 5 %.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ differs as much from run to run.
 """
 
 _AS_LITTLE: Final = 1 / 3
+"""What copies or holds no more than so much more than the least, or has no more products, is as good."""
+
+_ALMOST: Final = 1e-3
 """
-What copies or holds no more than so much more than the least is as little: no time is given for less. Of matrices in
-parts what moves least is the choice: it leaves them where they are. So it is where ranks have not room for all, since
-what they hold is limited anyway.
+The same for bytes of matrices in parts: what moves least leaves them where they are. So it is where ranks have not room
+for all. What is more than the least by less than this is no matter of choice, as the padding of a panel.
 """
 
 _ROUNDS: Final = 3
@@ -173,21 +176,21 @@ def _with_ties_broken(found: list[Candidate], placement: Placement, most: int | 
     """
     Return candidates, first of those as good as the first one (`TIE`) one that copies little, and then holds little.
 
-    Of matrices in parts of devices, and where ranks have not room for all, it is one that copies least in few products.
-    Those are large, so what the model does not know of small ones does not count. What ranks hold that have not room
-    for all is limited anyway; theirs are by one scheduler. Those that move more over host links than `most` bytes are
-    none of them.
+    Of matrices in parts of devices, and where the first one has not room for all, it is one that copies least in few
+    products. Those are large, so what the model does not know of small ones does not count. What is held without room
+    for all is limited anyway, and is by the scheduler of the first one. Those that move more over host links than
+    `most` bytes are none of them.
     """
     best = found[0]
     in_turn = best.options.blocking.slots > 0
     tied = [one for one in found if one.value <= (1 + TIE) * best.value]
     if most is not None:
-        tied = [one for one in tied if one is best or one.taken.host_link_bytes <= most]
+        tied = [one for one in tied if one.taken.host_link_bytes <= most]
     if in_turn:
         tied = [one for one in tied if one.options.scheduler == best.options.scheduler]
     if len(tied) == 1:
         return found
-    slack = 0 if placement.in_parts or in_turn else _AS_LITTLE
+    slack = _ALMOST if placement.in_parts or in_turn else _AS_LITTLE
     rules = [("moved_bytes", slack)]
     rules += [] if in_turn else [("held_bytes", slack)]
     rules += [("products", _AS_LITTLE)] if in_turn or (placement.in_parts and not placement.in_host()) else []
