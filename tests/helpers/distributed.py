@@ -205,9 +205,13 @@ def random_product(session, seed):
     scalars = {"alpha": alpha, "beta": beta, "trans_a": trans[0], "trans_b": trans[1]}
     try:
         session.gemm(a, b, c, **scalars, options=options)
-    except um.CapacityError:  # of rings or blocks of C: the same on all ranks
-        options = dataclasses.replace(options, host_memory=1 << 20, device_memory=0)
-        session.gemm(a, b, c, **scalars, options=options)
+    except um.CapacityError:  # the same on all ranks
+        options = dataclasses.replace(options, host_memory=1 << 20)
+        try:
+            session.gemm(a, b, c, **scalars, options=options)
+        except um.CapacityError:
+            options = dataclasses.replace(options, device_memory=0)
+            session.gemm(a, b, c, **scalars, options=options)
     if result_in_file:
         mine = [(session.download(c).array, (0, 0))]
     result, bound = interpret.reference(problem, data)

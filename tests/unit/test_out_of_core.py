@@ -163,6 +163,8 @@ def test_what_options_need_more_than_a_budget_is_said_and_is_enough(place: str, 
     options = ScheduleOptions(scheduler="kblocks", blocking=blocking, device_memory=1000)
     with pytest.raises(CapacityError, match=r"let ranks use \d+ bytes") as error:
         plan(problem, placement, 2, machine, options)
+    assert "leave out options" in str(error.value)
+    assert "at least" not in str(error.value)
     (enough,) = re.findall(r"let ranks use (\d+) bytes", str(error.value))
     made = plan(problem, placement, 2, machine, dataclasses.replace(options, device_memory=int(enough))).schedule
     # Of each rank the end is rounded up to 256 bytes.

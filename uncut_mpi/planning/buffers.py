@@ -125,7 +125,7 @@ def check_capacity(
             mend = ""
             if needed:
                 or_else = "" if is_least else "leave out options of the schedule, "
-                mend = f"let ranks use {max(softbuf_bytes)} bytes (device_memory), {or_else}or "
+                mend = f"let ranks use {max(softbuf_bytes)} bytes (device_memory) if devices have them, {or_else}or "
             elsewhere = ", or place the matrices on other devices or in host memory" if there else ""
             raise CapacityError(
                 f"rank {rank} needs {least}{bytes_text(there + needed)} of device memory ({whose}), and "

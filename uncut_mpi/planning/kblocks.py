@@ -182,13 +182,14 @@ class Planner:
             return made
         if not may_be_cut(options.blocking) or min(self.room) < 0:  # the matrices there are too large already
             return made
+        is_least = options.blocking == Blocking()
         if how.splits > 1:
             options = changed(options, blocking=changed(options.blocking, splits=1))
             how = self._choose(options)
             dealt = self._deal(options, how)
         smaller = self._cut_to_fit(dealt, how, options.blocking)
         check_steps(dealt, smaller)
-        return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False))
+        return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False), is_least=is_least)
 
     def _choose(self, options: ScheduleOptions) -> Blocking:
         """Return how a rank's part is cut, where it has room for all of it."""
@@ -206,12 +207,18 @@ class Planner:
         return Dealt(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
 
     def _prepared(
-        self, options: ScheduleOptions, how: Blocking, dealt: Dealt, request: _native.KBlocksRequest
+        self,
+        options: ScheduleOptions,
+        how: Blocking,
+        dealt: Dealt,
+        request: _native.KBlocksRequest,
+        *,
+        is_least: bool = False,
     ) -> Prepared:
         grid = dealt.cut.partition.shape if options.areas is None else None
         known = how is options.blocking and grid == options.grid
         named = options if known else changed(options, grid=grid, blocking=how)
-        return Prepared(self, dealt, named, request)
+        return Prepared(self, dealt, named, request, is_least=is_least)
 
     @functools.cached_property
     def surely_fits(self) -> bool:
@@ -282,9 +289,15 @@ class Prepared:
     tile = 0
 
     def __init__(
-        self, planner: Planner, dealt: Dealt, options: ScheduleOptions, request: _native.KBlocksRequest
+        self,
+        planner: Planner,
+        dealt: Dealt,
+        options: ScheduleOptions,
+        request: _native.KBlocksRequest,
+        *,
+        is_least: bool,
     ) -> None:
-        self._planner, self._dealt, self._request = planner, dealt, request
+        self._planner, self._dealt, self._request, self._is_least = planner, dealt, request, is_least
         self.options, self.grid, self.splits = options, dealt.cut.partition.shape, dealt.splits
 
     @property
@@ -333,7 +346,7 @@ class Prepared:
         planner = self._planner
         layout = _native.KBlocksLayout(self._request)
         about = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
-        check_capacity(layout.rank_bytes, *about, is_least=self.options.blocking.in_rings)
+        check_capacity(layout.rank_bytes, *about, is_least=self._is_least)
         try:
             tables = layout.tables(most_tasks)
         except _native.TooManyTasksError as error:
