@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
+from uncut_mpi.free_memory import OF_NODE, available_bytes
 from uncut_mpi.mappings import object_name
 from uncut_mpi.numa import interleaved
 from uncut_mpi.units import bytes_text
@@ -40,7 +41,6 @@ schedules only if all know where lines begin; and the system may use its large p
 
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux
-_OF_NODE = "MemAvailable of the node"
 _SHM = "/dev/shm"
 _MEMFD, _FILE = 1, 2
 # magic, kind, creator's pid, creator's descriptor, node, PID namespace, device and inode of the
@@ -52,28 +52,11 @@ _MAGIC = b"UMS1"
 # it runs out to the last page.
 _MARGIN_BYTES = 128 << 20
 _TURN_TIMEOUT_S = 60.0
-_NO_LIMIT = 1 << 62  # of control groups, version 1: all bits but the last ones
 
 
 def node_identity() -> str:
     """Return a text that is equal for processes which can open each other's anonymous segments."""
     return f"{boot_id()}/{_pid_namespace()}"
-
-
-def available_bytes() -> tuple[int, str]:
-    """
-    Return how much memory this process may still take, and what sets that limit.
-
-    Returns
-    -------
-    nbytes : int
-        The least of the kernel's estimate (``MemAvailable``) and what every enclosing control group
-        leaves, page cache counted as free.
-    limit : str
-        Name of the one that is least.
-    """
-    of_node = min(_meminfo_limit(), default=(_NO_LIMIT, "no known limit"))
-    return min([of_node, *_cgroup_limits(of_node[0])])
 
 
 class Segment:
@@ -364,7 +347,7 @@ def _check_room(nbytes: int, purpose: str, kind: int) -> None:
     available, limit = available_bytes()
     usable = available - min(_MARGIN_BYTES, available // 16)
     if nbytes > usable:
-        more = "free some of it" if limit == _OF_NODE else "raise the limit (docker run --memory=SIZE)"
+        more = "free some of it" if limit == OF_NODE else "raise the limit (docker run --memory=SIZE)"
         raise CapacityError(
             f"{purpose} needs {bytes_text(nbytes)} of shared memory; {bytes_text(max(0, usable))} are available "
             f"({limit}): use smaller matrices, or {more}"
@@ -512,54 +495,3 @@ def _pid_namespace() -> int:
 
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
-
-
-def _meminfo_limit() -> Iterator[tuple[int, str]]:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024, _OF_NODE
-
-
-def _cgroup_limits(
-    enough: int, root: str = "/sys/fs/cgroup", membership: str = "/proc/self/cgroup"
-) -> Iterator[tuple[int, str]]:
-    """Yield (bytes left, name) of control groups of either version that enclose us and may leave less than that."""
-    try:
-        lines = pathlib.Path(membership).read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            bases, names = [root, f"{root}/unified"], ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            bases, names = [f"{root}/memory"], ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        for base in bases:
-            # In a container the path may be that of the host, of which only the root is mounted.
-            inner = pathlib.PurePosixPath(path.lstrip("/"))
-            for group in dict.fromkeys([inner, *inner.parents, pathlib.PurePosixPath(".")]):
-                left = _cgroup_room(pathlib.Path(base) / group, *names, enough)
-                if left is not None:
-                    yield left, f"memory limit of control group /{'' if str(group) == '.' else group}"
-
-
-def _cgroup_room(directory: pathlib.Path, limit_name: str, usage_name: str, enough: int) -> int | None:
-    # Each reading takes the system 10 to 300 µs, and one is made for each segment.
-    try:
-        limit = int((directory / limit_name).read_text())  # "max" is no number: no limit
-        if limit >= _NO_LIMIT:
-            return None
-        usage = int((directory / usage_name).read_text())
-        if limit - usage >= enough:
-            return None
-        cache = 0
-        for line in (directory / "memory.stat").read_text().splitlines():
-            name, value = line.split()
-            if name in ("inactive_file", "active_file"):
-                cache += int(value)
-    except (OSError, ValueError):
-        return None
-    return max(0, limit - max(0, usage - cache))

@@ -126,7 +126,7 @@ def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     return {
         "case": case,
         "seconds": best.predicted_s,
-        "bytes": sum(best.taken[:2]),
+        "bytes": best.taken.moved_bytes + best.taken.held_bytes,
         "cpu_s": spent,
         "tasks": found.tasks_simulated,
         "tried": len(found.candidates),

@@ -23,8 +23,8 @@ import uncut_mpi as um
 KIB = 1024
 COPY, SPAN = 8 << 20, 3 << 30
 COPIES, TIMES = 4, 5
-WIDTHS_KIB = (1, 2, 3, 4, 5, 6, 7, 8, 8.5, 9, 10, 11, 12, 13, 14, 16, 20, 24, 32, 40, 64, 128)
-DISTANCES_KIB = (0, 16, 20, 24, 28, 32, 56, 60, 64, 64.5, 112, 128, 225, 256)  # 0: contiguous
+WIDTHS_KIB = (1, 2, 3, 4, 5, 6, 7, 8, 8.5, 9, 10, 11, 12, 13, 14, 16, 20, 24, 32, 40, 64, 128, 256, 512)
+DISTANCES_KIB = (0, 16, 20, 24, 28, 32, 56, 60, 64, 64.5, 112, 128, 225, 256, 512, 1024)  # 0: contiguous
 COLD_WIDTHS_KIB, COLD_DISTANCES_KIB = (1, 4, 16, 64), (0, 32, 64, 256)
 LINE_WIDTHS_KIB, LINE_DISTANCE_KIB, PLACES_KIB = (8, 16, 24, 32, 48, 64), 256, range(0, 64, 8)
 WAYS = {"in": (0,), "out": (1,), "both": (0, 1)}

@@ -315,56 +315,6 @@ def test_other_bytes_are_no_handle(handle):
         Segment.open(handle)
 
 
-class TestControlGroups:
-    def limits(self, tmp_path, membership, enough=1 << 62):
-        (tmp_path / "cgroup").write_text(membership)
-        return {name: left for left, name in segments._cgroup_limits(enough, str(tmp_path), str(tmp_path / "cgroup"))}
-
-    def put(self, directory, **files):
-        directory.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (directory / name.replace("__", ".")).write_text(text)
-
-    def test_version_2_counts_every_enclosing_limit_and_cache_as_free(self, tmp_path):
-        self.put(
-            tmp_path / "a", memory__max="1000\n", memory__current="700\n", memory__stat="inactive_file 100\nanon 5\n"
-        )
-        self.put(tmp_path / "a/b", memory__max="max\n", memory__current="1\n", memory__stat="")
-        self.put(tmp_path / "a/b/c", memory__max="500\n", memory__current="600\n", memory__stat="active_file 50\n")
-        found = self.limits(tmp_path, "0::/a/b/c\n")
-        assert found == {
-            "memory limit of control group /a": 400,
-            "memory limit of control group /a/b/c": 0,
-        }
-
-    def test_what_leaves_more_than_the_node_has_is_no_limit(self, tmp_path):
-        self.put(tmp_path / "a", memory__max="1000\n", memory__current="700\n", memory__stat="inactive_file 100\n")
-        assert self.limits(tmp_path, "0::/a\n", 300) == {}
-        # Without its cache it has less than that.
-        assert self.limits(tmp_path, "0::/a\n", 301) == {"memory limit of control group /a": 400}
-
-    def test_version_1_inside_a_container_is_found_at_the_mounted_root(self, tmp_path):
-        self.put(
-            tmp_path / "memory",
-            memory__limit_in_bytes="4096",
-            memory__usage_in_bytes="96",
-            memory__stat="cache 1\n",
-        )
-        found = self.limits(tmp_path, "9:cpu:/x\n4:memory:/docker/1234\n0::/\n")
-        assert found == {"memory limit of control group /": 4000}
-
-    def test_no_control_groups_are_no_limit(self, tmp_path):
-        assert self.limits(tmp_path, "0::/\n") == {}
-        assert list(segments._cgroup_limits(1 << 62, str(tmp_path), str(tmp_path / "missing"))) == []
-
-    def test_the_least_limit_is_the_one_that_counts(self, monkeypatch):
-        monkeypatch.setattr(segments, "_cgroup_limits", lambda enough: iter([(160 << 20, "the least")]))
-        assert segments.available_bytes() == (160 << 20, "the least")
-        with pytest.raises(CapacityError, match="the least"):
-            Segment.create(155 << 20, "a test")
-        Segment.create(20 << 20, "a test").close()
-
-
 def test_processes_that_reserve_at_once_do_not_take_the_same_memory_twice(monkeypatch):
     # The one who comes second must look at what is left only after the first has taken its part.
     code = """

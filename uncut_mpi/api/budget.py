@@ -6,9 +6,9 @@ from typing import Final
 
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, agreed
+from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.staging import usual_room
-from uncut_mpi.segments import available_bytes
 from uncut_mpi.spmd.agreement import by_rank
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.units import bytes_text

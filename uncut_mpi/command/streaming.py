@@ -15,10 +15,10 @@ from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.file_array import FileArray
 from uncut_mpi.command.output import OutputFile, OutputTarget
 from uncut_mpi.errors import DataFileError, ParamError, agreed
+from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.lines import blocks, lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order
-from uncut_mpi.segments import available_bytes
 
 _PART_OF_HOST = 0.8
 """Files of more than this part of the host memory that is free are not read into it."""

@@ -28,10 +28,11 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
 )
 from uncut_mpi.errors import DeviceError, ParamError
+from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
-from uncut_mpi.segments import Segment, available_bytes, node_identity
+from uncut_mpi.segments import Segment, node_identity
 
 
 class HostBackend(Backend):
