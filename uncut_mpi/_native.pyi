@@ -408,6 +408,7 @@ class ProductCost:
         idle_use: float,
         waves: bool,
         c_half_depth: float,
+        copy_share: float,
         /,
     ) -> None: ...
     def work(self, m: int, n: int, k: int, multiprocessors: int, aligned: bool, /) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from uncut_mpi.calibration import disk, litmus, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
 from uncut_mpi.calibration.disk import measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
-from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.calibration.samples import ProductSample, Samples
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.command import rehearsal
@@ -115,6 +115,27 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, tr
     wanted = 1e-3 + (around_s / 8 if trouble == "every hold" else 0.0)
     collective_assert(comm, np.allclose(seconds, wanted), f"{seconds}")
     collective_assert(comm, max(counts) == 8 and (2 in counts) == (trouble == "issuing"), f"{counts}")
+
+
+def test_products_are_timed_beside_copies_within_a_device(comm):
+    effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=1e-4)
+    with group_of(comm) as group:
+        backend = HostBackend(comm.rank, comm.size)
+        bench = Workbench(group, backend, area_bytes=65536, compute_bytes=effort.compute_bytes, deadline_s=0.0)
+        samples = Samples(comm.size, [1] * comm.size)
+        for dtype in DType:
+            product = ProductSample(dtype.name, 96, 64, 32, (1e-4,) * comm.size, Summary.of([1e-4] * 3))
+            samples.products.append(product)
+        run = measuring_probes._Run(bench, effort, samples, lambda *_: None)
+        run._bandwidth = np.full((comm.size + 1, comm.size + 1), 10.0)
+        run._within()
+        bench.close()
+        backend.close()
+    found = {name: sorted(timed) for name, timed in samples.within.items()}
+    wanted = {dtype.name: ["copies", "products", "together"] for dtype in DType}
+    collective_assert(comm, found == wanted, f"{found}")
+    seconds = [value for timed in samples.within.values() for value in timed.values()]
+    collective_assert(comm, min(seconds) > 0.0, f"{samples.within}")
 
 
 def test_the_deadline_of_rank_0_counts_on_all_ranks(comm):

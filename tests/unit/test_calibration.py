@@ -360,6 +360,8 @@ def synthetic_samples(machine, shape, noise):
     samples.combine_gb_per_s = [2000.0] * size
     samples.half_combine_gb_per_s = [1500.0] * size
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
+    within = {"products": 8e-3, "copies": 2e-3}
+    samples.within = {"f64": within | {"together": 8e-3 + shape.copy_share * 2e-3}}
     samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size, "active": [280.0] * size}
     samples.litmus = {"rounds": 100, "wrong_words": 0}
     return samples
@@ -373,7 +375,7 @@ def known(request):
     rows = RowRates(
         device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)), local=((256, 0.1), (8192, 0.4))
     )
-    shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13, misaligned=0.8, idle_use=0.4)
+    shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13, misaligned=0.8, idle_use=0.4, copy_share=0.3)
     machine = Machine.uniform(4)
     fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
     true = Machine(
@@ -408,12 +410,13 @@ class TestAssembling:
         _, found, samples, tolerance = known
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
-        *shape, uneven, misaligned, idle_use, _, hiding = dataclasses.astuple(found.gemm_shape["f64"])
+        *shape, uneven, misaligned, idle_use, _, hiding, copy_share = dataclasses.astuple(found.gemm_shape["f64"])
         assert shape == pytest.approx((128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5, abs=0.0)
         assert uneven == pytest.approx(0.0, abs=1e-6)
         assert misaligned == pytest.approx(0.8, rel=1e-5)
         assert idle_use == pytest.approx(0.4, rel=1e-5)
         assert hiding == 0.0
+        assert copy_share == pytest.approx(0.3)
         for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("local", (0.1, 0.4)), ("host_out", ())):
             table = getattr(found.row_rates, way)
             assert [width for width, _ in table] == [256, 8192][: len(shares)]
@@ -421,6 +424,12 @@ class TestAssembling:
         assert found.costs.copy_s == 1.3e-6
         assert (found.idle_watts[0], found.busy_watts[3], found.active_watts[2]) == (75.0, 690.0, 280.0)
         assert fit_products(samples)[2]["f64"] < 1e-6
+
+    @pytest.mark.parametrize(("together", "share"), [(7e-3, 0.0), (9e-3, 0.5), (1e-2, 1.0), (1.1e-2, 1.0)])
+    def test_copies_within_a_device_take_between_nothing_and_all_of_it(self, known, together, share):
+        within = {"f64": {"products": 8e-3, "copies": 2e-3, "together": together}}
+        samples = dataclasses.replace(known[2], within=within)
+        assert fit_products(samples)[1]["f64"].copy_share == pytest.approx(share)
 
     def test_a_product_faster_than_the_fit_is_the_best_rate_of_its_rank(self, known):
         true, _, samples, _ = known

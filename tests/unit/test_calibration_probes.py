@@ -73,12 +73,15 @@ def test_rows_of_strided_copies_lie_far_apart_in_the_host_or_at_the_source(link,
 
 def test_a_load_multiplies_on_the_devices_of_the_link_only():
     host = AREAS.num_ranks
-    for link, ranks in (((0, 1), [0, 1]), ((host, 1), [1]), ((1, host), [1])):
-        load = probes.Load((64, 48, 32), 3, 1 << 20)
-        tasks = probes.transfers(AREAS, [Transfers(link, 2, 1 << 12)], load).schedule.tasks
+    for link, ranks in (((0, 1), [0, 1]), ((host, 1), [1]), ((1, host), [1]), ((2, 2), [2])):
+        load = probes.Load((64, 48, 32), 3, 1 << 20, DType.f16)
+        schedule = probes.transfers(AREAS, [Transfers(link, 2, 1 << 12)], load).schedule
+        tasks = schedule.tasks
         products = tasks[tasks["kind"] == Kind.GEMM]
         assert products["rank"].tolist() == [rank for rank in ranks for _ in range(3)]
         assert (tasks["kind"] == Kind.COPY).sum() == 2
+        operands = schedule.operands[products["first_operand"] + 1]
+        assert (schedule.buffers[schedule.regions[operands["region"]]["buffer"]]["dtype"] == DType.f16).all()
 
 
 def test_hops_await_one_another():

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from uncut_mpi.calibration.probes import Areas, Load, Transfers, transfers
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.costs import (
@@ -319,9 +320,24 @@ def test_another_product_has_only_part_of_what_one_leaves_idle(use: float, both:
     assert seconds_of(schedule, machine) == pytest.approx(both * alone)
 
 
-def test_no_more_than_all_of_what_is_idle_can_be_used() -> None:
-    with pytest.raises(ParamError, match=r"idle_use = 1\.5"):
-        GemmShape(idle_use=1.5)
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("link", [(0, 0), (0, 1)], ids=["within", "between"])
+def test_copies_within_a_device_take_their_share_of_products_beside_them(share: float, link: tuple[int, int]) -> None:
+    # Four copies of 1 MB at 100 GB/s, one after another, beside two products of 268 us each in all.
+    load = Load((512, 512, 512), 2, 1 << 24)
+    schedule = transfers(Areas(2, 1 << 20), [Transfers(link, 4, 1 << 20)], load).schedule
+    machine = machine_of(2, gemm_shape={"f64": GemmShape(copy_share=share)})
+    copies = 4 * (1 << 20) / (1e9 * machine.bandwidth_gb_per_s[link])
+    products = 2 * 2 * 512**3 / 1e12
+    assert copies < products
+    expected = products + share * copies * (link == (0, 0))
+    assert seconds_of(schedule, machine) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["idle_use", "copy_share"])
+def test_no_more_than_all_of_a_device_can_be_used(name: str) -> None:
+    with pytest.raises(ParamError, match=rf"{name} = 1\.5"):
+        GemmShape(**{name: 1.5})
 
 
 # -- laws ------------------------------------------------------------------------------------------

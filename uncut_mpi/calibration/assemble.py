@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -94,6 +94,7 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
         if longer:
             shapes[dtype] = dataclasses.replace(shapes[dtype], misaligned=max(0.0, float(np.median(longer))))
         shapes[dtype] = dataclasses.replace(shapes[dtype], idle_use=_idle_use(shapes[dtype], all_products, samples))
+        shapes[dtype] = dataclasses.replace(shapes[dtype], copy_share=_copy_share(samples.within.get(dtype)))
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
 
@@ -121,6 +122,13 @@ def _idle_use(shape: GemmShape, products: Sequence[ProductSample], samples: Samp
             idle.append(1.0 - shape.work(*extents, samples.multiprocessors[0])[1])
             gained.append(1.0 - one.seconds[0] / alone[extents])
     return fit_idle_use(idle, gained) if idle and max(idle) > 0 else GemmShape().idle_use
+
+
+def _copy_share(within: Mapping[str, float] | None) -> float:
+    """Return `GemmShape.copy_share`: what products took longer beside copies within the device, of the copies' time."""
+    if within is None:
+        return GemmShape().copy_share
+    return min(1.0, max(0.0, (within["together"] - within["products"]) / within["copies"]))
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:

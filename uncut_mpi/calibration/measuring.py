@@ -45,6 +45,7 @@ _HELD_S: Final = 5e-4
 _MOST_SUMS: Final = 64
 _TELLING: Final = 0.2
 """Where products take a smaller part of a hold, it is timed again, since its error is theirs."""
+_PANEL_WIDTH: Final = 32768
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
 
@@ -109,6 +110,7 @@ class _Run:
         self._shared()
         self._products()
         self._rows()
+        self._within()
         self._combine()
         self._costs()
         if self.size > 1:
@@ -155,7 +157,8 @@ class _Run:
     def _count(self) -> int:
         links, together = len(self.links()), sum(1 for _ in self.together())
         rows = sum(1 + len(self._widths(link)) for link in self._row_links())
-        return 2 * links + together + rows + len(DType) * len(self.effort.products) + 3 + self.size + len(self.pairs())
+        products = len(DType) * (len(self.effort.products) + self.effort.asynchronous)
+        return 2 * links + together + rows + products + 3 + self.size + len(self.pairs())
 
     def _step(self, what: str) -> str:
         self._progress(self._done, self._total, what)
@@ -333,6 +336,30 @@ class _Run:
     def _combines(self, rows: int, cols: int, count: int, dtype: DType = DType.f64) -> probes.Probe:
         return probes.combines(self.size, rows, cols, dtype, count, self.bench.result_offset)
 
+    def _within(self) -> None:
+        """
+        Time copies within rank 0's device beside products, where devices copy by kernels.
+
+        The rows are as wide as those of panels. The products last longer, so that no copy is left at their end.
+        """
+        if not self.effort.asynchronous:
+            return
+        link, each = (0, 0), self.effort.area_bytes // probes.row_distance(_PANEL_WIDTH) * _PANEL_WIDTH
+        count = min(_MAX_COPIES, max(1, round(self.effort.target_s * self._rate(link) / each)))
+        at_once = [Transfers(link, count, each, _PANEL_WIDTH)]
+        copies = self.bench.time(probes.transfers(self.bench.areas, at_once), "copies within a device")
+        for dtype in DType:
+            what = self._step(f"{dtype.name} products beside copies within the device")
+            with agreement.collective(self.bench.group, "preparing random operands"):
+                self.bench.fill(self.bench.result_offset, dtype)
+            one, seconds = self._product_of(self.effort.target_s, dtype)
+            enough = max(1, math.ceil(_LOAD * self.effort.target_s / seconds))
+            load = probes.Load((one.m, one.n, one.k), enough, self.bench.result_offset, dtype)
+            products = self.bench.time(self._product(Product(load.shape), dtype, enough), what)
+            together = self.bench.time(probes.transfers(self.bench.areas, at_once, load), what)
+            timed = {"products": products, "copies": copies, "together": together}
+            self.samples.within[dtype.name] = {name: float(case.by_rank_s[0]) for name, case in timed.items()}
+
     # -- issuing and waiting -----------------------------------------------------------------
 
     def _costs(self) -> None:
@@ -455,9 +482,9 @@ class _Run:
             if pause_s:
                 time.sleep(pause_s)
 
-    def _product_of(self, seconds: float) -> tuple[ProductSample, float]:
-        """Return the measured f64 product that takes nearest to a time on all devices, and its time."""
-        alone = (sample for sample in self.samples.products if sample.dtype == "f64" and sample.lanes == 1)
+    def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[ProductSample, float]:
+        """Return the measured product of a type that takes nearest to a time on all devices, and its time."""
+        alone = (sample for sample in self.samples.products if sample.dtype == dtype.name and sample.lanes == 1)
         products = [(sample, max(sample.seconds)) for sample in alone]
         return min(products, key=lambda pair: (abs(math.log(pair[1] / seconds)), pair[1]))
 

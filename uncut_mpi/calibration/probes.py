@@ -149,16 +149,19 @@ class Load:
     Attributes
     ----------
     shape : tuple of int
-        m, n, k, in f64.
+        m, n, k.
     count : int
         Products.
     result_offset : int
         As for `products`.
+    dtype : DType
+        Of their operands.
     """
 
     shape: tuple[int, int, int]
     count: int
     result_offset: int
+    dtype: DType = DType.f64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -277,9 +280,9 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
             to = built.window(destination, areas.destination(one.link, turn), rows, cols, ld=there)
             built.copy(lane, to, built.window(source, areas.source(one.link, turn), rows, cols, ld=here))
     if load is not None:
-        for rank in (end for end in at_once[0].link if end != areas.num_ranks):
+        for rank in {end for end in at_once[0].link if end != areas.num_ranks}:
             for _ in range(load.count):
-                built.multiply(rank, Product(load.shape), DType.f64, load.result_offset)
+                built.multiply(rank, Product(load.shape), load.dtype, load.result_offset)
     return built.probe()
 
 

@@ -88,8 +88,8 @@ def samples_text(samples: Samples, machine: Machine) -> str:
             f"{dtype} products: {blocks}, half rate at k = {shape.half_depth:.0f}, {shape.overhead_s * 1e6:.1f} us to "
             f"start, at the end idle for {1e-3 * shape.tail_elements:.0f} thousand elements, C at "
             f"{_c_rate(shape)}, {shape.uneven:.0%} longer where C is uneven, {shape.misaligned:.0%} where columns "
-            f"are not aligned, a second product uses {shape.idle_use:.0%} of what one leaves idle; the fit is off by "
-            f"{100 * errors[dtype]:.1f} %"
+            f"are not aligned, a second product uses {shape.idle_use:.0%} of what one leaves idle, a copy within the "
+            f"device takes {shape.copy_share:.0%} of it; the fit is off by {100 * errors[dtype]:.1f} %"
         )
     for kind, rates in (("", machine.combine_gb_per_s), (" of half types", machine.half_combine_gb_per_s)):
         lines.append(f"COMBINE{kind} {_numbers(rates, '{:.0f}')} GB/s read and written, by rank")

@@ -125,6 +125,9 @@ class Samples:
     beside : dict of str to float
         Time (s) of large copies and of a small copy's ways there and back between the same devices. ``"large"`` and
         ``"small"`` are alone, ``"together"`` at once on lanes of their own. Empty if not measured.
+    within : dict of str to dict of str to float
+        By type, time (s) of products (``"products"``), of copies within the device (``"copies"``), and of both at once
+        (``"together"``), on rank 0. Empty if not measured.
     watts : dict of str to list of float
         ``"idle"``, ``"busy"`` and ``"active"`` (between products) of each device; 0 where unknown.
     litmus : dict of str to int
@@ -141,6 +144,7 @@ class Samples:
     half_combine_gb_per_s: list[float] = dataclasses.field(default_factory=list)
     costs: dict[str, float] = dataclasses.field(default_factory=dict)
     beside: dict[str, float] = dataclasses.field(default_factory=dict)
+    within: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     watts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     litmus: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: list[str] = dataclasses.field(default_factory=list)

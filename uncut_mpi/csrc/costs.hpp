@@ -12,7 +12,7 @@ struct ProductCost {
     double block_rows = 1, block_cols = 1, half_depth = 0, overhead_s = 0, tail_elements = 0, c_s_per_byte = 0,
            uneven = 0, misaligned = 0, idle_use = 1;
     bool waves = true;
-    double c_half_depth = 0;
+    double c_half_depth = 0, copy_share = 0;
 
     struct Work {
         double operations, occupancy;

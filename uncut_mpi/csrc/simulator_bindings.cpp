@@ -110,7 +110,7 @@ class HeldSimulations {
 
 void bind_simulator(nb::module_ &m) {
     nb::class_<ProductCost>(m, "ProductCost", "GemmShape of model/costs.py.")
-        .def(nb::init<double, double, double, double, double, double, double, double, double, bool, double>())
+        .def(nb::init<double, double, double, double, double, double, double, double, double, bool, double, double>())
         .def("work",
              [](const ProductCost &cost, std::int64_t rows, std::int64_t cols, std::int64_t depth,
                 std::int64_t multiprocessors, bool aligned) {

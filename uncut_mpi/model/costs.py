@@ -95,9 +95,10 @@ class GemmShape(_NonNegative):
     c_half_depth; 1 if c_half_depth is 0. Where C is uneven (rows or columns above 256 and no multiple of it) W · k
     counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where columns of A, B or C begin
     or end at no multiple of 16 bytes it counts 1 + `misaligned` times. Tensor cores are fed by loads that need them
-    there. Another product beside it can use `idle_use` of what it leaves idle. The tail, the extra bytes, what hides
-    them, `uneven`, `misaligned`, `idle_use` and blocks without waves are what measured products asked for
-    (``docs/performance.md``, 2026-11-22 and 2026-11-23); no paper has them.
+    there. Another product beside it can use `idle_use` of what it leaves idle. A copy within the device is a kernel
+    too, and goes before blocks that have not begun. While there is one the product has 1 - `copy_share` of its rate.
+    Measured products asked for all of this but blocks, `half_depth` and `overhead_s` (``docs/performance.md``,
+    2026-11-22, 23 and 27); no paper has it.
 
     Attributes
     ----------
@@ -121,6 +122,8 @@ class GemmShape(_NonNegative):
         Whether the last wave of blocks counts as a whole one.
     c_half_depth : float
         Steps of k at which half of what moving C takes is hidden behind the arithmetic; 0: nothing ever is.
+    copy_share : float
+        What of the device a copy within it takes from a product beside it; in [0, 1].
     """
 
     block_rows: float = 1.0
@@ -134,6 +137,7 @@ class GemmShape(_NonNegative):
     idle_use: float = 1.0
     waves: bool = True
     c_half_depth: float = 0.0
+    copy_share: float = 0.0
 
     def __post_init__(self) -> None:
         _NonNegative.__post_init__(self)
@@ -141,6 +145,8 @@ class GemmShape(_NonNegative):
             raise ParamError(f"waves = {self.waves!r} of GemmShape is neither true nor false")
         if self.idle_use > 1.0:
             raise ParamError(f"idle_use = {self.idle_use} of GemmShape: no more than all of it, 1, can be used")
+        if self.copy_share > 1.0:
+            raise ParamError(f"copy_share = {self.copy_share} of GemmShape: a copy takes no more than all of it, 1")
 
     def work(self, m: int, n: int, k: int, multiprocessors: int, *, aligned: bool = True) -> tuple[float, float]:
         """

@@ -128,7 +128,7 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
       `HOST_TRANSPOSED_PER_S` elements.
     * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first served;
       a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
-      (`GemmShape.idle_use`).
+      (`GemmShape.idle_use`). Beside copies within the device a product is slower (`GemmShape.copy_share`).
     * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
       meanwhile. A COPY that transposes within a device is such a kernel, at `TRANSPOSING_SHARE` of the rate.
     * **JOIN** takes no time.
