@@ -623,3 +623,27 @@ def test_half_types_in_parts_are_also_multiplied_by_all_of_k_at_once(size: int, 
         for begin in ("", "first")
     ]
     assert times[0] <= 1.005 * times[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "place", "ranks", "grid", "held"),
+    [
+        ((4096, 4096, 65536), DType.bf16, "rows,cols,rows", 2, (2, 1), Blocking(order="columns", rows=1, columns=2)),
+        ((8192, 28672, 8192), DType.f16, "rows,cols,rows", 4, (4, 1), Blocking(order="columns", rows=1, columns=4)),
+        ((4096, 4096, 4096), DType.f16, "rows,cols,cols", 4, (1, 4), Blocking(order="corner", rows=4, columns=1)),
+        ((2048, 2048, 65536), DType.f32, "rows,cols,rows", 4, (4, 1), Blocking(order="columns", rows=1, columns=4)),
+    ],
+)
+def test_all_of_k_at_once_is_tried_of_what_ranks_hold(
+    shape: tuple[int, int, int], dtype: DType, place: str, ranks: int, grid: tuple[int, int], held: Blocking
+) -> None:
+    machine = load_machine("h200-4x").subset(range(ranks))
+    shapes = {name: dataclasses.replace(one, copy_share=0.7) for name, one in machine.gemm_shape.items()}
+    machine = dataclasses.replace(machine, gemm_shape=shapes)
+    problem = GemmProblem(*shape, dtype, reads_c=True)
+    placement = Places.parse(place).bound(problem, ranks).straight(ranks)
+    blocking = dataclasses.replace(held, begin="held", first=shape[2], block=shape[2])
+    options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=blocking)
+    known = simulate(plan(problem, placement, ranks, machine, options).schedule, machine)
+    found = search(problem, placement, ranks, machine)
+    assert found.best.predicted_s <= 1.01 * known.seconds

@@ -7,6 +7,7 @@ What the caller fixed stays fixed. A dimension yields nothing for placements tha
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -107,13 +108,17 @@ class Dimensions:
         """Grids on which a matrix in parts stays where it is, and whether ranks begin with what they hold."""
         if not self._placement.in_parts:
             return
-        whole = asked.devices is not None or is_cut(asked)
-        stays = [] if whole else stationary_grids(self._problem, self._placement)
-        cuts = [(one.changes(), one.splits) for one in stays if asked.blocking.splits in (0, one.splits)]
+        cuts = self._stays(asked)
         held = len(self._placement.devices(Matrix.A, Matrix.B)) > 1 and not asked.blocking.begin
         for cut, splits in [({}, best.options.blocking.splits), *cuts]:
             for begin in BEGINS if held else (best.options.blocking.begin,):
                 yield {**cut, **_blocked(best, splits=splits, begin=begin)}
+
+    def _stays(self, asked: ScheduleOptions) -> list[tuple[dict[str, Any], int]]:
+        """Return changes that make grids on which a matrix in parts stays where it is, and how many ranks share k."""
+        whole = asked.devices is not None or is_cut(asked)
+        stays = [] if whole else stationary_grids(self._problem, self._placement)
+        return [(one.changes(), one.splits) for one in stays if asked.blocking.splits in (0, one.splits)]
 
     def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """All grids of those ranks, k split over some of them too."""
@@ -173,13 +178,32 @@ class Dimensions:
             }
 
     def at_once(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """All of k at once by blocks of C, where a half type would otherwise sum what its ranks hold and what comes."""
-        given, inner = asked.blocking, self._inner(best)
-        free = not (given.begin or given.order or given.first or given.block or given.columns or given.rows)
-        if free and self._problem.dtype.is_half and best.options.blocking.begin == "held":
-            for order, rows, columns in (("columns", 1, _BLOCKS), ("corner", _BLOCKS, 1)):
-                at_once = {"first": inner, "block": inner, "begin": "first"}
-                yield _blocked(best, **at_once, order=order, rows=rows, columns=columns)
+        """
+        All of k at once by blocks of C: products are few and deep, and half types need no sums.
+
+        Where ranks share columns of B, of which each holds some with all of k, it begins with those. So it is with rows
+        of A. A half type that sums what its ranks hold and what comes may also begin with the same block everywhere.
+        """
+        given, now = asked.blocking, best.options.blocking
+        if given.begin or given.order or given.first or given.block or given.columns or given.rows:
+            return
+        ways: list[tuple[dict[str, Any], int, dict[str, Any]]] = []
+        if self._problem.dtype.is_half and now.begin == "held":
+            ways += [({}, now.splits, {"begin": "first", "order": "columns", "rows": 1, "columns": _BLOCKS})]
+            ways += [({}, now.splits, {"begin": "first", "order": "corner", "rows": _BLOCKS, "columns": 1})]
+        stays = stationary_grids(self._problem, self._placement)
+        holders = {one.matrix: math.prod(one.grid) for one in stays if one.splits == 1}
+        for cut, splits in [({}, now.splits), *self._stays(asked)]:
+            rows, cols = cut.get("grid", best.grid)
+            if rows > 1 and Matrix.B in holders:
+                held = {"begin": "held", "order": "columns", "rows": 1, "columns": holders[Matrix.B]}
+                ways.append((cut, splits, held))
+            if cols > 1 and Matrix.A in holders:
+                held = {"begin": "held", "order": "corner", "rows": holders[Matrix.A], "columns": 1}
+                ways.append((cut, splits, held))
+        for cut, splits, way in ways:
+            inner = -(-self._problem.k // splits)
+            yield {**cut, **_blocked(best, splits=splits, first=inner, block=inner, **way)}
 
     def alone(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
         """Return what each owner of A, B or C does by itself."""
