@@ -19,6 +19,7 @@ from uncut_mpi.command import plan_search, planning
 from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.costs import IssueCosts
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
@@ -372,16 +373,27 @@ def test_nothing_that_is_read_is_replaced(capsys, tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("scheduler", ["uncut", "kblocks"])
-def test_one_scheduler_alone_is_planned_as_the_gemm_command_runs_it(scheduler, tmp_path, capsys):
-    path = tmp_path / "facts.json"
-    assert main(["-m", "3000", "--scheduler", scheduler, "--json", str(path)]) == 0
+@pytest.mark.parametrize("scheduler", ["uncut", "kblocks", "cyclic", "parsec"])
+@pytest.mark.parametrize("slow", [1.0, 0.6], ids=["alike", "one slower"])
+def test_one_scheduler_alone_is_planned_as_the_gemm_command_runs_it(scheduler, slow, tmp_path, capsys):
+    path, file = tmp_path / "facts.json", tmp_path / "machine.json"
+    rates = {"f64": np.array([5.0, 5.0, slow * 5.0, 5.0])}
+    same = {"gemm_tflop_per_s": rates, "typical_gemm_tflop_per_s": rates}
+    machine = dataclasses.replace(Machine.uniform(4), **same, costs=IssueCosts(copy_s=1e-4, gemm_s=1e-4))
+    file.write_text(machine.to_json())
+    words = ["-m", "3000", "--scheduler", scheduler, "--machine", str(file)]
+    assert main([*words, "--json", str(path)]) == 0
     facts = json.loads(path.read_text())
     assert len(facts["candidates"]) == 1
     problem = GemmProblem(3000, 3000, 3000, DType.f64, reads_c=True)
     options = ScheduleOptions(scheduler=scheduler)
-    made = plan(problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), options).schedule
+    made = plan(problem, Placement.parse("h,h,h"), 4, machine, options).schedule
     assert facts["digest"] == made.digest()
+    assert main([*words, "--issuing-threads", "1", "--json", str(path)]) == 0
+    few = json.loads(path.read_text())
+    assert few["digest"] == facts["digest"]
+    assert few["predicted_s"] == pytest.approx(simulate(made, machine, issuing_threads=1).seconds, rel=1e-6)
+    assert few["predicted_s"] > facts["predicted_s"]
 
 
 def test_runners_up_say_what_they_do_otherwise(capsys):

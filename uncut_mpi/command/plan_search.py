@@ -65,12 +65,13 @@ def find(
     in_files : (bool, bool, bool)
         Whether A, B and C lie in files.
     budget_tasks, issuing_threads : int
-        As for `uncut_mpi.planning.search.search`. Of matrices in files, or with parts stored the other way round, there
-        is no such search.
+        As for `uncut_mpi.planning.search.search`. Of one scheduler alone, of matrices in files, or with parts stored
+        the other way round, there is no such search.
     """
 
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
-        if not any(in_files) and placement == placement.straight(machine.num_ranks):
+        searched = options.scheduler == "auto" and not any(in_files)
+        if searched and placement == placement.straight(machine.num_ranks):
             about = (problem, placement, machine.num_ranks, machine, options)
             try:
                 return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
@@ -79,7 +80,7 @@ def find(
                     raise
         files = _buffers(problem, placement, in_files)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
-        candidates = [_candidate(one, machine, in_files) for one in several]
+        candidates = [_candidate(one, machine, in_files, issuing_threads) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
     limit = bound_of_files(problem, placement, machine, in_files)
@@ -104,10 +105,12 @@ def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, b
     return tuple(found)
 
 
-def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool]) -> Candidate:
+def _candidate(
+    planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], issuing_threads: int
+) -> Candidate:
     schedule, options = planned.schedule, planned.options
-    run = simulate(schedule, machine)
+    run = simulate(schedule, machine, issuing_threads=issuing_threads)
     limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files).seconds
-    seconds = planned.predicted_s
+    seconds = run.seconds if issuing_threads else planned.predicted_s
     made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, seconds)
     return Candidate(*made_with, Once(functools.partial(itself, run)), functools.partial(progress_of, run))

@@ -160,8 +160,6 @@ def run(arguments: PlanArguments, say: Say) -> None:
     arguments.place.check_ranks(machine.num_ranks)
     placement = arguments.place.bound(arguments.problem, machine.num_ranks)
     machine = with_memory(machine.num_ranks, arguments.problem, placement, machine, arguments.options.device_memory)
-    # A scheduler alone is no search: the one schedule that its rules give, as the gemm command runs it.
-    budget = arguments.budget_tasks if arguments.options.scheduler == "auto" else 1
     _check_host(arguments, machine)
     options = arguments.options
     if any(arguments.place.in_files) and not options.host_memory and machine.host_bytes[0]:
@@ -173,7 +171,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         machine,
         options,
         arguments.place.in_files,
-        budget_tasks=budget,
+        budget_tasks=arguments.budget_tasks,
         issuing_threads=arguments.issuing_threads,
     )
     search_s = time.perf_counter() - started
