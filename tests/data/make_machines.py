@@ -329,6 +329,8 @@ H200_SHAPES_BEFORE = ("h200_shapes_2026-11-23_19h_1.json", "h200_shapes_2026-11-
 H200_SHAPES = ("h200_shapes_2026-11-23_22h_1.json", "h200_shapes_2026-11-23_22h_2.json")
 # How soon a copy begins after one that it awaits: a calibration of 4 H200, 2026-11-22. The later ones say it too.
 H200_EVENT_LATENCY_S = 3.849199999139686e-07
+# What copies within a device take of products: a calibration of two H100, 2026-11-27.
+COPY_SHARES = {"f64": 0.44, "f32": 0.80, "tf32": 0.84, "f16": 0.66, "bf16": 0.74}
 
 
 def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:
@@ -396,6 +398,10 @@ def h200() -> Machine:
     possible = dataclasses.replace(
         calibrated,
         costs=dataclasses.replace(calibrated.costs, **latencies),
+        gemm_shape={
+            name: dataclasses.replace(shape, copy_share=COPY_SHARES[name])
+            for name, shape in calibrated.gemm_shape.items()
+        },
         gemm_tflop_per_s={**rates, "f64": np.maximum(rates["f64"], measured.EARLIER_F64_TFLOP_PER_S)},
         bandwidth_gb_per_s=peak_bandwidth(calibrated.bandwidth_gb_per_s, transfers),
         ports=peak_ports(calibrated.ports, transfers),
@@ -414,7 +420,8 @@ def h200() -> Machine:
         "for products of the four calibrations below too, and of earlier probes (64.7 TFLOP/s, 396 and 204 GB/s); "
         "rows of 8.5 to 12 KiB between devices are those of two H200, the same day, rows within a device of two and"
         " shapes of products of one (the mean of four calibrations, with the rates at which 8192×8192×8192 takes as "
-        "long as before), and how soon tasks begin after those they await, the next day",
+        "long as before), and how soon tasks begin after those they await, the next day; what copies within a device "
+        "take of products beside them is that of two H100, 2026-11-27",
     )
 
 

@@ -46,6 +46,8 @@ _MOST_SUMS: Final = 64
 _TELLING: Final = 0.2
 """Where products take a smaller part of a hold, it is timed again, since its error is theirs."""
 _PANEL_WIDTH: Final = 32768
+"""Bytes of the rows of copies within a device: those of a panel of 4096 elements of k in f64."""
+
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
 
@@ -338,9 +340,9 @@ class _Run:
 
     def _within(self) -> None:
         """
-        Time copies within rank 0's device beside products, where devices copy by kernels.
+        Time copies within rank 0's device beside products, where issuing is no part of the time.
 
-        The rows are as wide as those of panels. The products last longer, so that no copy is left at their end.
+        The products last longer than the copies, so that no copy is left at their end.
         """
         if not self.effort.asynchronous:
             return
@@ -353,7 +355,7 @@ class _Run:
             with agreement.collective(self.bench.group, "preparing random operands"):
                 self.bench.fill(self.bench.result_offset, dtype)
             one, seconds = self._product_of(self.effort.target_s, dtype)
-            enough = max(1, math.ceil(_LOAD * self.effort.target_s / seconds))
+            enough = max(1, math.ceil(_LOAD * float(copies.by_rank_s[0]) / seconds))
             load = probes.Load((one.m, one.n, one.k), enough, self.bench.result_offset, dtype)
             products = self.bench.time(self._product(Product(load.shape), dtype, enough), what)
             together = self.bench.time(probes.transfers(self.bench.areas, at_once, load), what)
@@ -484,8 +486,11 @@ class _Run:
 
     def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[ProductSample, float]:
         """Return the measured product of a type that takes nearest to a time on all devices, and its time."""
-        alone = (sample for sample in self.samples.products if sample.dtype == dtype.name and sample.lanes == 1)
-        products = [(sample, max(sample.seconds)) for sample in alone]
+        products = [
+            (sample, max(sample.seconds))
+            for sample in self.samples.products
+            if (sample.dtype, sample.lanes, sample.adds, sample.aligned) == (dtype.name, 1, False, True)
+        ]
         return min(products, key=lambda pair: (abs(math.log(pair[1] / seconds)), pair[1]))
 
 

@@ -207,7 +207,7 @@ void Simulator::State::begin(std::int32_t task, double now) {
         const std::int32_t rank = tasks_[task].rank;
         Device &device = devices_[rank];
         advance(device, now);
-        device.kernels.push_back({task, body.amount, body.demand, body.yields, 0, infinity});
+        device.kernels.push_back({task, body.amount, body.demand, body.copy_share, 0, infinity});
         touch(static_cast<std::size_t>(rank));
     }
 }
@@ -234,7 +234,7 @@ void Simulator::State::move(std::int32_t task, double now) {
     const Body &body = tasks_[task].body;
     flows_[id] = {task, body.of, body.amount, now, 0};
     rates_.begin(id, body.of);
-    if (body.within >= 0) count_copy(body.within, 1, now);
+    if (body.local_device >= 0) count_copy(body.local_device, 1, now);
 }
 
 double Simulator::State::local_latency(const Task &before, const Task &after) const {
@@ -264,17 +264,17 @@ void Simulator::State::advance(Device &device, double now) {
 }
 
 // A copy within a device begins or ends: its kernel has multiprocessors that products would have.
-void Simulator::State::count_copy(std::int32_t number, int change, double now) {
-    Device &device = devices_[number];
+void Simulator::State::count_copy(std::int32_t location, int change, double now) {
+    Device &device = devices_[location];
     advance(device, now);
     device.copies += change;
-    touch(static_cast<std::size_t>(number));
+    touch(static_cast<std::size_t>(location));
 }
 
 void Simulator::State::finish_flow(std::int32_t id, double now) {
     const std::int32_t task = flows_[id].task;
     rates_.end(id, flows_[id].of);
-    if (tasks_[task].body.within >= 0) count_copy(tasks_[task].body.within, -1, now);
+    if (tasks_[task].body.local_device >= 0) count_copy(tasks_[task].body.local_device, -1, now);
     free_flows_.push_back(id);
     const std::int32_t served_by = tasks_[task].body.engine;
     if (served_by < 0) {
@@ -317,7 +317,7 @@ void Simulator::State::share_out(Device &device, std::size_t number) {
     for (Device::Kernel &kernel : device.kernels) {
         const double part = std::min(room, kernel.demand);
         kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
-        if (device.copies > 0) kernel.rate *= 1 - kernel.yields;
+        if (device.copies > 0) kernel.rate *= 1 - kernel.copy_share;
         room -= part;
         kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
         next = std::min(next, kernel.finish);

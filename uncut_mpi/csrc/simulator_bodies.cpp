@@ -242,7 +242,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     } else if (!contiguous && to.rows > 0 && from_at != host_) {
         limit *= row_share(*rows, static_cast<double>(to.rows * item));
     }
-    if (from_at == to_at && from_at != host_) body.within = from_at;
+    if (from_at == to_at && from_at != host_) body.local_device = from_at;
     body.latency = m_.latency[link];
     body.of = rates_.class_of(link, limit);
     rates_.share_link(link, task.lane);
@@ -282,7 +282,7 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const
     const ProductCost &cost = m_.products[static_cast<std::size_t>(dtype)];
     const auto [operations, occupancy] = cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task));
     body.demand = 1 - cost.idle_use * (1 - occupancy);  // what another kernel cannot have
-    body.yields = cost.copy_share;
+    body.copy_share = cost.copy_share;
     // C is written once in any case, which is part of `half_depth`.
     const std::int64_t item = bytes_of(t_.buffers[c.buffer].dtype);
     const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) -

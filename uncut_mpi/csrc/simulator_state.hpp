@@ -40,9 +40,9 @@ class Simulator::State {
     struct Device {
         struct Kernel {
             std::int32_t task;
-            double left;    // seconds alone
-            double demand;  // part of the device that it can keep busy
-            double yields;  // part of it that copies within the device take while there are any
+            double left;        // seconds alone
+            double demand;      // part of the device that it can keep busy
+            double copy_share;  // part of it that copies within the device take while there are any
             double rate;
             double finish;
         };
@@ -68,10 +68,10 @@ class Simulator::State {
     struct Body {
         double amount = 0;   // copy: bytes; kernel: seconds alone
         double latency = 0;  // before a copy moves its first byte
-        double demand = 1, yields = 0;
-        std::int32_t of = -1;      // copy: class of shared rates
-        std::int32_t within = -1;  // copy: the device that it does not leave
-        std::int32_t engine = -1;  // copy: that serves it, if copies are served one after another
+        double demand = 1, copy_share = 0;
+        std::int32_t of = -1;            // copy: class of shared rates
+        std::int32_t local_device = -1;  // copy: the device that it does not leave
+        std::int32_t engine = -1;        // copy: that serves it, if copies are served one after another
     };
 
     // All about one task: who needs some of it needs most of it soon.
@@ -150,7 +150,7 @@ class Simulator::State {
     double local_latency(const Task &before, const Task &after) const;
     void end(std::int32_t task, double now);
     static void advance(Device &device, double now);
-    void count_copy(std::int32_t number, int change, double now);
+    void count_copy(std::int32_t location, int change, double now);
     void finish_flow(std::int32_t id, double now);
     void serve(Engine &engine, double now);
     void finish_kernels(std::size_t number, double now);

@@ -96,9 +96,9 @@ class GemmShape(_NonNegative):
     counts 1 + `uneven` times: libraries are best at extents that their blocks divide. Where columns of A, B or C begin
     or end at no multiple of 16 bytes it counts 1 + `misaligned` times. Tensor cores are fed by loads that need them
     there. Another product beside it can use `idle_use` of what it leaves idle. A copy within the device is a kernel
-    too, and goes before blocks that have not begun. While there is one the product has 1 - `copy_share` of its rate.
-    Measured products asked for all of this but blocks, `half_depth` and `overhead_s` (``docs/performance.md``,
-    2026-11-22, 23 and 27); no paper has it.
+    too, and goes before blocks that have not begun. While there is one the product has 1 - `copy_share` of its rate;
+    a COMBINE is not slowed. Of all this no paper has more than blocks, waves, `half_depth` and `overhead_s`. The rest
+    is what measured products asked for (``docs/performance.md``, 2026-11-22, 23 and 27).
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class GemmShape(_NonNegative):
     c_half_depth : float
         Steps of k at which half of what moving C takes is hidden behind the arithmetic; 0: nothing ever is.
     copy_share : float
-        What of the device a copy within it takes from a product beside it; in [0, 1].
+        Part of a product's rate that is lost while a copy within its device runs; in [0, 1].
     """
 
     block_rows: float = 1.0
