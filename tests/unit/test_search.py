@@ -603,15 +603,27 @@ def test_a_small_product_of_a_half_type_has_one_kernel_where_c_is(place: str) ->
     assert others  # they were tried
 
 
-@pytest.mark.parametrize("first", [15, 256])
-@pytest.mark.parametrize("place", ["0,0,0", "h,0,0"])
-def test_options_that_a_search_finds_are_good_ones(first: int, place: str) -> None:
-    problem = GemmProblem(512, 512, first // 2, DType.f64)
-    given = ScheduleOptions(blocking=Blocking(first=first))
-    result = find(problem, place, Machine.uniform(2), options=given)
-    for one in result.candidates:
-        assert dataclasses.replace(one.options, blocking=dataclasses.replace(one.options.blocking)) == one.options
-        assert one.options.scheduler != "kblocks" or one.options.blocking.first == first
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"first": first} for first in (15, 256)),
+        *({name: value} for name, value in (("tail", 8), ("block", 64), ("growth", 3), ("columns", 2), ("rows", 3))),
+        *({"begin": begin} for begin in ("first", "held")),
+        *({"order": order} for order in ("k", "columns", "corner", "k-columns")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", ["0,0,0", "h,0,0", "rows,cols,rows", "rows,cols,cols", "cols,rows,rows"])
+def test_options_that_a_search_finds_are_good_ones(given: dict[str, Any], place: str) -> None:
+    for dtype in (DType.f64, DType.f16):
+        problem = GemmProblem(512, 512, given.get("first", 600) // 2, dtype)
+        options = ScheduleOptions(blocking=Blocking(**given))
+        placement = Places.parse(place).bound(problem, 2).straight(2)
+        for one in search(problem, placement, 2, Machine.uniform(2), options).candidates:
+            how = one.options.blocking
+            assert dataclasses.replace(one.options, blocking=dataclasses.replace(how)) == one.options
+            if one.options.scheduler == "kblocks":
+                assert {name: getattr(how, name) for name in given} == given
 
 
 @pytest.mark.parametrize(("size", "kind"), [(8192, "cols"), (16384, "rows")])
@@ -628,7 +640,7 @@ def test_half_types_in_parts_are_also_multiplied_by_all_of_k_at_once(size: int, 
 @pytest.mark.parametrize(
     ("shape", "dtype", "place", "ranks", "grid", "held"),
     [
-        ((4096, 4096, 65536), DType.bf16, "rows,cols,rows", 2, (2, 1), Blocking(order="columns", rows=1, columns=2)),
+        ((4096, 4096, 4096), DType.bf16, "rows,cols,cols", 2, (1, 2), Blocking(order="corner", rows=2, columns=1)),
         ((8192, 28672, 8192), DType.f16, "rows,cols,rows", 4, (4, 1), Blocking(order="columns", rows=1, columns=4)),
         ((4096, 4096, 4096), DType.f16, "rows,cols,cols", 4, (1, 4), Blocking(order="corner", rows=4, columns=1)),
         ((2048, 2048, 65536), DType.f32, "rows,cols,rows", 4, (4, 1), Blocking(order="columns", rows=1, columns=4)),

@@ -181,28 +181,29 @@ class Dimensions:
         """
         All of k at once by blocks of C: products are few and deep, and half types need no sums.
 
-        Where ranks share columns of B, of which each holds some with all of k, it begins with those. So it is with rows
-        of A. A half type that sums what its ranks hold and what comes may also begin with the same block everywhere.
+        Each rank first multiplies the columns of B that its device holds, and the other columns arrive meanwhile. If A
+        is dealt by rows, the same is done with rows of A. With half types, all ranks may also begin with the same block
+        of C.
         """
         given, now = asked.blocking, best.options.blocking
-        if given.begin or given.order or given.first or given.block or given.columns or given.rows:
+        if given.begin or given.order or given.first or given.block or given.columns or given.rows or given.tail:
             return
         ways: list[tuple[dict[str, Any], int, dict[str, Any]]] = []
         if self._problem.dtype.is_half and now.begin == "held":
             ways += [({}, now.splits, {"begin": "first", "order": "columns", "rows": 1, "columns": _BLOCKS})]
             ways += [({}, now.splits, {"begin": "first", "order": "corner", "rows": _BLOCKS, "columns": 1})]
         stays = stationary_grids(self._problem, self._placement)
-        holders = {one.matrix: math.prod(one.grid) for one in stays if one.splits == 1}
+        num_parts = {one.matrix: math.prod(one.grid) for one in stays if one.splits == 1}  # of those with all of k
         for cut, splits in [({}, now.splits), *self._stays(asked)]:
             rows, cols = cut.get("grid", best.grid)
-            if rows > 1 and Matrix.B in holders:
-                held = {"begin": "held", "order": "columns", "rows": 1, "columns": holders[Matrix.B]}
+            if rows > 1 and Matrix.B in num_parts:
+                held = {"begin": "held", "order": "columns", "rows": 1, "columns": num_parts[Matrix.B]}
                 ways.append((cut, splits, held))
-            if cols > 1 and Matrix.A in holders:
-                held = {"begin": "held", "order": "corner", "rows": holders[Matrix.A], "columns": 1}
+            if cols > 1 and Matrix.A in num_parts:
+                held = {"begin": "held", "order": "corner", "rows": num_parts[Matrix.A], "columns": 1}
                 ways.append((cut, splits, held))
         for cut, splits, way in ways:
-            inner = -(-self._problem.k // splits)
+            inner = max(cut.get("k_shares") or (-(-self._problem.k // splits),))
             yield {**cut, **_blocked(best, splits=splits, first=inner, block=inner, **way)}
 
     def alone(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
