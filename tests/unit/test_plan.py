@@ -396,6 +396,17 @@ def test_one_scheduler_alone_is_planned_as_the_gemm_command_runs_it(scheduler, s
     assert few["predicted_s"] > facts["predicted_s"]
 
 
+def test_one_scheduler_alone_is_valued_by_the_metric_asked_for(tmp_path, capsys):
+    file, watts = tmp_path / "machine.json", {"idle_watts": np.full(4, 100.0), "busy_watts": np.full(4, 600.0)}
+    file.write_text(dataclasses.replace(Machine.uniform(4), **watts, active_watts=np.full(4, 200.0)).to_json())
+    path = tmp_path / "facts.json"
+    words = ["-m", "3000", "--scheduler", "cyclic", "--metric", "edp", "--machine", str(file), "--json", str(path)]
+    assert main(words) == 0
+    facts = json.loads(path.read_text())
+    found = re.search(r"edp ([\d.e-]+) J s", capsys.readouterr().out)
+    assert float(found[1]) == pytest.approx(facts["predicted_s"] * facts["energy_j"], rel=1e-3)
+
+
 def test_runners_up_say_what_they_do_otherwise(capsys):
     # Both schedulers are tried, and unequal shares.
     machine = "h200-4x"

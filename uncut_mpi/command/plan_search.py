@@ -12,6 +12,7 @@ from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.candidates import Candidate, Once, itself, progress_of
 from uncut_mpi.planning.chunks import Chunks, chunk_of, of_each
+from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, cut, plan_several
 from uncut_mpi.planning.search import SearchResult, search
@@ -80,7 +81,8 @@ def find(
                     raise
         files = _buffers(problem, placement, in_files)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
-        candidates = [_candidate(one, machine, in_files, issuing_threads) for one in several]
+        about_each = machine, in_files, issuing_threads, options.metric
+        candidates = [_candidate(one, *about_each) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
     limit = bound_of_files(problem, placement, machine, in_files)
@@ -106,11 +108,12 @@ def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, b
 
 
 def _candidate(
-    planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], issuing_threads: int
+    planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], issuing_threads: int, metric: str
 ) -> Candidate:
     schedule, options = planned.schedule, planned.options
     run = simulate(schedule, machine, issuing_threads=issuing_threads)
     limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files).seconds
     seconds = run.seconds if issuing_threads else planned.predicted_s
-    made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, seconds)
+    value = metric_of(metric, machine).value(run) if metric != "time" else seconds
+    made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, value)
     return Candidate(*made_with, Once(functools.partial(itself, run)), functools.partial(progress_of, run))
