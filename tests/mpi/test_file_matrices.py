@@ -6,7 +6,9 @@ import functools
 import itertools
 import os
 import random
+import resource
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from tests.helpers.collective import collective_assert, expect
 
 pytestmark = pytest.mark.mpi(min_size=1)
 ROOM = 150_000
+
+MOST_S = 10.0
+"""Within which a failure ends a call on all ranks, whatever they wait for."""
 """Bytes of host memory of each rank: a fifth of a matrix or less, where they are of the usual size."""
 
 
@@ -198,7 +203,7 @@ def test_more_host_memory_than_there_is_and_less_than_is_needed_are_refused_by_n
         expect(comm, um.ParamError, ["host_memory", "below 1"], lambda v=value: open_session(comm, host_memory=v))
 
 
-@pytest.mark.parametrize("how", ["shorter", "unwriteable"])
+@pytest.mark.parametrize("how", ["shorter", "unwriteable", "full"])
 def test_a_file_that_fails_in_a_call_ends_it_on_all_ranks_and_the_session_goes_on(comm, open_session, folder, how):
     a, b, _ = matrices(5, 300, 280, 310)
     paths = [save(comm, folder / f"{name}.npy", array) for name, array in zip("abc", (a, b, a @ b), strict=True)]
@@ -213,9 +218,19 @@ def test_a_file_that_fails_in_a_call_ends_it_on_all_ranks_and_the_session_goes_o
             window = session._backend.files.at(files[2].own_part(comm.size - 1)[0])
             with open(paths[2], "rb") as readable:
                 os.dup2(readable.fileno(), window.descriptor)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if how == "full" and comm.rank == comm.size - 1:  # as a disk or a quota that ends: writes fail from there on
+            resource.setrlimit(resource.RLIMIT_FSIZE, (length // 2, limits[1]))
         comm.Barrier()
-        words = {"shorter": ["a.npy changed while it was in use"], "unwriteable": ["c.npy cannot be"]}[how]
-        expect(comm, um.DataFileError, words, lambda: session.gemm(*files))
+        words = {
+            "shorter": ["a.npy changed while it was in use"],
+            "unwriteable": ["c.npy cannot be"],
+            "full": ["c.npy cannot be", "File too large"],
+        }[how]
+        began = time.monotonic()
+        expect(comm, um.DataFileError, words, lambda: session.gemm(*files, beta=0.0))
+        collective_assert(comm, time.monotonic() - began < MOST_S, "nobody waits for those that have failed")
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if how == "shorter" and comm.rank == 0:
             with open(paths[0], "r+b") as file:
                 np.save(file, a)

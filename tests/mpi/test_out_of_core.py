@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import pytest
 
@@ -114,7 +115,9 @@ def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
     with um.Session(comm, backend=backend, machine=machine, device_memory=96 * KIB, timeout_s=20) as session:
         operands = make_operands(session, case)
         product = operands.a, operands.b, operands.c
+        began = time.monotonic()
         expect(comm, um.DeviceError, ["nothing works any more"], lambda: session.gemm(*product))
+        collective_assert(comm, time.monotonic() - began < 10.0, "nobody waits for those that have failed")
         failing.clear()
         set_matrix(session, operands.c, operands.c_MN)
         session.barrier()
