@@ -126,8 +126,9 @@ def choose_alignment(
     for one in copied:
         height, width = stored[one]
         copies_s += item * height * width / (within * machine.row_rates.of_local(item * height))
-    # All but the first product's are made while others are computed.
+    # All but the first product's are made while others are computed, which takes these longer.
     cost_s = max(copies_s / len(products), copies_s - per_k_s * len(inner))
+    cost_s += shape.copy_share * (copies_s - cost_s)
     cost_s += machine.costs.copy_s * sum(one.kind == fetches[matrix] for matrix in copied for one in steps)
     more = 0  # products
     passes: list[tuple[float, int]] = []  # how often more all of C is moved, by products of which k
