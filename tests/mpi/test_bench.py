@@ -198,12 +198,14 @@ def test_dealt_matrices_are_multiplied_beside_the_floor(comm, mpi_tmp_path, capf
     collective_assert(comm, good, str(reasons))
 
 
-def test_problems_that_no_time_is_left_for_are_the_next_runs(comm, mpi_tmp_path):
+def test_problems_that_no_time_is_left_for_are_the_next_runs(comm, mpi_tmp_path, capfd):
     path = mpi_tmp_path / "bench.jsonl"
     words = ["--methods", "auto,one", "--sample", "3"]
     collective_assert(comm, run(comm, path, *words, "--time-limit", "0.000001") == 0)
-    collective_assert(comm, not path.exists())
+    said = "6 results of 6 not begun within --time-limit: run the same command again" in capfd.readouterr().out
+    collective_assert(comm, not path.exists() and said == (comm.rank == 0))
     collective_assert(comm, run(comm, path, *words, "--time-limit", "600") == 0)
+    collective_assert(comm, "not begun" not in capfd.readouterr().out)
     collective_assert(comm, len(results(comm, path)) == 6)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -93,6 +94,10 @@ examples:
   mpiexec -n 4 python -m uncut_mpi.bench --methods auto,cublas,cublasxt,jax,torch --output others.jsonl
   mpiexec -n 2 python -m uncut_mpi.bench --dataset layouts --only slabs --methods auto,cublasmp,dtensor,jax,floor
 """
+
+
+_MOST_NAMED: Final = 12
+"""Extents that an error names."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +190,11 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
     given = make_bench_parser().parse_args(list(argv))
     check_devices(given)
     if not _subset(given.dataset, given.only):
+        extents = dict.fromkeys("×".join(map(str, case[:3])) for case in DATASETS[given.dataset]())
+        some = ", ".join(itertools.islice(extents, _MOST_NAMED)) + (", …" if len(extents) > _MOST_NAMED else "")
         raise ParamError(
-            f"--only {','.join(given.only)}: the dataset {given.dataset} has no such problem; "
-            "ask for other shapes, other places or another --dataset"
+            f"--only {','.join(given.only)}: the dataset {given.dataset} has no such problem; ask for other shapes, "
+            f"other places or another --dataset. Its extents, before --scale, are {some}"
         )
     _check_scale(given)
     return BenchArguments(

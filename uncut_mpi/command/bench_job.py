@@ -20,7 +20,7 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
-from uncut_mpi.model.arguments import there_are
+from uncut_mpi.model.arguments import counted, there_are
 from uncut_mpi.regular import open_regular, reason
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.rates import draw_rates
@@ -104,16 +104,22 @@ class _Bench:
         rows = [row for row in rows if _key(row) in done]
         todo = [one for one in self._work() if _work_key(one) not in done]
         bar = ProgressBar("measuring") if session.rank == 0 else None
+        left = len(todo)
         for row in self._measured(measurer, todo, bar):
             rows.append(row)
+            left -= 1
             with session.together("writing a result"):
                 if session.rank == 0:
                     self._append(row)
         if bar is not None:
-            bar.show(arguments.rounds * len(todo), arguments.rounds * len(todo), "done")
+            number = arguments.rounds * len(todo)
+            bar.show(number - arguments.rounds * left, number, "the time is over" if left else "done")
         with session.together("summing up"):
             if session.rank == 0:
                 self._say(summary_text(rows, arguments.methods))
+                if left:
+                    missing = f"{counted(left, 'result')} of {len(todo)} not begun within --time-limit"
+                    self._say(f"{missing}: run the same command again to go on\n")
                 if arguments.plot is not None:
                     write_file("--plot", arguments.plot, draw_rates(rows, arguments.methods))
         return all(row["passed"] is not False for row in rows)
@@ -197,7 +203,7 @@ class _Bench:
         if other:
             raise DataFileError(
                 f"{where}: {other[0]} was {found[other[0]]}, here it is {self._about[other[0]]}: results of another "
-                "run cannot go on; name another file"
+                "run cannot go on; remove it, or name another file (--output)"
             )
         return row
 
