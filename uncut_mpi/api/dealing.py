@@ -253,7 +253,7 @@ def _read_only(counting: Mapping[int, Sequence[GivenArray]]) -> tuple[int, ...]:
 def _do_not_fit(layout: Layout, shape: tuple[int, int], texts: Sequence[str]) -> ParamError:
     return ParamError(
         f"local arrays do not make a {shape[0]}×{shape[1]} matrix of layout {layout}: {agreement.by_rank(texts)}; pass "
-        "each rank's part as it is, or another layout or shape"
+        "each rank's part alone (of a larger array array[:rows, :cols]), or another layout or shape"
     )
 
 

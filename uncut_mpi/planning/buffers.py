@@ -100,7 +100,7 @@ def check_capacity(
     placement: Placement,
     machine: Machine,
     *,
-    is_least: bool = False,
+    least: str = "",
 ) -> None:
     """
     Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there.
@@ -109,8 +109,9 @@ def check_capacity(
 
     Parameters
     ----------
-    is_least : bool, optional
-        Whether no schedule of these ranks needs less.
+    least : str, optional
+        ``"at least "`` if no schedule of these ranks needs less, ``"no more than "`` if one needs so much, and
+        another one may need less.
     """
     if all(map(operator.le, softbuf_bytes, room_for_panels(num_ranks, problem, placement, machine))):
         return
@@ -121,14 +122,14 @@ def check_capacity(
         if needed > total - there:
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
-            least = "at least " if is_least and needed else ""
+            how_much = least if needed else ""
             mend = ""
             if needed:
-                or_else = "" if is_least else "leave out options of the schedule, "
+                or_else = "" if least else "leave out options of the schedule, "
                 mend = f"let ranks use {max(softbuf_bytes)} bytes (device_memory) if devices have them, {or_else}or "
             elsewhere = ", or place the matrices on other devices or in host memory" if there else ""
             raise CapacityError(
-                f"rank {rank} needs {least}{bytes_text(there + needed)} of device memory ({whose}), and "
+                f"rank {rank} needs {how_much}{bytes_text(there + needed)} of device memory ({whose}), and "
                 f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}use more ranks"
                 f"{elsewhere}"
             )

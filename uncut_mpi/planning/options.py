@@ -295,7 +295,7 @@ class ScheduleOptions:
         """"uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per rank.
         "cyclic": PARALiA's. "bands": Choi's, between devices only. "parsec": that of PaRSEC's
         product out of core. "auto": a search by simulation, among "kblocks" and
-        "uncut", chooses what is not fixed below.""",
+        "uncut" (and "parsec" where not all fits), chooses what is not fixed below.""",
         default="auto",
         words=SCHEDULERS,
     )
@@ -428,13 +428,15 @@ class ScheduleOptions:
     device_memory: int = option(
         NUMBER,
         """What a rank may use of its device's memory beside the matrices there (bytes). What does not fit is computed
-        one block of C after the other. Left open: all of it.""",
+        one block of C after the other. Left open: in a session four fifths of
+        what is free, for plan all of the device.""",
         default=0,
     )
     host_memory: int = option(
         NUMBER,
         """What a rank may use of host memory for copies of matrices that no device reaches (bytes). Those lie in files,
-        or in private memory that cannot be page-locked. Left open: as much as they take.""",
+        or in private memory that cannot be page-locked. Left open: as much as they take; for files
+        a part of what is free, which plan and gemm say.""",
         default=0,
     )
     blocking: Blocking = Blocking()

@@ -193,9 +193,12 @@ class ParsecModel:
                 return Blocks(b, c, math.ceil(self.k / math.ceil(self.k / d)), ahead)
             edge = (edge or max(rows, cols)) - 1  # of so few tiles a quarter is no room for chunks
             if edge < 1:
+                # With one row and one column of tiles on each device: a tile of C, and those of A and B.
+                least = self.c_weight + 2 * (ahead + 1)
                 raise CapacityError(
-                    f"a device has room for {self.memory:g} tiles, too few for a tile of C and a lookahead of {ahead}: "
-                    "take smaller tiles, or less of it"
+                    f"a device has room for {self.memory:g} tiles, and parsec needs {least:g}: a tile of C, and those "
+                    f"of A and B with a lookahead of {ahead}; let ranks use more memory (device_memory), or take "
+                    "smaller tiles (tile)"
                 )
 
 
@@ -287,7 +290,8 @@ def model_of(
     of_c = problem.dtype.accumulator.itemsize + (item if problem.dtype.is_half else 0)
     if room < tile * tile * item:
         raise CapacityError(
-            f"a rank has {bytes_text(max(0, room))} of device memory, less than one tile of {tile} takes"
+            f"a rank has {bytes_text(max(0, room))} of device memory, less than one tile of {tile} takes, "
+            f"{bytes_text(tile * tile * item)}: let ranks use more (device_memory), or take smaller tiles (tile)"
         )
     m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
     memory = room / (tile * tile * item)
