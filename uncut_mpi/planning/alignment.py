@@ -126,9 +126,9 @@ def choose_alignment(
     for one in copied:
         height, width = stored[one]
         copies_s += item * height * width / (within * machine.row_rates.of_local(item * height))
-    # All but the first product's are made while others are computed, which takes these longer.
+    # All but the first product's are made while others are computed, which are slower meanwhile.
     cost_s = max(copies_s / len(products), copies_s - per_k_s * len(inner))
-    cost_s += shape.copy_share * (copies_s - cost_s)
+    taken_s = shape.copy_share * (copies_s - cost_s)
     cost_s += machine.costs.copy_s * sum(one.kind == fetches[matrix] for matrix in copied for one in steps)
     more = 0  # products
     passes: list[tuple[float, int]] = []  # how often more all of C is moved, by products of which k
@@ -149,7 +149,8 @@ def choose_alignment(
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
         cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
         cost_s += len(handed_on) * (machine.costs.combine_s + machine.costs.combine_start_s)
-    return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if gain_s > _SEEN * cost_s else Alignment()
+    pays = gain_s > _SEEN * cost_s + taken_s
+    return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if pays else Alignment()
 
 
 def _with_last_columns(products: Sequence[Step], columns: int, step: int) -> float:
