@@ -6,8 +6,8 @@ Products that do not fit a budget of device memory, beside the same with all mem
 
 A problem is TYPE, SIZE (N or MxNxK), places and the budget of each rank; a fifth word ``=`` says that C is not read,
 and ``!`` that the product with all memory is left out. The schedules after ``--``, as in sweep.py, have the same
-budget. Every result is checked. Of each schedule one call is traced, too: how long each device computes nothing. When
-SECONDS have passed no more problems begin.
+budget; ``cubes`` are those of section III-C1 of Uncut-GEMMs. Every result is checked. Of each schedule one call is
+traced, too: how long each device computes nothing. When SECONDS have passed no more problems begin.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ from sweep import options_of
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
+from uncut_mpi.command.bench_cubes import CubesPlan
 from uncut_mpi.command.flag_values import bytes_of
 from uncut_mpi.command.product import (
     make_product,
@@ -32,6 +33,7 @@ from uncut_mpi.command.product import (
     verify_product,
 )
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import changed
 from uncut_mpi.view.timeline import Timeline
 
@@ -53,15 +55,21 @@ def measure(session, text, variants):
     say(session, f"{text}: matrices after {time.monotonic() - began:.0f} s")
     wanted = [] if "!" in marks else [("all memory", um.ScheduleOptions())]
     for words in ("", *variants):
-        wanted.append((f"{budget} {words}".strip(), changed(options_of(words), device_memory=bytes_of(budget))))
+        options = options_of("" if words == "cubes" else words)
+        wanted.append((f"{budget} {words}".strip(), changed(options, device_memory=bytes_of(budget))))
     cases = []
     with contextlib.ExitStack() as plans:
         for name, options in wanted:
             start = time.perf_counter()
             try:
-                plan = plans.enter_context(
-                    session.plan(product.a, product.b, product.c, reads_c=reads_c, options=options)
-                )
+                of_three = product.a, product.b, product.c
+                if name.endswith("cubes"):
+                    problem = GemmProblem(m, n, k, DType[dtype], reads_c=reads_c)
+                    placement = arguments.place.bound(problem, session.size)
+                    plan = CubesPlan(session, of_three, problem, placement, "N", options)
+                else:
+                    plan = session.plan(*of_three, reads_c=reads_c, options=options)
+                plans.enter_context(plan)
             except um.UncutError as error:
                 say(session, f"{text} {name}: {error}")
                 continue
@@ -84,9 +92,12 @@ def measure(session, text, variants):
                 case["samples_s"] += slowest(session, [timed_call(session, case["plan"], arguments)])
         for case in cases:
             plan = case.pop("plan")
-            traced = plan.trace(arguments.alpha, arguments.beta)
-            run = Timeline.of(plan.schedule, traced.start_s, traced.end_s, "measured")
-            case |= {"traced_s": run.seconds, "idle_share": run.idle_share.tolist()}
+            if isinstance(plan, CubesPlan):
+                case |= {"traced_s": None, "idle_share": []}
+            else:
+                traced = plan.trace(arguments.alpha, arguments.beta)
+                run = Timeline.of(plan.schedule, traced.start_s, traced.end_s, "measured")
+                case |= {"traced_s": run.seconds, "idle_share": run.idle_share.tolist()}
             case["median_s"] = statistics.median(case["samples_s"])
             say(session, line(case))
     release_product(session, product)
