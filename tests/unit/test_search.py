@@ -659,3 +659,10 @@ def test_all_of_k_at_once_is_tried_of_what_ranks_hold(
     known = simulate(plan(problem, placement, ranks, machine, options).schedule, machine)
     found = search(problem, placement, ranks, machine)
     assert found.best.predicted_s <= 1.01 * known.seconds
+
+
+def test_one_k_block_holds_the_longest_of_uneven_parts_of_k() -> None:
+    problem, options = GemmProblem(256, 256, 4000, DType.f64), ScheduleOptions(k_shares=(3.0, 1.0))
+    tried = find(problem, "h,h,h", Machine.uniform(2), options=options).candidates
+    blocks = {one.options.blocking.block for one in tried if one.options.scheduler == "kblocks"}
+    assert max(blocks) == 3000

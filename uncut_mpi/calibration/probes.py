@@ -280,7 +280,7 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
             to = built.window(destination, areas.destination(one.link, turn), rows, cols, ld=there)
             built.copy(lane, to, built.window(source, areas.source(one.link, turn), rows, cols, ld=here))
     if load is not None:
-        for rank in {end for end in at_once[0].link if end != areas.num_ranks}:
+        for rank in sorted({end for end in at_once[0].link if end != areas.num_ranks}):
             for _ in range(load.count):
                 built.multiply(rank, Product(load.shape), load.dtype, load.result_offset)
     return built.probe()

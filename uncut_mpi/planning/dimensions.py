@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -203,7 +203,7 @@ class Dimensions:
                 held = {"begin": "held", "order": "corner", "rows": num_parts[Matrix.A], "columns": 1}
                 ways.append((cut, splits, held))
         for cut, splits, way in ways:
-            inner = max(cut.get("k_shares") or (-(-self._problem.k // splits),))
+            inner = self._deepest(splits, cut.get("k_shares", best.options.k_shares))
             yield {**cut, **_blocked(best, splits=splits, first=inner, block=inner, **way)}
 
     def alone(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
@@ -388,8 +388,12 @@ class Dimensions:
     # -- what the dimensions need ------------------------------------------------------------
 
     def _inner(self, best: Candidate) -> int:
-        """Return how many elements of k a rank sums."""
-        return -(-self._problem.k // best.options.blocking.splits)
+        """Return how many elements of k the rank with most of them sums."""
+        return self._deepest(best.options.blocking.splits, best.options.k_shares)
+
+    def _deepest(self, splits: int, k_shares: Sequence[float] | None) -> int:
+        shares = k_shares or (1,) * splits
+        return int(-(-self._problem.k * max(shares) // sum(shares)))
 
     def _speeds_of(self, one: Candidate) -> np.ndarray | None:
         """Return its ranks' speeds: several dimensions ask for those of the best, in every round."""
