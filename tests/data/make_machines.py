@@ -329,8 +329,8 @@ H200_SHAPES_BEFORE = ("h200_shapes_2026-11-23_19h_1.json", "h200_shapes_2026-11-
 H200_SHAPES = ("h200_shapes_2026-11-23_22h_1.json", "h200_shapes_2026-11-23_22h_2.json")
 # How soon a copy begins after one that it awaits: a calibration of 4 H200, 2026-11-22. The later ones say it too.
 H200_EVENT_LATENCY_S = 3.849199999139686e-07
-# What copies within a device take of products: a calibration of two H100, 2026-11-27.
-COPY_SHARES = {"f64": 0.44, "f32": 0.80, "tf32": 0.84, "f16": 0.66, "bf16": 0.74}
+# What copies within a device take of products: a calibration of two H100, 2026-11-28.
+COPY_SHARES = {"f64": 0.27, "f32": 0.71, "tf32": 0.73, "f16": 0.69, "bf16": 0.72}
 
 
 def shapes_of(calibrations: Sequence[Machine]) -> dict[str, GemmShape]:

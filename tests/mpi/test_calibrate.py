@@ -19,7 +19,7 @@ import uncut_mpi.api.start as start
 from tests.helpers.collective import allgather, collective_assert, expect
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
-from uncut_mpi.calibration import disk, litmus, workbench
+from uncut_mpi.calibration import disk, litmus, probes, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
 from uncut_mpi.calibration.disk import measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
@@ -136,6 +136,32 @@ def test_products_are_timed_beside_copies_within_a_device(comm):
     collective_assert(comm, found == wanted, f"{found}")
     seconds = [value for timed in samples.within.values() for value in timed.values()]
     collective_assert(comm, min(seconds) > 0.0, f"{samples.within}")
+
+
+@pytest.mark.parametrize(("ahead_s", "most"), [(100.0, 5), (-1.0, 3)], ids=["in time", "late"])
+def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s, most):
+    ran = []
+    with group_of(comm) as group:
+        backend = HostBackend(comm.rank, comm.size)
+        deadline_s = time.perf_counter() + ahead_s
+        bench = Workbench(group, backend, area_bytes=65536, compute_bytes=4096, deadline_s=deadline_s)
+        run = bench.run
+
+        def slowed(executable, what):
+            ran.append(executable)
+            records = run(executable, what)
+            records[:, 1] += 1.0 if executable is ran[0] else 3.0
+            return records
+
+        monkeypatch.setattr(bench, "run", slowed)
+        each = [probes.hops(bench.areas, [0], count) for count in (1, 2)]
+        first, second = bench.time_in_turns(each, "hops", samples=5)
+        bench.close()
+        backend.close()
+    collective_assert(comm, ran == ran[:2] * (most + 1) and ran[0] is not ran[1], f"{len(ran)} runs")
+    collective_assert(comm, [first.together.count, second.together.count] == [most, most], f"{first}")
+    longer = (second.by_rank_s - first.by_rank_s).tolist()
+    collective_assert(comm, longer == pytest.approx([2.0] * comm.size, abs=0.5), f"{longer}")
 
 
 def test_the_deadline_of_rank_0_counts_on_all_ranks(comm):

@@ -50,6 +50,8 @@ _PANEL_WIDTH: Final = 32768
 
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
+_TURNS: Final = 15
+"""Runs of products alone and of those beside copies, in turns: clocks change by more than what copies take of them."""
 
 
 def measure_all(
@@ -357,8 +359,8 @@ class _Run:
             one, seconds = self._product_of(self.effort.target_s, dtype)
             enough = max(1, math.ceil(_LOAD * float(copies.by_rank_s[0]) / seconds))
             load = probes.Load((one.m, one.n, one.k), enough, self.bench.result_offset, dtype)
-            products = self.bench.time(self._product(Product(load.shape), dtype, enough), what)
-            together = self.bench.time(probes.transfers(self.bench.areas, at_once, load), what)
+            both = self._product(Product(load.shape), dtype, enough), probes.transfers(self.bench.areas, at_once, load)
+            products, together = self.bench.time_in_turns(both, what, samples=_TURNS)
             timed = {"products": products, "copies": copies, "together": together}
             self.samples.within[dtype.name] = {name: float(case.by_rank_s[0]) for name, case in timed.items()}
 

@@ -140,24 +140,51 @@ class Workbench:
             On all ranks, what went wrong on one.
         """
         executable = self.bind(probe, what)
-        active = np.unique(probe.schedule.tasks["rank"])  # the others only wait for the next barrier
-        own: list[tuple[float, ...]] = []
-        together: list[float] = []
+        runs = _Runs(probe)
         self.run(executable, what)  # the first run is slower
         while True:
             records = self.run(executable, what)
-            own.append((*(records[:, 1] - records[:, 0]), *records[:, 2]))
-            together.append(float(records[active, 1].max() - records[active, 0].min()))
+            runs.add(records)
             if samples:
-                if len(together) >= samples:
+                if len(runs.together) >= samples:
                     break
-            elif self._enough([one - known_s for one in together], late=bool(records[0, 1] > self._deadline_s)):
+            elif self._enough([one - known_s for one in runs.together], late=bool(records[0, 1] > self._deadline_s)):
                 break
         with agreement.collective(self.group, what):
             executable.close()
-        table = np.array(own)
-        size = self.group.size
-        return Timed(Summary.of(together), np.median(table[:, :size], axis=0), table[:, size:].min(axis=0))
+        return runs.timed
+
+    def time_in_turns(self, probes: Sequence[Probe], what: str, *, samples: int) -> list[Timed]:
+        """
+        Run probes in turns, each so many times: for the difference of their times, since clocks sink with load.
+
+        After the deadline each gets a few samples only.
+
+        Parameters
+        ----------
+        probes : sequence of Probe
+            The same on all ranks.
+        what, samples
+            As for `time`.
+
+        Raises
+        ------
+        UncutError
+            On all ranks, what went wrong on one.
+        """
+        executables = [self.bind(probe, what) for probe in probes]
+        found = [_Runs(probe) for probe in probes]
+        for number in range(samples + 1):
+            for executable, runs in zip(executables, found, strict=True):
+                records = self.run(executable, what)
+                if number:  # the first run is slower
+                    runs.add(records)
+            if number >= _FEWEST_SAMPLES and records[0, 1] > self._deadline_s:
+                break
+        with agreement.collective(self.group, what):
+            for executable in executables:
+                executable.close()
+        return [runs.timed for runs in found]
 
     def time_copies(self, probe: Probe, what: str) -> Summary:
         """
@@ -266,6 +293,27 @@ class Workbench:
                     addresses[rank] = self.backend.open(one)
                     self._opened.append(int(addresses[rank]))
         return addresses
+
+
+class _Runs:
+    """What the runs of a probe took."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.together: list[float] = []
+        self._active = np.unique(probe.schedule.tasks["rank"])  # the others only wait for the next barrier
+        self._own: list[np.ndarray] = []
+        self._issue: list[np.ndarray] = []
+
+    def add(self, records: np.ndarray) -> None:
+        """Take what `Workbench.run` returned."""
+        self._own.append(records[:, 1] - records[:, 0])
+        self._issue.append(records[:, 2])
+        self.together.append(float(records[self._active, 1].max() - records[self._active, 0].min()))
+
+    @property
+    def timed(self) -> Timed:
+        """Their samples."""
+        return Timed(Summary.of(self.together), np.median(self._own, axis=0), np.min(self._issue, axis=0))
 
 
 def _spent_s(times: TaskTimes | None, tasks: np.ndarray) -> float:

@@ -49,8 +49,16 @@ _CUDA_FIGURES: Final = {
     "c64": (128, 64, 9.5, 1e-5, 5e3, 2.5e-13, 0.05, 0.02, 1.0),
     "c128": (64, 64, 9.75, 4e-6, 1.4e4, 2.2e-13, 0.02, 0.21, 0.7),
 }
-# Two H100 (docs/performance.md, 2026-11-27).
-_CUDA_COPY_SHARES: Final = {"f64": 0.44, "f32": 0.8, "f16": 0.66, "bf16": 0.74, "tf32": 0.84, "c64": 0.74, "c128": 0.73}
+# Two H100 (docs/performance.md, 2026-11-28).
+_CUDA_COPY_SHARES: Final = {
+    "f64": 0.27,
+    "f32": 0.71,
+    "f16": 0.69,
+    "bf16": 0.72,
+    "tf32": 0.73,
+    "c64": 0.67,
+    "c128": 0.77,
+}
 _CUDA_SHAPES: Final = {
     dtype: GemmShape(*figures, waves=False, copy_share=_CUDA_COPY_SHARES[dtype])
     for dtype, figures in _CUDA_FIGURES.items()
