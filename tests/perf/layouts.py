@@ -23,6 +23,7 @@ import numpy as np
 from floors import CUDA_TYPES, REPEAT, WARMUP, Floor, shares
 from mpi4py import MPI
 from sweep import options_of
+from turns import in_turns
 
 import uncut_mpi as um
 from uncut_mpi.model.dtypes import DType
@@ -98,13 +99,12 @@ def as_typed(array, dtype):
     return array.view(ml_dtypes.bfloat16)
 
 
-def in_turns(floor, works, seconds):
+def timed(floor, works, seconds):
     """Return the slowest rank's seconds of each work, sample by sample; the first ones only warm up."""
     samples = [[] for _ in works]
     rounds = min(MOST_ROUNDS, max(REPEAT, round(LONG_S / seconds / len(works))))
-    for _ in range(WARMUP + rounds):
-        for work, times in zip(works, samples, strict=True):
-            times += floor.slowest(work, 1)
+    for at in in_turns(len(works), WARMUP + rounds):
+        samples[at] += floor.slowest(works[at], 1)
     return [times[WARMUP:] for times in samples]
 
 
@@ -142,7 +142,7 @@ def measure(session, floor, values, text, variants):
             }
         )
     works = [floor.product(*share, dtype, values), *(lambda plan=plan: plan.execute(ALPHA, BETA) for plan in plans)]
-    floors, *samples = in_turns(floor, works, cases[0]["predicted_s"])
+    floors, *samples = timed(floor, works, cases[0]["predicted_s"])
     for case, plan, times in zip(cases, plans, samples, strict=True):
         case |= {"seconds": statistics.median(times), "spread_s": [min(times), max(times)], "samples": len(times)}
         case |= {"floor_s": statistics.median(floors), "floors_s": [min(floors), max(floors)]}

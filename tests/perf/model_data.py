@@ -21,6 +21,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 from sweep import options_of
+from turns import in_turns
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
@@ -115,10 +116,8 @@ def repeat(session, measured, count):
     """
     chosen = [*sorted(measured[:-1], key=lambda one: one[1]["median_s"])[:count], measured[-1]]
     samples = [[] for _ in chosen]
-    for turn in range(WARMUP + AGAIN):
-        for at in range(len(chosen)):
-            which = (turn + at) % len(chosen)
-            samples[which].append(timed(session, chosen[which][0]))
+    for at in in_turns(len(chosen), WARMUP + AGAIN):
+        samples[at].append(timed(session, chosen[at][0]))
     for (_, row), mine in zip(chosen, samples, strict=True):
         row["again_s"] = [max(of_ranks) for of_ranks in zip(*session.gather_values(mine[WARMUP:]), strict=True)]
         if session.rank == 0:

@@ -19,6 +19,7 @@ import time
 from model_data import pool, source
 from mpi4py import MPI
 from sweep import options_of
+from turns import in_turns
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse
@@ -87,9 +88,8 @@ def measure(session, text, variants):
                 }
             )  # fmt: skip
         expected = sum(case["predicted_s"] for case in cases)
-        for _ in range(max(2, min(ROUNDS, int(ROUNDS_S / expected)))):
-            for case in cases:
-                case["samples_s"] += slowest(session, [timed_call(session, case["plan"], arguments)])
+        for at in in_turns(len(cases), max(2, min(ROUNDS, int(ROUNDS_S / expected)))):
+            cases[at]["samples_s"] += slowest(session, [timed_call(session, cases[at]["plan"], arguments)])
         for case in cases:
             plan = case.pop("plan")
             if isinstance(plan, CubesPlan):

@@ -125,7 +125,12 @@ class _Bench:
         return all(row["passed"] is not False for row in rows)
 
     def _measured(self, measurer: Measurer, todo: Sequence[Work], bar: ProgressBar | None) -> Iterator[Row]:
-        """Measure what is to do, all methods of a problem in so many rounds, and yield its rows."""
+        """
+        Measure what is to do, all methods of a problem in so many rounds, and yield its rows.
+
+        Every other round goes backwards, and the last one as they come: clocks rise while a slow method leaves devices
+        idle, which the next one gains by.
+        """
         rounds, number = self._arguments.rounds, 0
         began, limit_s = time.monotonic(), self._arguments.time_limit_s
         for _, grouped in itertools.groupby(todo, key=lambda one: (one.case, one.dtype, one.trans_a)):
@@ -134,7 +139,8 @@ class _Bench:
             works = list(grouped)
             product: Product | None = None
             found: dict[Work, list[Facts]] = {one: [] for one in works}
-            for turn, one in itertools.product(range(rounds), works):
+            turns = [(turn, one) for turn in range(rounds) for one in works[:: 1 if (rounds - turn) % 2 else -1]]
+            for turn, one in turns:
                 if bar is not None:
                     what = f"{one.dtype.name} {'×'.join(map(str, one.case[:3]))} at {one.case.placement}, {one.method}"
                     bar.show(number, rounds * len(todo), what)
