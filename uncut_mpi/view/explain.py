@@ -131,7 +131,7 @@ def _reduced_over(schedule: Schedule, held: np.ndarray) -> int:
 
 
 def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
-    """Yield devices, ports, links and workers of the host with the part of the time that each is busy."""
+    """Yield devices, ports, links, the disk and workers of the host with the part of the time that each is busy."""
     schedule, machine, seconds = simulation.schedule, simulation.machine, simulation.seconds
     if seconds <= 0:
         return
@@ -149,10 +149,23 @@ def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
         if source != destination:
             takes = moved[source, destination] / max(machine.bandwidth_gb_per_s[source, destination], 1e-6)
             yield f"link {ends[source]}->{ends[destination]}", float(takes / seconds)
-    tasks = schedule.tasks
-    by_host = (schedule.lanes["kind"][tasks["lane"]] == LaneKind.HOST) & (tasks["kind"] == Kind.COPY)
-    for rank in np.unique(tasks["rank"][by_host]).tolist():
-        own = by_host & (tasks["rank"] == rank)
-        takes = union_seconds(simulation.start_s[own], simulation.end_s[own])
-        what = "reading and writing files" if schedule.buffers["medium"].any() else "copies within host memory"
-        yield f"{what} by rank {rank}", takes / seconds
+    yield from ((what, takes / seconds) for what, takes in _by_host(simulation))
+
+
+def _by_host(simulation: Simulation) -> Iterator[tuple[str, float]]:
+    """Yield what each way of the disk takes, for which ranks take turns, and each rank's copies within host memory."""
+    schedule = simulation.schedule
+    tasks, start, end = schedule.tasks, simulation.start_s, simulation.end_s
+    copies = np.flatnonzero((schedule.lanes["kind"][tasks["lane"]] == LaneKind.HOST) & (tasks["kind"] == Kind.COPY))
+    operands = tasks["first_operand"][copies]
+    written, read = (
+        schedule.buffers["medium"][schedule.regions["buffer"][schedule.operands["region"][operands + at]]] != 0
+        for at in (0, 1)
+    )
+    for what, which in (("reading files", read), ("writing files", written)):
+        if which.any():
+            yield what, union_seconds(start[copies[which]], end[copies[which]])
+    within = copies[~(read | written)]
+    for rank in np.unique(tasks["rank"][within]).tolist():
+        own = within[tasks["rank"][within] == rank]
+        yield f"copies within host memory by rank {rank}", union_seconds(start[own], end[own])
