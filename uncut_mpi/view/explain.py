@@ -132,7 +132,7 @@ def _reduced_over(schedule: Schedule, held: np.ndarray) -> int:
 
 def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
     """Yield devices, ports, links, the disk and workers of the host with the part of the time that each is busy."""
-    schedule, machine, seconds = simulation.schedule, simulation.machine, simulation.seconds
+    machine, seconds = simulation.machine, simulation.seconds
     if seconds <= 0:
         return
     computing = simulation.compute_busy_s / seconds
