@@ -51,9 +51,9 @@ _LONGEST: Final = 2**28
 _EPILOG: Final = f"""\
 Every problem is made once and multiplied by every method in turn: two calls, of which the first one plans, warm-up
 calls for half the time cap at most, and timed ones, --repeat or as many as the cap allows, at least 3; before them
-come the calls in which tuned tries schedules. With --rounds N that happens N times, all methods in each, there and
-back, with an N-th of the timed calls, rounded up, and of the cap. Settings and schedules stay those of the first
-round, and the last one verifies. One sample is
+come the calls in which tuned tries schedules. With --rounds N that happens N times, all methods in each and every
+other time backwards, with an N-th of the timed calls, rounded up, and of the cap. Settings and schedules stay those of
+the first round, and the last one verifies. One sample is
 the slowest rank between two barriers. Calls go on for half a second in all where GPUs tell their energy, whose
 counter is slow. No method keeps tiles from one call to the next, so there is no cache to flush. Data are random with
 every bit of the mantissa in use, alpha is 1.2345, beta 1.1154; results are verified. Problems for which memory is too
@@ -293,8 +293,8 @@ def make_bench_parser() -> argparse.ArgumentParser:
         type=whole(1),
         default=1,
         metavar="N",
-        help="divide them into rounds, each with all methods, there and back, so that a clock that sinks meets them "
-        "all alike; default %(default)s",
+        help="divide them into rounds, each with all methods and every other one backwards, so that a clock that "
+        "sinks meets them all alike; default %(default)s",
     )
     run.add_argument(
         "--time-cap",
