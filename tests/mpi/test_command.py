@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 
@@ -11,6 +12,7 @@ import pytest
 
 import uncut_mpi.api.start as start
 import uncut_mpi.command.job as command_job
+import uncut_mpi.command.product as command_product
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
@@ -99,6 +101,26 @@ def test_the_report_has_every_line_and_the_json_every_key(comm, job, mpi_tmp_pat
         and 0 < facts["min_s"] <= facts["median_s"] <= facts["max_s"]
     )
     collective_assert(comm, good, f"status {status}\n{out}\n{err}\n{facts}")
+
+
+def test_a_call_that_takes_long_is_shown_with_its_number(comm, job, folder, monkeypatch):
+    titles: list[str] = []
+
+    def watch(title, progress):
+        titles.append(f"{title} {progress():.0f}")
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(command_product, "Watch", watch)
+    monkeypatch.setattr(command_product, "_LONG_S", -1.0)
+    status, out, err = job(["-m", "64", "--warmup", "2", "--repeat", "2"])
+    calls = "first call", "warm-up 1 of 2", "warm-up 2 of 2", "timed call 1 of 2", "timed call 2 of 2"
+    wanted = [f"multiplying, {which}" for which in calls]
+    shown = [title.rpartition(" ")[0] for title in titles]
+    collective_assert(comm, status == 0 and shown == (wanted if comm.rank == 0 else []), f"{titles}\n{out}\n{err}")
+    titles.clear()
+    status, out, err = job([folder / "A.npy", folder / "B.npy", "-o", folder / "long.npy"])
+    shown = [title.rpartition(" ")[0] for title in titles]
+    collective_assert(comm, status == 0 and shown == ["multiplying"] * (comm.rank == 0), f"{titles}\n{out}\n{err}")
 
 
 @pytest.mark.parametrize("suffix", ["json", "png", "txt"])

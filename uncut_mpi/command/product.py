@@ -218,22 +218,25 @@ def measure(
     prepare_last : callable
         Called before the last timed call, outside its time; not at all where none is timed.
     """
+    alone = not (plan.tuning or arguments.warmup or arguments.repeat)
 
-    def once(expected_s: float) -> float:
+    def once(which: str, expected_s: float) -> float:
         # No thread is begun beside a call that is soon over.
         watched = session.rank == 0 and expected_s > _LONG_S
-        with Watch("multiplying", plan.progress) if watched else contextlib.nullcontext():
+        title = "multiplying" if alone else f"multiplying, {which}"
+        with Watch(title, plan.progress) if watched else contextlib.nullcontext():
             return timed_call(session, plan, arguments)
 
-    first = once(plan.summary.predicted_s)
+    first = once("first call", plan.summary.predicted_s)
     warmups = 0
     while plan.tuning or warmups < arguments.warmup:
-        once(first)
+        once("trying schedules" if plan.tuning else f"warm-up {warmups + 1} of {arguments.warmup}", first)
         warmups += 1
-    samples = [once(first) for _ in range(arguments.repeat - 1)]
-    if arguments.repeat:
-        prepare_last()
-        samples.append(once(first))
+    samples: list[float] = []
+    for call in range(1, arguments.repeat + 1):
+        if call == arguments.repeat:
+            prepare_last()
+        samples.append(once(f"timed call {call} of {arguments.repeat}", first))
     timed = slowest(session, [planned_s, first, planned_s + first, *samples])
     return Timing(timed[0], timed[1], timed[2], timed[3:])
 
