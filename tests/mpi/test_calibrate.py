@@ -10,6 +10,7 @@ import math
 import os
 import pathlib
 import time
+import types
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import uncut_mpi.api.start as start
 from tests.helpers.collective import allgather, collective_assert, expect
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
-from uncut_mpi.calibration import disk, litmus, probes, workbench
+from uncut_mpi.calibration import disk, litmus, power, probes, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
 from uncut_mpi.calibration.disk import measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
@@ -55,7 +56,7 @@ def small(mpi_tmp_path, monkeypatch):
     )
     monkeypatch.setitem(EFFORTS, "host", effort)
     monkeypatch.setattr(litmus, "_MOST_BLOCKS", 2)
-    monkeypatch.setattr(measuring_probes, "_IDLE_S", 0.01)
+    monkeypatch.setattr(power, "_IDLE_S", 0.01)
     edges = {DType.f64: (32, 64, 96, 128), DType.f32: (128,), DType.f16: (64,)}
     monkeypatch.setitem(rehearsal._EDGES, "host", edges)
     for name, value in (("_TINY", 16), ("_WARMUP", 1), ("_CALLS", 3)):
@@ -136,6 +137,38 @@ def test_products_are_timed_beside_copies_within_a_device(comm):
     collective_assert(comm, found == wanted, f"{found}")
     seconds = [value for timed in samples.within.values() for value in timed.values()]
     collective_assert(comm, min(seconds) > 0.0, f"{samples.within}")
+
+
+@pytest.mark.parametrize("unknown", [(), (0,)], ids=["known", "not of one"])
+def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm, monkeypatch, unknown):
+    now, joules, of_pauses = 0.0, 0.0, 70.0
+
+    def spend(seconds, watts):
+        nonlocal now, joules
+        now, joules = now + seconds, joules + seconds * watts
+
+    def run(executable, what):
+        began = now
+        spend(0.002, 500.0)
+        return np.array([[began, now]] * comm.size)
+
+    clock = types.SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: spend(seconds, of_pauses))
+    monkeypatch.setattr(power, "time", clock)
+    backend = types.SimpleNamespace(energy_j=lambda: None if comm.rank in unknown else joules)
+    with group_of(comm) as group:
+        bind = functools.partial(types.SimpleNamespace, close=lambda: None)
+        bench = types.SimpleNamespace(group=group, backend=backend, run=run, bind=lambda probe, what: bind())
+        known = power.is_known(group, backend)
+        idle = power.at_rest(group, backend)
+        busy = power.under_load(bench, None, "load")
+        of_pauses = 200.0
+        active = power.between_runs(bench, None, 0.002, "pauses", idle=idle, busy=busy)
+        of_pauses = 20.0
+        least = power.between_runs(bench, None, 0.002, "pauses", idle=idle, busy=busy)
+    found = np.array([idle, busy, active, least])
+    wanted = np.array([[70.0], [500.0], [200.0], [70.0]]) * [rank not in unknown for rank in range(comm.size)]
+    collective_assert(comm, known == (len(unknown) < comm.size), f"{known}")
+    collective_assert(comm, np.allclose(found, wanted, rtol=0.01), f"{found}")
 
 
 @pytest.mark.parametrize(("ahead_s", "most"), [(100.0, 5), (-1.0, 3)], ids=["in time", "late"])

@@ -1,6 +1,6 @@
 """
 Calibration: everything that a `Machine` holds, measured with the executor that runs products.
 
-`statistics`, `fitting`, `ports`, `probes`, `assemble` and `report` are pure (numpy only); `workbench` and
-`measuring` run on the ranks' devices.
+`statistics`, `fitting`, `ports`, `probes`, `assemble` and `report` are pure (numpy only); `workbench`,
+`power` and `measuring` run on the ranks' devices.
 """

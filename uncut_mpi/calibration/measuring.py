@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.calibration import probes
+from uncut_mpi.calibration import power, probes
 from uncut_mpi.calibration.assemble import link_tables
 from uncut_mpi.calibration.effort import Effort
 from uncut_mpi.calibration.litmus import run_litmus
@@ -24,7 +24,7 @@ from uncut_mpi.calibration.probes import SMALL_BYTES, Product, Transfers
 from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
-from uncut_mpi.device.interface import Backend, DeviceIdentity, Executable
+from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -35,8 +35,6 @@ Progress = Callable[[int, int, str], None]
 _SMALL_COPIES: Final = 64
 _CHAIN: Final = 100
 _EDGE: Final = 64
-_IDLE_S: Final = 0.5
-_WARM_S, _BUSY_S = 0.3, 1.0
 _MAX_COPIES: Final = 128
 _LARGE: Final = 4
 _MAX_PRODUCTS: Final = 32
@@ -84,7 +82,7 @@ def measure_all(
     """
     deadline_s = time.perf_counter() + time_limit_s
     samples = Samples(group.size, [one.multiprocessors for one in identities])
-    samples.watts["idle"] = _watts(group, backend, lambda: time.sleep(_IDLE_S))
+    samples.watts["idle"] = power.at_rest(group, backend)
     bench = Workbench(
         group, backend, area_bytes=effort.area_bytes, compute_bytes=effort.compute_bytes, deadline_s=deadline_s
     )
@@ -120,7 +118,7 @@ class _Run:
         if self.size > 1:
             self._step("litmus of flags and copies")
             self.samples.litmus = run_litmus(self.bench, self.effort.litmus_bytes)
-        self._busy_watts()
+        self._power()
         self._pairs()
         self._progress(self._total, self._total, "done")
 
@@ -432,59 +430,17 @@ class _Run:
 
     # -- power -------------------------------------------------------------------------------
 
-    def _busy_watts(self) -> None:
+    def _power(self) -> None:
+        bench, watts = self.bench, self.samples.watts
         what = self._step("power under load")
-        bench = self.bench
-        known = bool(bench.group.allgather_bytes(np.array([bench.backend.energy_j() is not None])).any())
-        if not known:
-            self.samples.watts["busy"] = self.samples.watts["active"] = [0.0] * self.size
+        if not power.is_known(bench.group, bench.backend):
+            watts["busy"] = watts["active"] = [0.0] * self.size
             return
-        shape = max(self.effort.shapes, key=math.prod)
-        executable = bench.bind(self._product(Product(shape), DType.f64, 4), what)
-        self._repeat(executable, what, _WARM_S)
-
-        def work() -> None:
-            self._repeat(executable, what, _BUSY_S)
-
-        busy = _watts(bench.group, bench.backend, work)
-        with agreement.collective(bench.group, what):
-            executable.close()
-        self.samples.watts["busy"] = busy
-        self.samples.watts["active"] = self._active_watts(what, busy)
-
-    def _active_watts(self, what: str, busy: Sequence[float]) -> list[float]:
-        """
-        Return each device's power between products: what the mean over products with pauses leaves for the pauses.
-
-        A device that has just multiplied keeps its clocks up for a while, and draws more than at rest. A pause is as
-        long as a product, some ms.
-        """
-        product, seconds = self._product_of(self.effort.target_s)
-        executable = self.bench.bind(self._product(Product((product.m, product.n, product.k)), DType.f64, 1), what)
-        runs, elapsed_s = 0, 0.0
-
-        def work() -> None:
-            nonlocal runs, elapsed_s
-            runs, elapsed_s = self._repeat(executable, what, _BUSY_S, pause_s=seconds)
-
-        mean = _watts(self.bench.group, self.bench.backend, work)
-        with agreement.collective(self.bench.group, what):
-            executable.close()
-        duty = min(runs * seconds / elapsed_s, 0.9)
-        found = [(watts - duty * most) / (1.0 - duty) for watts, most in zip(mean, busy, strict=True)]
-        idle = self.samples.watts["idle"]
-        return [min(max(one, least), most) for one, least, most in zip(found, idle, busy, strict=True)]
-
-    def _repeat(self, executable: Executable, what: str, seconds: float, *, pause_s: float = 0.0) -> tuple[int, float]:
-        """Run a list until so much time has passed on rank 0, and return how often, and the time."""
-        started, runs = 0.0, 0
-        while True:
-            begun, ended = self.bench.run(executable, what)[0, :2]
-            started, runs = started or begun, runs + 1
-            if ended - started >= seconds:
-                return runs, ended - started
-            if pause_s:
-                time.sleep(pause_s)
+        largest = Product(max(self.effort.shapes, key=math.prod))
+        watts["busy"] = power.under_load(bench, self._product(largest, DType.f64, 4), what)
+        one, seconds = self._product_of(self.effort.target_s)
+        probe = self._product(Product((one.m, one.n, one.k)), DType.f64, 1)
+        watts["active"] = power.between_runs(bench, probe, seconds, what, idle=watts["idle"], busy=watts["busy"])
 
     def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[ProductSample, float]:
         """Return the measured product of a type that takes nearest to a time on all devices, and its time."""
@@ -494,18 +450,6 @@ class _Run:
             if (sample.dtype, sample.lanes, sample.adds, sample.aligned) == (dtype.name, 1, False, True)
         ]
         return min(products, key=lambda pair: (abs(math.log(pair[1] / seconds)), pair[1]))
-
-
-def _watts(group: Group, backend: Backend, work: Callable[[], None]) -> list[float]:
-    """Return every device's mean power while something happens; 0 where unknown."""
-    before, started = backend.energy_j(), time.perf_counter()
-    work()
-    after, ended = backend.energy_j(), time.perf_counter()
-    watts = 0.0
-    if before is not None and after is not None:
-        watts = max(0.0, after - before) / (ended - started)
-    found: list[float] = group.allgather_bytes(np.array([watts]), "gathering the power")[:, 0].tolist()
-    return found
 
 
 def _scaled(summary: Summary, factor: float) -> Summary:
