@@ -182,14 +182,14 @@ class Planner:
             return made
         if not may_be_cut(options.blocking) or min(self.room) < 0:  # the matrices there are too large already
             return made
-        is_least = options.blocking == Blocking()
+        is_open = options.blocking == Blocking()  # then no more is needed than the smallest blocks take
         if how.splits > 1:
             options = changed(options, blocking=changed(options.blocking, splits=1))
             how = self._choose(options)
             dealt = self._deal(options, how)
         smaller = self._cut_to_fit(dealt, how, options.blocking)
         check_steps(dealt, smaller)
-        return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False), is_least=is_least)
+        return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False), is_open=is_open)
 
     def _choose(self, options: ScheduleOptions) -> Blocking:
         """Return how a rank's part is cut, where it has room for all of it."""
@@ -213,12 +213,12 @@ class Planner:
         dealt: Dealt,
         request: _native.KBlocksRequest,
         *,
-        is_least: bool = False,
+        is_open: bool = False,
     ) -> Prepared:
         grid = dealt.cut.partition.shape if options.areas is None else None
         known = how is options.blocking and grid == options.grid
         named = options if known else changed(options, grid=grid, blocking=how)
-        return Prepared(self, dealt, named, request, is_least=is_least)
+        return Prepared(self, dealt, named, request, is_open=is_open)
 
     @functools.cached_property
     def surely_fits(self) -> bool:
@@ -295,9 +295,9 @@ class Prepared:
         options: ScheduleOptions,
         request: _native.KBlocksRequest,
         *,
-        is_least: bool,
+        is_open: bool,
     ) -> None:
-        self._planner, self._dealt, self._request, self._is_least = planner, dealt, request, is_least
+        self._planner, self._dealt, self._request, self._is_open = planner, dealt, request, is_open
         self.options, self.grid, self.splits = options, dealt.cut.partition.shape, dealt.splits
 
     @property
@@ -346,7 +346,7 @@ class Prepared:
         planner = self._planner
         layout = _native.KBlocksLayout(self._request)
         about = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
-        check_capacity(layout.rank_bytes, *about, least="no more than " if self._is_least else "")
+        check_capacity(layout.rank_bytes, *about, least="no more than " if self._is_open else "")
         try:
             tables = layout.tables(most_tasks)
         except _native.TooManyTasksError as error:
