@@ -17,6 +17,7 @@ import cupy
 import numpy as np
 from cupy.cuda import device
 from cupy_backends.cuda.libs import cublas
+from turns import in_turns
 
 TURNS, TOGETHER, WARMUP = 8, 3, 2
 ALPHA, BETA, ZERO, ONE = (np.array([value], np.float32) for value in (1.2345, 1.1154, 0.0, 1.0))
@@ -102,17 +103,16 @@ def measure(product):
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()
-        for turn in range(WARMUP + TURNS):
-            for name, way in ways.items():
+        for at in in_turns(len(ways), WARMUP + TURNS):
+            name, way = list(ways.items())[at]
+            way()
+            begin.record(stream)
+            for _ in range(TOGETHER):
                 way()
-                begin.record(stream)
-                for _ in range(TOGETHER):
-                    way()
-                end.record(stream)
-                stream.synchronize()
-                if turn >= WARMUP:
-                    times[name].append(cupy.cuda.get_elapsed_time(begin, end) / TOGETHER)
-    return times
+            end.record(stream)
+            stream.synchronize()
+            times[name].append(cupy.cuda.get_elapsed_time(begin, end) / TOGETHER)
+    return {name: samples[WARMUP:] for name, samples in times.items()}
 
 
 def main():

@@ -13,6 +13,7 @@ import sys
 
 import cupy
 import numpy as np
+from turns import in_turns
 
 TYPES = {"f64": (np.float64, 1, 70), "f32": (np.float32, 0, 68), "f16": (np.float16, 2, 68)}
 ROUNDS, ROUND_S = 9, 0.03
@@ -41,15 +42,15 @@ def measure(dtype, m, n, k, ways):
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     samples = {way: [] for way in ways}
-    for _ in range(ROUNDS + 1):
-        for way in ways:
-            repeats = max(1, int(ROUND_S / (samples[way][-1] if samples[way] else ROUND_S)))
-            start.record()
-            for _again in range(repeats):
-                run(*way)
-            stop.record()
-            stop.synchronize()
-            samples[way].append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / repeats)
+    for at in in_turns(len(ways), ROUNDS + 1):
+        way = ways[at]
+        repeats = max(1, int(ROUND_S / (samples[way][-1] if samples[way] else ROUND_S)))
+        start.record()
+        for _ in range(repeats):
+            run(*way)
+        stop.record()
+        stop.synchronize()
+        samples[way].append(cupy.cuda.get_elapsed_time(start, stop) * 1e-3 / repeats)
     return {way: times[1:] for way, times in samples.items()}
 
 

@@ -45,9 +45,15 @@ class Trial:
 
     @property
     def index(self) -> int:
-        """Whose turn it is: that of the plan that ran least, so that all meet the same conditions."""
+        """
+        Whose turn it is: that of a plan that ran least, so that all meet the same conditions.
+
+        Every other round goes backwards, so that no plan always comes after a slow one, which lets devices cool.
+        """
         counts = {index: len(times) for index, times in enumerate(self.seconds) if times is not None}
-        return min(counts, key=counts.__getitem__)
+        least = min(counts.values())
+        those = [index for index, count in counts.items() if count == least]
+        return those[-1 if least % 2 else 0]
 
     @property
     def turn(self) -> Plan:
