@@ -16,11 +16,10 @@ ALONE_AND_ON_THREE = (1, 3)
 """For what goes wrong on a rank: with three there is also one that is neither it nor the one that tells."""
 IN_PAIRS = (1, 2, 4)
 RANKS = {
-    **dict.fromkeys(
-        ("test_api_arguments", "test_api_arrays", "test_api_random_arguments", "test_odd_arguments"), ON_TWO
-    ),
+    **dict.fromkeys(("test_api_arguments", "test_api_arrays", "test_odd_arguments"), ON_TWO),
     **dict.fromkeys(("test_api_measure", "test_api_references", "test_api_tuning", "test_bench"), ON_TWO),
     **dict.fromkeys(("test_command", "test_gemm_files"), ON_TWO),
+    "test_api_random_arguments": (2,),
     **dict.fromkeys(("test_calibrate", "test_peers"), ON_THREE),
     **dict.fromkeys(("test_api_cut_short", "test_api_memory", "test_api_opening", "test_sessions"), ALONE_AND_ON_THREE),
     **dict.fromkeys(("test_file_matrices", "test_gemm_errors", "test_mixed_calls"), ALONE_AND_ON_THREE),
@@ -41,7 +40,6 @@ RANKS_OF_TESTS = {
     **dict.fromkeys(("columns_that_are_not_aligned_are_copied_by_who_holds_them",), ON_TWO),
     # One rank does nothing that each of two does not.
     **dict.fromkeys(("every_op_in_every_order_is_right",), (2,)),
-    **dict.fromkeys(("random_odd_arguments_are_errors_of_ours_on_every_rank_or_give_a_right_result",), (2,)),
     # A machine of three ranks has what one of two has, and ports.
     **dict.fromkeys(("everything_is_measured_printed_and_kept_for_the_next_session",), ALONE_AND_ON_THREE),
     **dict.fromkeys(("large_products_at_edges_of_size", "large_products_from_the_corner"), ON_THREE),
