@@ -221,9 +221,10 @@ def taken(cupy, device, found):
 def test_no_memory_for_a_part_is_taken_that_is_there(comm, open_session, cupy, kind, memory):
     cyclic = um.Layout.block_cyclic(256, 256, (1, comm.size))
     layout = cyclic if kind == "cyclic" else getattr(um.Layout, kind)()
-    a_shape, c_shape, found = (4096 * comm.size, 16384), (4096 * comm.size, 8192), {}
+    wide = 4096 * comm.size  # so that a part is as large on any number of ranks
+    a_shape, b_shape, c_shape, found = (wide, 16384), (16384, wide), (wide, wide), {}
     with open_session(comm, devices=[*range(comm.size)]) as session:
-        shapes = a_shape, (16384, 8192), c_shape
+        shapes = a_shape, b_shape, c_shape
         a, b, c = (session.empty(one, "f64", layout, memory=memory) for one in shapes)
         for matrix in (a, b):
             matrix.local[...] = 1.5

@@ -14,6 +14,7 @@ from uncut_mpi.baselines.task import Matrices, Task
 from uncut_mpi.planning.grid import ProcessGrid
 
 _BLOCKS = (512, 1024, 2048, 4096, 8192)
+_ALREADY_ENABLED = 704
 
 
 class Memory(Protocol):
@@ -58,7 +59,11 @@ def _connect(runtime: Any, devices: int) -> None:
         runtime.setDevice(device)
         for peer in range(devices):
             if peer != device and runtime.deviceCanAccessPeer(device, peer):
-                runtime.deviceEnablePeerAccess(peer)
+                try:
+                    runtime.deviceEnablePeerAccess(peer)
+                except runtime.CUDARuntimeError as error:  # somebody in this process has done it
+                    if error.status != _ALREADY_ENABLED:
+                        raise
 
 
 class CublasLibrary(Library):

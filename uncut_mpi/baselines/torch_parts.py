@@ -42,17 +42,18 @@ class TorchJobLibrary(JobLibrary):
         self.device = torch.device(f"cuda:{self.rank}" if cuda else "cpu")
         if cuda:
             torch.cuda.set_device(self.device)
-        # The first process listens where the system says, the others are told.
-        port, store = 0, None
-        make = torch.distributed.TCPStore
-        if self.rank == 0:
-            store = make("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)
-            port = store.port
-        port = self.comm.bcast(port)
-        store = store or make("127.0.0.1", port, self.size, is_master=False)
-        torch.distributed.init_process_group(
-            "nccl" if cuda else "gloo", store=store, rank=self.rank, world_size=self.size
-        )
+        if not torch.distributed.is_initialized():  # else another library of this process has done it
+            # The first process listens where the system says, the others are told.
+            port, store = 0, None
+            make = torch.distributed.TCPStore
+            if self.rank == 0:
+                store = make("127.0.0.1", 0, self.size, is_master=True, wait_for_workers=False)
+                port = store.port
+            port = self.comm.bcast(port)
+            store = store or make("127.0.0.1", port, self.size, is_master=False)
+            torch.distributed.init_process_group(
+                "nccl" if cuda else "gloo", store=store, rank=self.rank, world_size=self.size
+            )
         # Sums in float32: the products that all others compute.
         matmul = torch.backends.cuda.matmul
         matmul.allow_fp16_reduced_precision_reduction = False

@@ -136,7 +136,7 @@ class _TorchProduct(Product):
         rows_t = matrix.T
         half = self._task.dtype is DType.bf16  # which torch does not take from NumPy
         tensor = self._torch.from_numpy(rows_t.view(np.int16) if half else rows_t)
-        if lock and self._used and rows_t.nbytes:
+        if lock and self._used and rows_t.nbytes and not tensor.is_pinned():
             status = self._torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), rows_t.nbytes, 0)
             if int(status) != 0:
                 raise RuntimeError(f"cudaHostRegister of {rows_t.nbytes} bytes failed with status {int(status)}")
