@@ -18,7 +18,7 @@ import sys
 import time
 
 import numpy as np
-from model_data import pool
+from common import pool
 from mpi4py import MPI
 
 import uncut_mpi as um

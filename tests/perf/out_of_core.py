@@ -5,7 +5,7 @@ Products that do not fit a budget of device memory, beside the same with all mem
         "f64 131072x131072x4096 h,h,h 16GiB =" ... [-- "scheduler=parsec" ...]
 
 A problem is TYPE, SIZE (N or MxNxK), places and the budget of each rank; a fifth word ``=`` says that C is not read,
-and ``!`` that the product with all memory is left out. The schedules after ``--``, as in sweep.py, have the same
+and ``!`` that the product with all memory is left out. The schedules after ``--``, ``name=value`` words, have the same
 budget; ``cubes`` are those of section III-C1 of Uncut-GEMMs. Every result is checked. Of each schedule one call is
 traced, too: how long each device computes nothing. When SECONDS have passed no more problems begin.
 """
@@ -16,10 +16,8 @@ import statistics
 import sys
 import time
 
-from model_data import pool, source
+from common import in_turns, options_of, pool, source
 from mpi4py import MPI
-from sweep import options_of
-from turns import in_turns
 
 import uncut_mpi as um
 from uncut_mpi.command.arguments import parse

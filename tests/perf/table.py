@@ -5,8 +5,8 @@ Products beside their floor, other libraries and an older version, all in turns 
         ... [--libraries cublasxt,torch] [--old PACKAGE] [--options "devices=0,1" ...] [--seconds S] [--trace]
 
 A problem is TYPE, SIZE (N or MxNxK) and places as ``--place`` has them, several with semicolons between. Its matrices
-are made once. For each of its places these take turns in random order: the default plan, those of the options (as for
-sweep.py), the plan of an older version under another name (``--old``; `old_version.sh` makes one), the compute floor,
+are made once. For each of its places these take turns in random order: the default plan, those of the options
+(``name=value`` words), the plan of an older version under another name (``--old``; `old_version.sh` makes one), the compute floor,
 and of the other libraries the one that is fastest at its best setting; all of them are tried first. Each sample is the
 time of the slowest rank between two barriers. Libraries run in these processes, so that they start once.
 
@@ -31,10 +31,8 @@ import time
 
 import cupy
 import numpy as np
-from model_data import pool, source
+from common import in_turns, options_of, pool, source
 from mpi4py import MPI
-from sweep import options_of
-from turns import in_turns
 
 import uncut_mpi as um
 from uncut_mpi.baselines.serve import load
