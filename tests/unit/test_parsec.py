@@ -22,8 +22,8 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main as plan_command
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import Planned, plan
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import Planned, plan, plan_several
 from uncut_mpi.planning.rivals.parsec import (
     Blocks,
     ParsecModel,
@@ -255,3 +255,22 @@ def test_a_plan_says_what_the_equation_says(capsys: pytest.CaptureFixture[str], 
     assert rule.startswith("; its rule takes ")
     assert plan_command(words) == 0
     assert "PaRSEC" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("extents", "memory", "options", "megabytes"),
+    [
+        ((500, 300, 400), 10**8, ScheduleOptions("parsec"), 5.36),  # room for all: A on both, halves of B and C
+        ((2049, 2049, 2049), 2 * 10**8, ScheduleOptions("parsec"), 134.35),
+        ((20000, 20000, 20000), 2 * 10**8, ScheduleOptions("parsec", tile=256), 40700.0),
+        ((2000, 2000, 2000), 10**7, ScheduleOptions(), 365.33),  # no room for tiles of 1024
+        ((2000, 0, 2000), 10**7, ScheduleOptions(blocking=Blocking(slots=2, c_slots=1)), 0.0),
+    ],
+)
+def test_the_equation_is_of_the_plans_own_tile_and_the_matrices_own_extents(
+    extents: tuple[int, int, int], memory: int, options: ScheduleOptions, megabytes: float
+) -> None:
+    problem, place = GemmProblem(*extents, DType.f64), Placement.parse("h,h,h")
+    options = dataclasses.replace(options, device_memory=memory)
+    made = plan_several(problem, place, 2, load_machine("h200-4x").subset(range(2)), options)[0]
+    assert made.parsec_bytes / 1e6 == pytest.approx(megabytes, rel=1e-4)

@@ -301,29 +301,37 @@ def model_of(
 def received_bytes(
     problem: GemmProblem, placement: Placement, machine: Machine, devices: Sequence[int], tile: int = TILE
 ) -> float:
-    """Return what devices receive of A and B by equation (1), and of C once (bytes); other arguments as `model_of`."""
+    """
+    Return what devices receive of A and B by equation (1), and of C once (bytes); other arguments as `model_of`.
+
+    Blocks are those of whole tiles, extents the matrices' own.
+    """
     tile = min(tile, max(problem.m, problem.n, problem.k))
     model = model_of(problem, placement, machine, devices, tile)
-    return len(devices) * model.per_gpu(model.choose()) * tile * tile * problem.dtype.itemsize
+    chosen, area = model.choose(), tile * tile
+    blocks = Blocks(min(chosen.b * tile, problem.m), min(chosen.c * tile, problem.n), chosen.d * tile, chosen.lookahead)
+    elements = dataclasses.replace(model, m=problem.m, n=problem.n, k=problem.k, memory=model.memory * area)
+    return len(devices) * elements.per_gpu(blocks) * problem.dtype.itemsize
 
 
 def bytes_beside(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
     """
-    Return `received_bytes` with a schedule's memory and ranks; 0 where these have room for all, or for no tile.
+    Return `received_bytes` with a schedule's memory, ranks and tile; 0 where these have room for all.
 
-    Other parameters are as elsewhere.
+    Of a schedule without tiles it is the paper's, or the largest half, quarter, … of that which there is room for.
 
     Parameters
     ----------
     chosen : ScheduleOptions
         What the schedule was made with.
     """
-    if not chosen.blocking.in_rings:
-        return 0.0
-    try:
-        return received_bytes(problem, placement, machine, chosen.computing_ranks(machine.num_ranks))
-    except CapacityError:
-        return 0.0
+    tile = chosen.tile or TILE
+    while chosen.blocking.in_rings and problem.has_product and tile:
+        try:
+            return received_bytes(problem, placement, machine, chosen.computing_ranks(machine.num_ranks), tile)
+        except CapacityError:
+            tile //= 2
+    return 0.0
 
 
 def schedule(
