@@ -290,9 +290,11 @@ def test_all_memory_is_closed_and_freed_before_the_backend_ends(two_ranks, comm,
     collective_assert(comm, status == 0 and balance == {"memory": 0, "peers": 0}, f"{balance} {out}{err}")
 
 
-def test_the_quick_form_says_so(comm, capfd, mpi_tmp_path):
+def test_the_quick_form_says_so_and_whether_the_machine_was_busy(comm, capfd, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(measuring, "_STEADY_SPREAD", -1.0)
     status, out, err = job(comm, capfd, ["--backend", "host", "--quick"])
-    collective_assert(comm, status == 0 and "this is the quick form" in out and not err, out + err)
+    said = "this is the quick form" in out and "these figures are not steady" in out
+    collective_assert(comm, status == 0 and said and not err, out + err)
     collective_assert(comm, len(kept(mpi_tmp_path)) == 1, f"{kept(mpi_tmp_path)}")
 
 

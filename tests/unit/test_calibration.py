@@ -388,7 +388,12 @@ def known(request):
     )
     samples = synthetic_samples(true, shape, request.param)
     found = assemble(
-        samples, name="four", key="cuda-4-x", memory_bytes=true.memory_bytes.tolist(), provenance="made up"
+        samples,
+        name="four",
+        key="cuda-4-x",
+        models=["GPU"] * 4,
+        provenance="made up",
+        memory_bytes=true.memory_bytes.tolist(),
     )
     return true, found, samples, max(2 * request.param, 2e-3)
 
@@ -436,7 +441,9 @@ class TestAssembling:
         more = Samples(4, samples.multiprocessors, samples.transfers, list(samples.products))
         seconds = (2 * 8192.0**3 / 90e12, 1.0, 1.0, 1.0)
         more.products.append(ProductSample("f64", 8192, 8192, 8192, seconds, Summary.of(seconds)))
-        machine = assemble(more, name="m", key="k", memory_bytes=true.memory_bytes.tolist(), provenance="")
+        machine = assemble(
+            more, name="m", key="k", memory_bytes=true.memory_bytes.tolist(), models="wxyz", provenance=""
+        )
         assert machine.gemm_tflop_per_s["f64"][0] == pytest.approx(90.0)
         assert machine.gemm_tflop_per_s["f64"][0] > machine.typical_gemm_tflop_per_s["f64"][0]
 
@@ -466,5 +473,27 @@ class TestAssembling:
             together = one.kind in ("egress", "ingress", "host")
             time = Summary.of([one.seconds * factor for factor in (0.5, 1.0, 3.0, 8.0)]) if together else one.time
             wild.transfers.append(TransferSample(one.kind, one.links, one.counts, one.nbytes, one.width_bytes, time))
-        machine = assemble(wild, name="wild", key="k", memory_bytes=true.memory_bytes.tolist(), provenance="")
+        machine = assemble(
+            wild, name="wild", key="k", memory_bytes=true.memory_bytes.tolist(), models="wxyz", provenance=""
+        )
         assert machine.ports == ()
+
+    @pytest.mark.parametrize(("slower", "scatter", "equal"), [(1.02, 0.03, True), (1.3, 0.03, False), (1.6, 0.5, True)])
+    def test_equal_devices_have_equal_rates_unless_they_differ_beyond_the_intervals(
+        self, known, slower, scatter, equal
+    ):
+        true, _, samples, _ = known
+        time = Summary.of([1 - scatter, 1 + scatter] * 6)
+        products = [
+            dataclasses.replace(one, seconds=(one.seconds[0], slower * one.seconds[0]) * 2, time=time)
+            for one in samples.products
+        ]
+        transfers = [dataclasses.replace(one, time=time) for one in samples.transfers] if scatter > 0.1 else []
+        more = dataclasses.replace(samples, products=products, transfers=transfers or samples.transfers)
+        machine = assemble(
+            more, name="m", key="k", memory_bytes=true.memory_bytes.tolist(), models=["GPU"] * 4, provenance="said"
+        )
+        rates = machine.typical_gemm_tflop_per_s["f64"]
+        assert (len(set(rates.tolist())) == 1) == equal
+        assert machine.steady == (scatter < 0.1)
+        assert machine.provenance.endswith("not steady") != machine.steady

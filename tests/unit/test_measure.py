@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from uncut_mpi.api.measure import evened
+from uncut_mpi.model.evened import evened
 
 
 def test_devices_of_one_model_that_hardly_differ_are_equal():

@@ -32,7 +32,8 @@ from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.evened import evened
+from uncut_mpi.model.machine import QUICK, Machine
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.usual import ISSUED_S, usual_figures
 from uncut_mpi.regular import read_regular
@@ -57,7 +58,6 @@ _SAMPLE_S = {"cuda": 0.01, "host": 0.01}
 # How far a median may lie below the best on a machine that is not busy with something else.
 _STEADY_SPREAD = 0.15
 # How far the rates of equal devices may lie apart before it counts.
-_HARDLY_DIFFERENT = 0.15
 
 
 def machine_key(identities: Sequence[DeviceIdentity]) -> str:
@@ -236,7 +236,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         ports=(*usual.pop("ports"), *_host_ports(inward, outward)),
         multiprocessors=np.array([one.multiprocessors for one in identities], np.int64),
         **usual,
-        provenance=f"quick form, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
+        provenance=f"{QUICK}, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
         f"copies, one at a time, best of {_REPEATS}; "
         f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
         "costs, shapes and what devices share are usual ones; "
@@ -260,31 +260,6 @@ def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], samp
                 with agreement.collective(group, f"measuring {name}"):
                     seconds[name].append(probe.mean_seconds(sample_s))
     return seconds
-
-
-def evened(rates: np.ndarray, models: Sequence[str], common: Callable[[np.ndarray], float] = np.median) -> np.ndarray:
-    """
-    Return rates in which devices of one model that hardly differ are the same.
-
-    A few milliseconds of products on a GPU whose clocks still move differ by 5 % and more from one device to the next.
-    Blocks of unequal size made from that cost up to 10 % of a product's time. A device that something else slows down
-    differs by more than 15 %, and `calibrate` knows small differences too.
-
-    Parameters
-    ----------
-    rates : ndarray of float64, shape (num_ranks,)
-        Measured ones, any unit.
-    models : sequence of str
-        Name of each rank's device.
-    common : callable, default numpy.median
-        What those that hardly differ have in common.
-    """
-    found: np.ndarray = rates.copy()
-    for model in set(models):
-        mine = np.array([one == model for one in models])
-        near = mine & (rates >= (1 - _HARDLY_DIFFERENT) * rates[mine].max())
-        found[near] = common(rates[near])
-    return found
 
 
 def _host_ports(inward: np.ndarray, outward: np.ndarray) -> tuple[Port, Port]:

@@ -13,13 +13,16 @@ from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.evened import evened
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 
 ROW_WAYS = ("device", "host_in", "host_out", "local")
 
 
-def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[int], provenance: str) -> Machine:
+def assemble(
+    samples: Samples, *, name: str, key: str, memory_bytes: Sequence[int], models: Sequence[str], provenance: str
+) -> Machine:
     """
     Return the machine that samples describe.
 
@@ -32,10 +35,16 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
         As for `Machine`.
     memory_bytes : sequence of int
         Device memory of each rank.
+    models : sequence of str
+        Name of each rank's device. Those of one name have equal rates, unless these differ beyond their intervals.
     """
     bandwidth, latency = link_tables(samples)
     rates, shapes, _ = fit_products(samples)
     best = best_rates(samples)
+    for dtype in rates:
+        interval = _interval(samples, dtype)
+        rates[dtype] = evened(rates[dtype], models, within=interval)
+        best[dtype] = evened(best[dtype], models, np.max, within=interval)
     return Machine(
         name=name,
         key=key,
@@ -55,8 +64,16 @@ def assemble(samples: Samples, *, name: str, key: str, memory_bytes: Sequence[in
         idle_watts=np.array(samples.watts.get("idle", ()), np.float64),
         active_watts=np.array(samples.watts.get("active", ()), np.float64),
         busy_watts=np.array(samples.watts.get("busy", ()), np.float64),
-        provenance=provenance,
+        provenance=provenance + ("" if samples.steady else "; the machine was busy, and its figures are not steady"),
+        steady=samples.steady,
     )
+
+
+def _interval(samples: Samples, dtype: str) -> float:
+    """Return by what part of the larger two devices' rates may differ by chance; by any part on a busy machine."""
+    times = [one.time for one in samples.products if one.dtype == dtype]
+    width = float(np.median([one.half_width_s / one.mean_s for one in times]))
+    return min(1.0, 2.0 * width) if samples.steady else 1.0
 
 
 def link_tables(samples: Samples) -> tuple[np.ndarray, np.ndarray]:

@@ -10,6 +10,8 @@ from uncut_mpi.calibration.statistics import Summary
 Link = tuple[int, int]
 
 _TELLING_WIDTH: Final = 0.25
+_MOST_UNSTEADY: Final = 0.25
+"""Part of the probes that may scatter on a machine that does nothing else: beside another job nearly all of them do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -164,6 +166,11 @@ class Samples:
     def summaries(self) -> list[Summary]:
         """Of all probes."""
         return [one.time for one in self.transfers] + [one.time for one in self.products]
+
+    @property
+    def steady(self) -> bool:
+        """Whether the machine did nothing else, as far as times tell."""
+        return sum(one.unsteady for one in self.summaries) <= _MOST_UNSTEADY * len(self.summaries)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for a JSON file."""

@@ -82,6 +82,11 @@ class Summary:
         """Whether enough samples were taken, and their mean is known well enough."""
         return self.count >= MIN_SAMPLES and self.half_width_s <= WANTED_WIDTH * self.mean_s
 
+    @property
+    def unsteady(self) -> bool:
+        """Whether the mean is not known well enough though enough samples were taken."""
+        return self.count >= MIN_SAMPLES and not self.precise
+
     def to_dict(self) -> dict[str, float]:
         """Return the fields for a JSON file; an interval that is not known is left out."""
         fields = dataclasses.asdict(self)

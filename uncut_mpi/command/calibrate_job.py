@@ -139,6 +139,7 @@ def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArgu
             name=f"{group.size}×{identities[0].name}",
             key=key,
             memory_bytes=[one.memory_bytes for one in identities],
+            models=[one.name for one in identities],
             provenance=f"calibrated by uncut_mpi {uncut_mpi.__version__} on {platform.node()}, "
             f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')}, {library_version()}",
         )
@@ -183,6 +184,11 @@ def _publish(
         whole = samples is None and _is_whole(where)
         _write(where, text, by_flag=path is not None)
         lines.append(f"kept in {where}, measured in {took_s:.1f} s")
+        if not machine.steady:
+            lines.append(
+                "the machine was busy with something else: these figures are not steady, and what they bound may be "
+                "beaten. Calibrate again when it is quiet; sessions that find this file measure again until then"
+            )
         if whole:
             lines.append("it takes the place of a whole calibration: run that again for what transfers share")
     else:
