@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.bounds import bound, bound_of_files
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine import QUICK, Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem
@@ -36,6 +36,7 @@ def test_compute_is_shared_by_all_ranks():
     assert found.seconds == pytest.approx(2e9 / 4e12)
     assert found.limited_by == "compute"
     assert found.formula == "2·1000·1000·1000 operations / 4 TFLOP/s of 4 ranks"
+    assert found.words == f"{found.formula}, by assumed rates"
 
 
 def test_unequal_rates_add_up():
@@ -267,3 +268,23 @@ def test_ports_only_raise_the_bound_and_fair_rates_under_them_are_no_faster(seed
         reached = max(reached, sum(8e6 / sum(rates[link] * 1e9 for link in of) for of in served))
     host_terms = [seconds for name, seconds in with_ports.terms.items() if "host" in name]
     assert max(host_terms, default=0.0) <= reached * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "basis"),
+    [
+        ({}, DType.f32, "what nothing could beat"),
+        ({}, DType.c64, "by measured rates"),  # a quarter of another type's
+        ({"steady": False}, DType.f32, "by measured rates"),
+        ({"provenance": f"{QUICK}, measured in 1 s"}, DType.f32, "by measured rates"),
+        ({"provenance": ""}, DType.f32, "by assumed rates"),
+    ],
+)
+def test_a_bound_says_what_its_rates_are_worth(changes, dtype, basis):
+    machine = dataclasses.replace(Machine.uniform(2), **{"provenance": "calibrated on a node", **changes})
+    rates = {name: rate for name, rate in machine.gemm_tflop_per_s.items() if not DType[name].is_complex}
+    machine = dataclasses.replace(machine, gemm_tflop_per_s=rates)
+    found = bound(GemmProblem(100, 100, 100, dtype), Placement.parse("0,0,0"), machine)
+    assert found.words == f"{found.formula}, {basis}"
+    files = bound_of_files(GemmProblem(9, 9, 9, dtype), Placement.parse("h,h,h"), machine, (True, True, True))
+    assert files.words.endswith("by assumed rates")  # of the disk

@@ -334,7 +334,7 @@ def test_what_a_plan_does_is_said_before_what_it_took_with_a_warning_of_a_place(
         "in short    A and C stay in place; B moves 2.000 GB from the host and 1.000 MB between devices; "
         "k is reduced over 2 ranks"
     )
-    assert lines[at + 1] == "            limited by link host->1, busy for 93 % of the time"
+    assert lines[at + 1] == "            limited by link host->1, expected to be busy for 93 % of the time"
     assert lines[at + 2] == "warning     B at h costs 60 % of the time"
     assert lines[at + 3].startswith("first call")
     value = json.loads(to_json(facts))
@@ -342,5 +342,14 @@ def test_what_a_plan_does_is_said_before_what_it_took_with_a_warning_of_a_place(
     assert value["warning"] == "B at h costs 60 % of the time"
     waiting = dataclasses.replace(explanation, busy_share=0.4)
     assert waiting.lines[1] == (
-        "limited by the order of the work: nothing is busy longer than link host->1, for 40 % of the time"
+        "limited by the order of the work: nothing is expected to be busy longer than link host->1, for 40 % of the "
+        "time"
     )
+
+
+def test_a_bound_that_a_call_beats_is_none():
+    beaten = dataclasses.replace(FACTS, bound_s=2 * FACTS.min_s, bound_formula="1 / 2, what nothing could beat")
+    (line,) = [one for one in text(beaten).splitlines() if one.startswith("bound")]
+    assert "(1 / 2, beaten: its rates were measured too low)" in line
+    (line,) = [one for one in text(FACTS).splitlines() if one.startswith("bound")]
+    assert FACTS.bound_formula in line

@@ -320,7 +320,7 @@ def test_a_plan_says_what_stays_what_moves_what_limits_it_and_what_its_place_cos
     lines = "".join(said).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("in short"))
     assert re.match(rf"in short    {movement}", lines[first])
-    assert re.match(rf" {{12}}limited by {limit}, busy for ", lines[first + 1])
+    assert re.match(rf" {{12}}limited by {limit}, expected to be busy for ", lines[first + 1])
     found = [line.removeprefix("warning     ") for line in lines if line.startswith("warning")]
     assert len(found) == bool(warning)
     assert re.match(warning, "".join(found))

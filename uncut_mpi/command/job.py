@@ -401,7 +401,7 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         call_s=timing.call_s,
         samples_s=timing.samples_s,
         bound_s=measured.bound.seconds,
-        bound_formula=measured.bound.formula,
+        bound_formula=measured.bound.words,
         error=verdict.error if verdict else None,
         tolerance=verdict.tolerance if verdict else None,
         relative=verdict.relative if verdict else None,

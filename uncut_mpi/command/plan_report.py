@@ -170,7 +170,7 @@ def to_json(facts: PlanFacts) -> str:
         "limited_by": facts.bound.limited_by,
         "paralia_s": facts.paralia_s,
         "parsec_bytes": facts.parsec_bytes,
-        "bound_formula": facts.bound.formula,
+        "bound_formula": facts.bound.words,
         "bound_terms": dict(facts.bound.terms),
         "digest": best.schedule.digest(),
         "idle_share": facts.simulation.idle_share.tolist(),
@@ -273,7 +273,7 @@ def _how(candidate: Candidate) -> str:
 
 def _bound(bound: Bound) -> str:
     limit = f", limited by {bound.limited_by}" if bound.terms else ""
-    return f"{time_text(bound.seconds)}{limit}: {bound.formula}"
+    return f"{time_text(bound.seconds)}{limit}: {bound.words}"
 
 
 def _predicted(facts: PlanFacts) -> str:

@@ -33,6 +33,13 @@ def draw_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> tup
             of_it = (
                 f"; {100 * hidden / nbytes:.0f} % of {bytes_text(nbytes)} moved while products ran" if nbytes else ""
             )
+            idle = f"; devices idle for {_range(measured)} of the measured time, {_range(predicted)} expected"
             first = "the first chunk, " if plan.summary.chunks > 1 else ""
-            shown = f"{path}: {first}{times}, task by task{of_it}"
+            shown = f"{path}: {first}{times}, task by task{of_it}{idle}"
     return content, shown
+
+
+def _range(timeline: Timeline) -> str:
+    """Return the least and the largest part of the time in which a device runs no product and no sum."""
+    least, most = (f"{100 * share:.0f}" for share in (timeline.idle_share.min(), timeline.idle_share.max()))
+    return f"{least} %" if least == most else f"{least} to {most} %"

@@ -1,5 +1,5 @@
 """
-What no schedule can beat on a machine.
+What no schedule can beat on a machine, if its rates are the best there are.
 
 Every term is a time below which some resource cannot have done what any schedule must ask of it. The bound is the
 largest of them. None assumes a process grid, a tile or an order. Waiting, latency and the filling of pipelines are left
@@ -14,20 +14,24 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine import ASSUMED, QUICK, Machine
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.ports import Port, least_time
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.units import bytes_text
 
+_BY_ASSUMED: Final = "by assumed rates"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bound:
     """
-    The time that no schedule can beat.
+    The time that no schedule can beat at a machine's rates.
 
     Attributes
     ----------
@@ -39,12 +43,21 @@ class Bound:
         That term, in words and numbers.
     terms : mapping of str to float
         Every term that applies (seconds).
+    basis : str
+        ``"what nothing could beat"`` if its rates were measured in a whole calibration of an idle machine, else
+        ``"by measured rates"``, or ``"by assumed rates"``.
     """
 
     seconds: float
     limited_by: str
     formula: str
     terms: Mapping[str, float]
+    basis: str
+
+    @property
+    def words(self) -> str:
+        """The formula, and what it is worth."""
+        return f"{self.formula}, {self.basis}" if self.terms else self.formula
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +101,8 @@ def bound_of_files(
         term = _Term(name, _size_of(mine) / rate / 1e9, f"{_bytes_of(mine)} / {rate:.4g} GB/s of the disk")
         terms[name] = term.seconds
         largest = max(largest, term, key=lambda one: one.seconds)
-    return Bound(largest.seconds, largest.name, largest.formula, terms)
+    by_disk = largest.name not in known.terms and machine.disk == Disk()
+    return Bound(largest.seconds, largest.name, largest.formula, terms, _BY_ASSUMED if by_disk else known.basis)
 
 
 @functools.lru_cache(maxsize=256)  # the values are frozen, and a search asks for the same ones again and again
@@ -148,7 +162,16 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
     terms.extend(_host_terms(reads, writes, machine))
     nothing = _Term("nothing", 0.0, "nothing is multiplied, and nothing has to leave its memory")
     largest = max(terms, key=lambda term: term.seconds, default=nothing)
-    return Bound(largest.seconds, largest.name, largest.formula, {term.name: term.seconds for term in terms})
+    times = {term.name: term.seconds for term in terms}
+    return Bound(largest.seconds, largest.name, largest.formula, times, _basis(problem, machine))
+
+
+def _basis(problem: GemmProblem, machine: Machine) -> str:
+    if not machine.provenance or machine.provenance == ASSUMED:
+        return _BY_ASSUMED
+    known = not problem.has_product or problem.dtype.name in machine.gemm_tflop_per_s
+    whole = machine.steady and not machine.provenance.startswith(QUICK)
+    return "what nothing could beat" if known and whole else "by measured rates"
 
 
 def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], list[_Piece]]:

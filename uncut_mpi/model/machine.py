@@ -27,6 +27,10 @@ _FORMAT_WITHOUT_NODES: Final = 8  # as 9, but for what one node has by default
 MOST_RANKS: Final = 4096
 """Tables of links have the square of their number."""
 
+ASSUMED: Final = "assumed, not measured"
+QUICK: Final = "quick form"
+"""The provenance of a machine that nobody measured, and how that of one begins that a session measured."""
+
 _PER_RANK: Final = {
     "multiprocessors": 1,
     "combine_gb_per_s": 0.0,
@@ -405,7 +409,7 @@ class Machine(Remade):
             latency_s=np.full((size, size), latency_s),
             gemm_tflop_per_s={dtype: np.full(num_ranks, rate) for dtype, rate in rates.items()},
             memory_bytes=np.full(num_ranks, memory_bytes, np.int64),
-            provenance="assumed, not measured",
+            provenance=ASSUMED,
         )
 
     def to_json(self) -> str:

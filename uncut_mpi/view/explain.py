@@ -17,7 +17,7 @@ from uncut_mpi.view.parts import letters_of
 from uncut_mpi.view.traffic import cells_over
 
 _LIMITING: Final = 0.7
-"""What is busy for this part of the time limits it; where nothing is, the order of the work does."""
+"""What shall be busy for this part of the time limits it; where nothing is, the order of the work does."""
 
 _LINKS: Final = {
     "host_to_device": "from the host",
@@ -38,9 +38,9 @@ class Explanation:
     reduced_over : int
         How many ranks at most make products that are added to one element of C.
     busiest : str
-        Which devices, link or port are busy longest.
+        Which devices, link or port are busy longest in the simulation.
     busy_share : float
-        For which part of the time.
+        For which part of its time.
     seconds : float
         The time that was simulated.
     """
@@ -58,10 +58,11 @@ class Explanation:
             return ()
         busy = f"{self.busy_share:.0%}".replace("%", " %")
         if self.busy_share >= _LIMITING:
-            limit = f"limited by {self.busiest}, busy for {busy} of the time"
+            limit = f"limited by {self.busiest}, expected to be busy for {busy} of the time"
         else:
             limit = (
-                f"limited by the order of the work: nothing is busy longer than {self.busiest}, for {busy} of the time"
+                f"limited by the order of the work: nothing is expected to be busy longer than {self.busiest}, "
+                f"for {busy} of the time"
             )
         return self._movement(), limit
 
