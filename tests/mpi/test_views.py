@@ -139,3 +139,23 @@ def test_views_of_one_matrix_may_be_operands_of_one_product_unless_they_overlap(
             expect(comm, um.ParamError, words, lambda product=product: session.gemm(*product))
         session.barrier()
         session.release(matrix)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_copies_of_a_view_are_in_memory_that_all_ranks_agree_on(comm, session):
+    data = random_matrix(2 * comm.size, 4, DType.f64, (7,))
+    shared, part = session.empty_host((2, 4)), np.empty((2, 4))
+    part = shared.array if comm.rank == 0 else part
+    part[...] = data[2 * comm.rank : 2 * comm.rank + 2]
+    matrix = session.distribute(part, Layout.rows())
+    for view, there in ((matrix[:2], data[:2]), (matrix[:1, 1:1], data[:1, 1:1])):
+        made = session.redistribute(view, Layout.whole(1))
+        good = comm.rank != 1 or np.array_equal(made.local, there)
+        collective_assert(comm, good and session.gemm(view.T, view).shape == (there.shape[1],) * 2, f"{made!r}")
+
+
+def test_what_is_conjugated_is_downloaded_from_no_memory(comm, session):
+    for matrix in (session.empty_host((3, 2), "c64"), session.empty_device((3, 2), "c64", rank=0)):
+        mapped = len(session._store._held)
+        expect(comm, um.ParamError, ["conjugated, which products alone do"], lambda of=matrix: session.download(of.H))
+        collective_assert(comm, len(session._store._held) == mapped, "a copy is left")

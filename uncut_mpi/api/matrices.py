@@ -234,12 +234,15 @@ class MatrixStore:
 
     def download(self, matrix: Matrix) -> Matrix:
         """See `Session.download`."""
+        try:
+            matrix.info.check_in_memory()
+        except ParamError as wrong:  # the same on all ranks
+            raise agreed(wrong) from None
         if matrix.location == Location.host():
             return matrix
         whole = Layout.whole(0)
         copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
         with agreement.collective(self._group, "downloading a matrix"):
-            matrix.info.check_in_memory()
             for part, array, there, address in self._own_parts(matrix):
                 if matrix.info.file:
                     self._move(address, part, copy.array[there], writes=False)

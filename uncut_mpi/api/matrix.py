@@ -262,14 +262,19 @@ class Matrix:
         own, view = self._local.own.get(number), self.info.view
         if own is None or view is None:
             return own
-        part = (self._whole or self).info.parts[number].part
-        whole = (self._whole or self).info
+        part = self.whole.info.parts[number].part
+        whole = self.whole.info
         return own[0] + start, view.taken(own[1], (part.rows, part.cols), whole.layout.orders)
 
     @property
     def location(self) -> Location | None:
         """Where the matrix lives; None if it is in parts."""
         return self.info.location
+
+    @property
+    def whole(self) -> Matrix:
+        """The matrix that this one is a view of, or itself."""
+        return self._whole or self
 
     @property
     def layout(self) -> Layout | None:
@@ -292,12 +297,12 @@ class Matrix:
         local, view = self._local, self.info.view
         arrays = local.arrays
         if not arrays and self.info.dealt is not None:
-            whole = self._whole or self
+            whole = self.whole
             if whole._nothing is None:
                 whole._nothing = local.empty(*(stop - start for start, stop in local.rectangles[0]))
             arrays = (whole._nothing,)
         if view is not None:
-            orders = (self._whole or self).info.layout.orders
+            orders = self.whole.info.layout.orders
             arrays = tuple(
                 view.taken(array, where, orders) for array, where in zip(arrays, local.rectangles, strict=False)
             )
@@ -314,7 +319,7 @@ class Matrix:
         """
         rectangles, view = self._local.rectangles, self.info.view
         if view is not None:
-            orders = (self._whole or self).info.layout.orders
+            orders = self.whole.info.layout.orders
             rectangles = tuple(view.placed(one, orders) for one in rectangles)
         found = tuple(indices_of(one, self.info.layout.orders) for one in rectangles)
         return found[0] if self.info.dealt is not None else found
@@ -366,7 +371,7 @@ class Matrix:
         return self.info.view or View((0, self.shape[0]), (0, self.shape[1]))
 
     def _view(self, view: View) -> Matrix:
-        whole = self._whole or self
+        whole = self.whole
         if self.closed:
             raise ParamError(f"{self} was released, or its session was closed: there are no views of it")
         if view == whole._seen:

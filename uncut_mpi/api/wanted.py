@@ -14,7 +14,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, even_counts
-from uncut_mpi.model.locations import Memory, memory_of
+from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.problem import MOST_BYTES, Order
 from uncut_mpi.planning.grid import ProcessGrid
 
@@ -143,10 +143,14 @@ def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
 
 
 def own_memory(matrix: Matrix, layout: Layout) -> Memory:
-    """Return in what memory this rank makes its part of a matrix of some layout that follows another one."""
-    if matrix.memory == "shared" and (matrix.info.in_parts or layout.cyclic is not None):
-        return "host"  # the other lies in several segments, or some parts are not shared; or a segment has no such part
-    return matrix.memory
+    """
+    Return in what memory this rank makes its part of a matrix of some layout that follows another one.
+
+    All ranks make a shared one, or none: that is of what all know of the whole matrix, of which this may be a view.
+    """
+    if matrix.whole.location == Location.host() and layout.cyclic is None:
+        return "shared"
+    return "host" if matrix.memory == "shared" else matrix.memory
 
 
 def layout_of(layout: object) -> Layout:
