@@ -10,7 +10,7 @@ from uncut_mpi.calibration.statistics import Summary
 Link = tuple[int, int]
 
 _TELLING_WIDTH: Final = 0.25
-_MOST_UNSTEADY: Final = 0.25
+_MOST_UNSTEADY: Final = 0.5
 """Part of the probes that may scatter on a machine that does nothing else: beside another job nearly all of them do."""
 
 
