@@ -24,9 +24,9 @@ RANKS = {
     **dict.fromkeys(("test_api_cut_short", "test_api_memory", "test_api_opening", "test_sessions"), ALONE_AND_ON_THREE),
     **dict.fromkeys(("test_file_matrices", "test_gemm_errors", "test_mixed_calls"), ALONE_AND_ON_THREE),
     **dict.fromkeys(("test_parts_memory", "test_random_arrays", "test_same_memory"), ALONE_AND_ON_THREE),
-    **dict.fromkeys(("test_api_epochs", "test_api_trace"), ON_FOUR),
+    **dict.fromkeys(("test_api_epochs", "test_api_trace", "test_fuzz"), ON_FOUR),
     # Four are a grid of two by two.
-    **dict.fromkeys(("test_api_layouts", "test_api_matrices", "test_fuzz", "test_gemm_layouts"), IN_PAIRS),
+    **dict.fromkeys(("test_api_layouts", "test_api_matrices", "test_gemm_layouts"), IN_PAIRS),
     **dict.fromkeys(("test_complex", "test_interop", "test_out_of_core", "test_redistribute", "test_views"), IN_PAIRS),
 }
 """On how many ranks files run: on others they take longer and do nothing else."""
