@@ -7,6 +7,7 @@ numbers of before; a step knows which, where that is certain. Numbers are small 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import gc
@@ -131,7 +132,7 @@ class Sequences(RuleBasedStateMachine):
         self.session = shaken(self.comm, next(self.numbers))
         self.dtype = TYPES[next(self.numbers) % len(TYPES)]
 
-    def end(self) -> None:
+    def end(self, *, interrupted: bool = False) -> None:
         """Close the session, which ranks may have left; nothing may be left behind."""
         broken = self.session.broken
         try:
@@ -147,11 +148,11 @@ class Sequences(RuleBasedStateMachine):
         if broken:  # the next session gives back what was left
             shaken(self.comm, 0).close()
         left = left_behind()
-        if any(allgather(self.comm, bool(lifetime._in_use))):  # an interrupted device may still work on it
+        # A device may still work on what an interrupt cut short; and it may come before a file's number has a name.
+        if any(allgather(self.comm, bool(lifetime._in_use) or interrupted)):
             lifetime._in_use.clear()
             type(self).baseline = left
-        more = [name for name, count in left.items() if count > self.baseline[name]]
-        self.must(not more, f"left behind: {left}, before: {self.baseline}")
+        self.must(not left - self.baseline, f"left behind: {left - self.baseline}")
 
     def teardown(self) -> None:
         if self.session is not None:  # which a failure may have ended
@@ -521,7 +522,7 @@ class Sequences(RuleBasedStateMachine):
         self.must(not said, f"interrupted {how}: {said}")
         self.count("interrupts", bool(hit))
         a = b = c = None
-        self.end()
+        self.end(interrupted=how == "file" and bool(hit))
         self.open()
 
 
@@ -541,12 +542,15 @@ def loaded(one: Held) -> np.ndarray:
     return found.view(one.base.dtype) if found.dtype.kind == "V" else found
 
 
-def left_behind() -> dict[str, int]:
-    """Return how many files in /dev/shm, descriptors and mappings of ours there are."""
+def left_behind() -> collections.Counter[str]:
+    """Return what there is of files in /dev/shm, open files and mappings of ours, by their names."""
     with open("/proc/self/maps") as lines:
-        maps = sum("memfd:uncut" in line for line in lines)
-    shared = sum("uncut" in name for name in os.listdir("/dev/shm"))
-    return {"files in /dev/shm": shared, "descriptors": len(os.listdir("/proc/self/fd")), "mappings": maps}
+        found = [line.split()[-2] for line in lines if "memfd:uncut" in line]
+    found += [name for name in os.listdir("/dev/shm") if "uncut" in name]
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself is closed
+            found.append(os.readlink(f"/proc/self/fd/{number}").partition("[")[0].removesuffix(" (deleted)"))
+    return collections.Counter(found)
 
 
 @contextlib.contextmanager

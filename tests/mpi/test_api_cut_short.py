@@ -187,3 +187,35 @@ def test_a_rank_that_is_awaited_inside_a_call_is_named(comm, open_session, monke
     counts = allgather(comm, (len(named), len(said)))
     good = counts[late] == (0, 0) and sum(one[0] for one in counts) > 0 and all(one[0] == one[1] for one in counts)
     collective_assert(comm, good, f"{counts} {said}")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("at", ["acquire", "release"])
+def test_an_interrupt_as_a_call_begins_or_ends_is_told_to_those_who_wait(comm, open_session, at):
+    class Interrupted:
+        def __init__(self, lock):
+            self.lock = lock
+
+        def acquire(self, **how):
+            taken = self.lock.acquire(**how)
+            if at == "acquire":
+                raise KeyboardInterrupt
+            return taken
+
+        def release(self):
+            if at == "release":
+                raise KeyboardInterrupt
+            self.lock.release()
+
+    odd, session = comm.rank == comm.size - 1, open_session(comm, arrival_timeout_s=5)
+    if odd:
+        session._gate._exclusive._lock = Interrupted(session._gate._busy)
+
+    def twice():
+        with session:
+            session.barrier()
+            session.barrier()
+
+    said = outcome(twice)
+    wanted = "KeyboardInterrupt" if odd else f"rank {comm.size - 1} left the session by KeyboardInterrupt"
+    collective_assert(comm, wanted in said, said)

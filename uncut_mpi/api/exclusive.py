@@ -55,7 +55,7 @@ class Exclusive:
 
     Parameters
     ----------
-    lock : threading.Lock
+    lock : threading.RLock
         Held during a call.
     cut_short : bound method
         Told of an error that ends a call and that the other ranks do not share, as an interrupt; not kept alive.
@@ -66,19 +66,20 @@ class Exclusive:
         Whether all ranks are in the call; the gate sets it.
     """
 
-    def __init__(self, lock: threading.Lock, cut_short: Callable[[BaseException], None]) -> None:
+    def __init__(self, lock: threading.RLock, cut_short: Callable[[BaseException], None]) -> None:
         self._lock, self._cut_short = lock, weakref.WeakMethod(cut_short)
-        self.opened = False
+        self.opened = self._inside = False
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if self._inside or not self._lock.acquire(blocking=False):
             raise ParamError(
                 "another thread is inside a call of this session: give every thread a session of its own "
                 "(on communicators of their own)"
             )
-        self.opened = False
+        self._inside, self.opened = True, False
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._inside = False
         if error is None:
             self._lock.release()
             return

@@ -76,7 +76,7 @@ class Gate:
         self._missing, self._progress = order.missing, board.tobytes
         self._exchange = exchange
         group.check_left = self._check_left
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
         self._exclusive = Exclusive(self._busy, self._cut_short)
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
