@@ -543,10 +543,10 @@ def loaded(one: Held) -> np.ndarray:
 
 
 def left_behind() -> collections.Counter[str]:
-    """Return what there is of files in /dev/shm, open files and mappings of ours, by their names."""
+    """Return what this process has of files in /dev/shm, open files and mappings of ours, by their names."""
     with open("/proc/self/maps") as lines:
         found = [line.split()[-2] for line in lines if "memfd:uncut" in line]
-    found += [name for name in os.listdir("/dev/shm") if "uncut" in name]
+    found += [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the list itself is closed
             found.append(os.readlink(f"/proc/self/fd/{number}").partition("[")[0].removesuffix(" (deleted)"))
