@@ -282,7 +282,7 @@ class Sequences(RuleBasedStateMachine):
 
     def alias(self, rng: random.Random) -> None:
         """Register a piece of shared memory: two matrices in the same memory."""
-        shared = [one for one in self.held if one.matrix.location == Location.host() and not one.conjugated]
+        shared = [one for one in self.held if one.matrix.whole.location == Location.host() and not one.conjugated]
         if not shared:
             return
         one, root = rng.choice(shared), rng.randrange(self.session.size)
@@ -309,7 +309,7 @@ class Sequences(RuleBasedStateMachine):
             wrong = made is not None and session.rank == root and not same(made[0], one.base)
             self.must(not wrong, f"gathered {one.matrix!r}: {made} for {one.base}")
         elif made is not None:
-            wrong = Held(made, one.base).wrong() or (how == "download" and not same(made.array, one.base))
+            wrong = Held(made, one.base).wrong() or (how == "download" and not same(np.asarray(made.array), one.base))
             self.must(not wrong, f"{how} of {one.matrix!r}: {wrong}")
             session.barrier()
             if all(made is not other.matrix for other in self.held):
@@ -338,7 +338,7 @@ class Sequences(RuleBasedStateMachine):
         if rng.random() < 0.5 or overlap:
             name, call = "redistribute", lambda: session.redistribute(source.matrix, None, out=target.matrix)
         else:
-            valid = valid if source.matrix.location == Location.host() else False
+            valid = valid if source.matrix.whole.location == Location.host() else False
             name, call = "upload", lambda: session.upload(source.matrix, target.matrix) or target.matrix
         if self.call(name, call, valid=valid) is not None:
             target.base[...] = new

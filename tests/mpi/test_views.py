@@ -151,7 +151,12 @@ def test_copies_of_a_view_are_in_memory_that_all_ranks_agree_on(comm, session):
     for view, there in ((matrix[:2], data[:2]), (matrix[:1, 1:1], data[:1, 1:1])):
         made = session.redistribute(view, Layout.whole(1))
         good = comm.rank != 1 or np.array_equal(made.local, there)
-        collective_assert(comm, good and session.gemm(view.T, view).shape == (there.shape[1],) * 2, f"{made!r}")
+        copy = session.download(view)
+        good &= copy.array is not None and np.array_equal(copy.array, there)
+        good &= session.gemm(view.T, view).shape == (there.shape[1],) * 2
+        collective_assert(comm, good, f"{made!r}, {copy!r}: {copy.array}")
+        target = session.empty_device(there.shape, rank=0)
+        expect(comm, um.ParamError, ["not in shared host memory"], lambda of=view, to=target: session.upload(of, to))
 
 
 def test_what_is_conjugated_is_downloaded_from_no_memory(comm, session):

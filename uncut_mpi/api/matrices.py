@@ -238,7 +238,7 @@ class MatrixStore:
             matrix.info.check_in_memory()
         except ParamError as wrong:  # the same on all ranks
             raise agreed(wrong) from None
-        if matrix.location == Location.host():
+        if matrix.whole.location == Location.host():  # of one in parts not all ranks have the array
             return matrix
         whole = Layout.whole(0)
         copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
@@ -264,7 +264,7 @@ class MatrixStore:
             target.info.check_in_memory()
             if source.shape != target.shape or source.dtype is not target.dtype:
                 raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
-            if source.location != Location.host():
+            if source.whole.location != Location.host():
                 raise ParamError(f"{source} is not in shared host memory: use empty_host")
             if target.info.read_only:
                 raise ParamError(f"{target} {target.info.read_only_text}")
