@@ -12,27 +12,21 @@ from uncut_mpi.model.dtypes import DType
 
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("ranks", [1, 3, 7])
-def test_all_are_counted_and_the_first_is_found(monkeypatch, dtype, order, ranks):
+def test_all_are_counted_and_the_first_is_found(monkeypatch, dtype, order):
     monkeypatch.setattr(shares, "_BLOCK_BYTES", 64)
-    values = np.ones((23, 17), dtype.numpy, order=order)
     count = 17 if order == "F" else 23
+    for ranks in 1, 3, 7:
+        values = np.ones((23, 17), dtype.numpy, order=order)
+        for wanted in None, NonFinite("A", "A.npy", 2, 2, (7, 15)):
+            parts = (find("A", "A.npy", values, order, shares.lines_of(count, rank, ranks)) for rank in range(ranks))
+            assert join(list(parts)) == wanted
+            values[20, 2], values[7, 16], values[7, 15], values[22, 0] = np.nan, np.inf, -np.inf, np.nan
 
-    def everybody() -> NonFinite | None:
-        return join([find("A", "A.npy", values, order, shares.lines_of(count, rank, ranks)) for rank in range(ranks)])
 
-    assert everybody() is None
-    values[20, 2], values[7, 16], values[7, 15], values[22, 0] = np.nan, np.inf, -np.inf, np.nan
-    assert everybody() == NonFinite("A", "A.npy", 2, 2, (7, 15))
-
-
-@pytest.mark.parametrize(
-    ("nan", "infinite", "said"),
-    [
-        (1, 0, "holds 1 NaN element,"),
-        (0, 1, "holds 1 infinite element,"),
-        (2, 3, "holds 2 NaN and 3 infinite elements,"),
-    ],
-)
-def test_it_is_said_plainly(nan, infinite, said):
-    assert said in str(NonFinite("A", "A.npy", nan, infinite, (1, 2)))
+def test_it_is_said_plainly():
+    for nan, infinite, said in (
+        (1, 0, "1 NaN element,"),
+        (0, 1, "1 infinite element,"),
+        (2, 3, "2 NaN and 3 infinite e"),
+    ):
+        assert f"holds {said}" in str(NonFinite("A", "A.npy", nan, infinite, (1, 2)))

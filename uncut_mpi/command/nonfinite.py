@@ -15,16 +15,9 @@ from uncut_mpi.model.problem import Order
 @dataclasses.dataclass(frozen=True, slots=True)
 class NonFinite:
     """
-    Elements of an input that are not finite, or of a part of it.
+    Elements of an input that are not finite: how many, and row and column (from 0) of the first in the order of rows.
 
-    Attributes
-    ----------
-    matrix, path : str
-        ``"A"``, ``"B"`` or ``"C"``, and its file.
-    nan, infinite : int
-        How many are NaN, and how many infinite.
-    first : tuple of int
-        Row and column, from 0, of the first in the order of rows; in the matrix as the file has it.
+    `matrix` is ``"A"``, ``"B"`` or ``"C"``, and `path` its file.
     """
 
     matrix: str
@@ -43,34 +36,19 @@ class NonFinite:
 
 
 def find(matrix: str, path: str, values: np.ndarray, order: Order, lines: slice) -> NonFinite | None:
-    """
-    Return what is not finite in these lines (columns in F order, rows in C order) of a matrix, None if all is.
-
-    Parameters
-    ----------
-    values : ndarray
-        The whole matrix.
-    order : {"C", "F"}
-        Its storage order.
-    """
+    """Return what is not finite in these lines (columns in F order, rows in C order) of a whole matrix, or None."""
     part = values[index(order, lines)]
-    nan = infinite = 0
-    first: tuple[int, int] | None = None
+    found = []
     for rows, cols in blocks(part.shape, order, DType.parse(values.dtype)):
-        wrong = ~np.isfinite(part[rows, cols])
-        if not wrong.any():
-            continue
-        of_block = int(np.count_nonzero(np.isnan(part[rows, cols])))
-        nan += of_block
-        infinite += int(np.count_nonzero(wrong)) - of_block
-        row, col = np.argwhere(wrong)[0].tolist()
-        # Blocks are whole lines, so only one of their slices has a start.
-        if order == "F":
-            col += lines.start + cols.start
-        else:
-            row += lines.start + rows.start
-        first = (row, col) if first is None else min(first, (row, col))
-    return None if first is None else NonFinite(matrix, path, nan, infinite, first)
+        block = np.asarray(part[rows, cols])
+        wrong = np.argwhere(~np.isfinite(block))
+        if wrong.size:
+            nan = int(np.count_nonzero(np.isnan(block)))
+            # Blocks are whole lines, so only one of their slices has a start.
+            start = (0, lines.start + cols.start) if order == "F" else (lines.start + rows.start, 0)
+            row, col = (wrong[0] + start).tolist()
+            found.append(NonFinite(matrix, path, nan, len(wrong) - nan, (row, col)))
+    return join(found)
 
 
 def join(parts: Sequence[NonFinite | None]) -> NonFinite | None:
