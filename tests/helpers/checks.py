@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,19 +26,28 @@ class Case:
     beta: complex = 1.1154
     trans_a: str = "N"
     trans_b: str = "N"
-    nearest: bool = True
 
     def check(self, method: str, **changes: object) -> CheckResult:
-        facts = dataclasses.asdict(self)
-        del facts["nearest"]
-        words = facts | {"full_limit": 10**18 if method == "full" else -1} | changes
-        return check_shared(**words)
+        """Check every element ("full"), or sums of rows and a sample ("sums")."""
+        return check_shared(**vars(self) | {"full_limit": 10**18 if method == "full" else -1} | changes)
+
+    def but(self, nearest: bool = True, **changes: object) -> Case:
+        """The product of other operands, computed."""
+        made = dataclasses.replace(self, **changes)
+        return dataclasses.replace(made, c_out=multiply(made, nearest=nearest))
 
 
 def generate(rows: int, cols: int, dtype: DType, name: str, order: str = "F") -> np.ndarray:
     array = np.empty((rows, cols), dtype.numpy, order=order)
     fill(array, name, 3, rows=rows)
     return array
+
+
+def make(m: int, n: int, k: int, dtype: DType, *, of_a: float = 1.0, of_b: float = 1.0, **changes: object) -> Case:
+    """A random product, with elements of A and B up to `of_a` and `of_b`."""
+    a, b, c = generate(m, k, dtype, "A"), generate(k, n, dtype, "B"), generate(m, n, dtype, "C")
+    a, b = a * dtype.numpy.type(of_a), b * dtype.numpy.type(of_b)
+    return Case(a, b, c, c, dtype).but(**changes)
 
 
 def tensor_float(array: np.ndarray, nearest: bool, bits: int = 13) -> np.ndarray:
@@ -46,54 +57,44 @@ def tensor_float(array: np.ndarray, nearest: bool, bits: int = 13) -> np.ndarray
     return ((whole + np.uint32(1 << (bits - 1) if nearest else 0)) & mask).view(np.float32)
 
 
-def multiply(case: Case, start: int = 0, stop: int | None = None) -> np.ndarray:
+def multiply(case: Case, start: int = 0, stop: int | None = None, nearest: bool = True) -> np.ndarray:
     """The product as a device computes it: sums in the accumulator's type, one rounding at the end."""
     wide = case.dtype.accumulator.numpy.type
     a = op_of(case.trans_a, case.a).astype(wide)[:, start:stop]
     b = op_of(case.trans_b, case.b).astype(wide)[start:stop]
     if case.dtype is DType.tf32:
-        a, b = (tensor_float(operand, case.nearest) for operand in (a, b))
-    with np.errstate(over="ignore", invalid="ignore"):
+        a, b = (tensor_float(operand, nearest) for operand in (a, b))
+    with np.errstate(all="ignore"):
         result = wide(case.alpha) * (a @ b) if case.alpha != 0 else np.zeros((a.shape[0], b.shape[1]), wide)
         if case.c_in is not None and case.beta != 0:
             result = result + wide(case.beta) * case.c_in.astype(wide)
         return result.astype(case.dtype.numpy)
 
 
-def make(m: int, n: int, k: int, dtype: DType, **changes: object) -> Case:
-    c = generate(m, n, dtype, "C")
-    case = Case(generate(m, k, dtype, "A"), generate(k, n, dtype, "B"), c, c, dtype, **changes)
-    case.c_out = multiply(case)
-    return case
+def put(values: np.ndarray, *changes: tuple[object, object]) -> np.ndarray:
+    """Return a copy with other values in some places."""
+    made = values.copy()
+    for place, value in changes:
+        made[place] = value
+    return made
 
 
-class Ranks:
-    """Threads in place of ranks, with an allgather."""
+def on_ranks(size: int, call: Callable[..., object]) -> list[object]:
+    """Return what `call(share, gather)` returned or raised on each of some threads in place of ranks."""
+    values, barrier = [None] * size, threading.Barrier(size, timeout=60)
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.values: list[object] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=60)
+    def main(rank: int) -> object:
+        def gather(value: object) -> list[object]:
+            values[rank] = value
+            barrier.wait()
+            everybody = list(values)
+            barrier.wait()
+            return everybody
 
-    def run(self, call):
-        outcomes: list[object] = [None] * self.size
+        try:
+            return call(share=(rank, size), gather=gather)
+        except Exception as error:
+            return error
 
-        def main(rank: int) -> None:
-            def gather(value: object) -> list[object]:
-                self.values[rank] = value
-                self.barrier.wait()
-                everybody = list(self.values)
-                self.barrier.wait()
-                return everybody
-
-            try:
-                outcomes[rank] = call(rank, gather)
-            except Exception as error:
-                outcomes[rank] = error
-
-        threads = [threading.Thread(target=main, args=(rank,)) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return outcomes
+    with concurrent.futures.ThreadPoolExecutor(size) as pool:
+        return list(pool.map(main, range(size)))

@@ -201,6 +201,7 @@ def test_the_command_multiplies_complex_matrices_and_checks_them(comm, job, mpi_
     collective_assert(comm, good and "of real operations" in out, out + err)
     facts = json.loads((mpi_tmp_path / "facts.json").read_text())
     collective_assert(comm, (facts["alpha"], facts["beta"], facts["trans_a"]) == ("-1+2j", "0.5j", "C"), facts)
+    collective_assert(comm, ("Freivalds" in facts["check_detail"]) == (full_limit < 0), facts["check_detail"])
     status, out, err = job([*words, "--dtype", "f32"])
     collective_assert(comm, status == 2 and "--alpha -1+2j is complex" in err, (status, err))
 
