@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError, UncutError
 from uncut_mpi.free_memory import OF_NODE, available_bytes
 from uncut_mpi.mappings import object_name
 from uncut_mpi.numa import interleaved
@@ -289,7 +289,7 @@ class _MemoryObject:
                 self.file = _OpenFile(os.memfd_create, "uncut_mpi", os.MFD_CLOEXEC)
             except OSError as error:
                 if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
-                    raise DeviceError(f"{purpose}: memfd_create failed: {error.strerror}") from error
+                    raise _failed(error, f"{purpose}: memfd_create") from error
             else:
                 os.fchmod(self.file.descriptor, 0o600)
                 return self.file.descriptor
@@ -298,10 +298,8 @@ class _MemoryObject:
         try:
             self.file = _OpenFile(os.open, self.path, flags, 0o600)
         except OSError as error:
-            raise DeviceError(
-                f"{purpose}: cannot create {self.path}: {error.strerror}; the node must allow memfd_create or a "
-                f"writable {_SHM}"
-            ) from error
+            mend = f": the node must allow memfd_create or a writable {_SHM}"
+            raise _failed(error, f"{purpose}: creating {self.path}", mend) from error
         return self.file.descriptor
 
     def withdraw(self) -> None:
@@ -343,6 +341,14 @@ def _turn(made: _MemoryObject) -> Iterator[None]:
             made.lock.close()
 
 
+def _failed(error: OSError, doing: str, mend: str = "") -> UncutError:
+    """Return what to raise where the system refuses: of a limit of this process which one."""
+    for number, limit in ((errno.EFBIG, "file sizes (ulimit -f)"), (errno.EMFILE, "open files (ulimit -n)")):
+        if error.errno == number:
+            return CapacityError(f"{doing} failed ({error.strerror}): raise the limit of {limit}")
+    return DeviceError(f"{doing} failed ({error.strerror}){mend}")
+
+
 def _check_room(nbytes: int, purpose: str, kind: int) -> None:
     available, limit = available_bytes()
     usable = available - min(_MARGIN_BYTES, available // 16)
@@ -371,7 +377,7 @@ def _reserve(descriptor: int, nbytes: int, purpose: str, kind: int) -> None:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
-            raise DeviceError(f"{purpose}: reserving {nbytes} bytes failed: {error.strerror}") from error
+            raise _failed(error, f"{purpose}: reserving {bytes_text(nbytes)}") from error
         if kind == _FILE:
             file_system = os.statvfs(_SHM)
             raise _shm_too_small(nbytes, purpose, file_system.f_bavail * file_system.f_frsize) from error
@@ -398,7 +404,7 @@ def _map(descriptor: int, nbytes: int, purpose: str) -> _Mapping:
         return _map_aligned(descriptor, nbytes) or _Mapping(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, _ACCESS), 0)
     except OSError as error:
         if error.errno != errno.ENOMEM:
-            raise DeviceError(f"{purpose}: mapping {nbytes} bytes failed: {error.strerror}") from error
+            raise _failed(error, f"{purpose}: mapping {bytes_text(nbytes)}") from error
         raise CapacityError(
             f"{purpose} needs {bytes_text(nbytes)} of address space, and the system refused: "
             "raise the limit (ulimit -v)"

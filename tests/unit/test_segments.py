@@ -264,8 +264,26 @@ def test_another_refusal_is_a_device_error(monkeypatch):
         raise OSError(errno.EIO, "no")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(DeviceError, match="a test: reserving 8192 bytes failed"):
+    with pytest.raises(DeviceError, match=r"a test: reserving 8\.192 kB failed \(no\)"):
         Segment.create(8192, "a test")
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "use_file", "number", "limit"),
+    [
+        (os, "posix_fallocate", False, errno.EFBIG, "-f"),
+        (os, "memfd_create", False, errno.EMFILE, "-n"),
+        (os, "open", True, errno.EMFILE, "-n"),
+        (mmap, "mmap", False, errno.ENOMEM, "-v"),
+    ],
+)  # fmt: skip
+def test_a_limit_of_the_process_is_named(monkeypatch, module, call, use_file, number, limit):
+    def refuse(*unused):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, call, refuse)
+    with pytest.raises(CapacityError, match=rf"a test.*raise the limit.*\(ulimit {limit}\)"):
+        Segment.create(8192, "a test", use_file=use_file)
 
 
 def test_a_system_without_anonymous_memory_gets_a_file(monkeypatch):
