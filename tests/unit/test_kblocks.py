@@ -574,7 +574,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(CapacityError, match=r"rank 0 needs [\d.]+ MB of device memory \([\d.]+ MB for its panels"):
         plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks", blocking=Blocking(order="columns")))
     with pytest.raises(
-        CapacityError, match=r"rank 0 needs no more than [\d.]+ kB .* let ranks use \d+ bytes \(device_memory\)"
+        CapacityError, match=r"rank 0 would do with [\d.]+ kB .* let ranks use \d+ bytes \(device_memory\)"
     ):
         plan(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks", device_memory=10**5))
     said = (

@@ -110,7 +110,7 @@ def check_capacity(
     Parameters
     ----------
     least : str, optional
-        ``"at least "`` if no schedule of these ranks needs less, ``"no more than "`` if one needs so much, and
+        ``"needs at least"`` if no schedule of these ranks needs less, ``"would do with"`` if one needs so much, and
         another one may need less.
     """
     if all(map(operator.le, softbuf_bytes, room_for_panels(num_ranks, problem, placement, machine))):
@@ -122,16 +122,15 @@ def check_capacity(
         if needed > total - there:
             parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
             whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
-            how_much = least if needed else ""
-            mend = ""
-            if needed:
-                or_else = "" if least else "leave out options of the schedule, "
-                mend = f"let ranks use {max(softbuf_bytes)} bytes (device_memory) if devices have them, {or_else}or "
-            elsewhere = ", or place the matrices on other devices or in host memory" if there else ""
+            verb = (least if needed else "") or "needs"
+            mend = "place the matrices on other devices or in host memory"
+            if there < total:
+                or_else = f"{'' if least else 'leave out options of the schedule, '}or use more ranks"
+                more = f"let ranks use {max(softbuf_bytes)} bytes (device_memory) if devices have them, {or_else}"
+                mend = f"{more}, or {mend}" if there else more
             raise CapacityError(
-                f"rank {rank} needs {how_much}{bytes_text(there + needed)} of device memory ({whose}), and "
-                f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}use more ranks"
-                f"{elsewhere}"
+                f"rank {rank} {verb} {bytes_text(there + needed)} of device memory ({whose}), and "
+                f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}"
             )
 
 

@@ -346,7 +346,7 @@ class Prepared:
         planner = self._planner
         layout = _native.KBlocksLayout(self._request)
         about = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
-        check_capacity(layout.rank_bytes, *about, least="no more than " if self._is_open else "")
+        check_capacity(layout.rank_bytes, *about, least="would do with" if self._is_open else "")
         try:
             tables = layout.tables(most_tasks)
         except _native.TooManyTasksError as error:

@@ -325,7 +325,8 @@ def _in_pieces(schedule: Schedule, pieces: Mapping[int, int]) -> Schedule:
     counts = np.maximum(1, counts)
     if counts.sum() > MOST_PIECES:
         whole = len(tasks) > MOST_PIECES  # however long they are
-        mend = "ask for kblocks or auto, which cut such products" if whole else "let them use more (host_memory)"
+        more = f"let them use {-(-int(counts.sum()) // MOST_PIECES)} times as much (host_memory)"
+        mend = "ask for kblocks or auto, which cut such products" if whole else more
         raise CapacityError(
             f"{counts.sum()} copies of matrices in files, or in memory that no device reaches, would go through the "
             f"host memory that ranks may use for them, and {MOST_PIECES} are the most: {mend}"

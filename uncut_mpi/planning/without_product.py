@@ -110,7 +110,9 @@ class _Parts:
         else:
             self._scale_all()
         sizes = self._buffers.arena_bytes[: self._machine.num_ranks]
-        check_capacity(sizes, self._machine.num_ranks, self._problem, self._placement, self._machine, least="at least ")
+        check_capacity(
+            sizes, self._machine.num_ranks, self._problem, self._placement, self._machine, least="needs at least"
+        )
         return self._build.build(scheduler="parts", grid=(1, len(self._devices)), tile=0, buffers=self._buffers.table())
 
     def _copy_all(self) -> None:
