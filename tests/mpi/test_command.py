@@ -237,6 +237,15 @@ def test_files_in_c_and_fortran_order_go_to_any_place(comm, job, folder, place):
         collective_assert(comm, good, f"status {status} {out}{err}")
 
 
+def test_files_are_multiplied_and_verified_without_an_output(comm, job, folder):
+    before = sorted(os.listdir(folder))
+    status, out, err = job([folder / "A.npy", folder / "B.npy"])
+    collective_assert(comm, status == 0 and before == sorted(os.listdir(folder)), f"{out}{err}")
+    collective_assert(comm, comm.rank > 0 or "PASS" in out, out)
+    status, _, err = job([folder / "A.npy", folder / "B.npy", "--host-memory", "100kB"])
+    collective_assert(comm, status == 2 and "add -o OUT.npy" in err, err)
+
+
 def test_bfloat16_files(comm, job, folder):
     words = [folder / "Abf16.npy", folder / "Bbf16.npy", "-o", folder / "OUTbf16.npy"]
     status, _, err = job(words)
@@ -253,7 +262,7 @@ def test_bfloat16_files(comm, job, folder):
         (("missing", "B"), (), ["missing.npy"]),
         (("short", "B"), (), ["short.npy", "truncated"]),
         (("text", "B"), (), ["text.npy", "not a .npy file"]),
-        (("cube", "B"), (), ["cube.npy", "two dimensions"]),
+        (("cube", "B"), (), ["cube.npy", "3 dimensions, a matrix has two"]),
         (("whole", "B"), (), ["whole.npy", "int64"]),
         (("A32", "B"), (), ["f32", "f64"]),
         (("A", "B"), ("--dtype", "f32"), ["dtype f32 was given"]),

@@ -165,7 +165,7 @@ def test_help_is_handed_over_and_not_printed(flag, capsys):
         ('--options {"compute_lanes":65}', "65", "64"),
         ("-n 5", "-n 5", "-m"),
         ("A.npy", "A.npy", "B.npy"),
-        ("A.npy B.npy", "A.npy", "-o"),
+        ("A.npy B.npy --overwrite", "--overwrite", "-o"),
         ("A.npy B.npy C.npy -o OUT.npy", "C.npy", "--help"),
         ("A.npy B.npy -o OUT.npy -m 5", "-m 5", "leave it out"),
         ("A.npy B.npy -o OUT.npy --beta 2", "2.0", "-c"),

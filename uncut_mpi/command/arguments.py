@@ -189,17 +189,15 @@ def check_devices(given: argparse.Namespace) -> None:
 
 
 def _check_files(given: argparse.Namespace) -> None:
+    if given.overwrite and given.o is None:
+        raise ParamError("--overwrite was given, but nothing is written without -o: leave it out")
     if given.a is None:
         for flag, value in (("-c", given.c), ("-o", given.o)):
             if value is not None:
                 raise ParamError(f"{flag} {value} was given without matrix files: name A.npy and B.npy first")
-        if given.overwrite:
-            raise ParamError("--overwrite was given, but nothing is written without -o: leave it out")
         return
     if given.b is None:
         raise ParamError(f"one matrix file was given ({given.a}): name A.npy and B.npy, or none for generated matrices")
-    if given.o is None:
-        raise ParamError(f"{given.a} and {given.b} were given without an output: add -o OUT.npy")
 
 
 def _check_written(given: argparse.Namespace) -> None:

@@ -134,7 +134,7 @@ def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machi
     """Return the machine that the command line, the same on every rank, names; None for what is there. Collective."""
     group = Group(comm)
     try:
-        agreement.agree(group, repr(list(words)).encode(), lambda: f"command line {list(words)!r}")
+        agreement.agree(group, repr(list(words)).encode(), lambda: {"command line": list(words)})
         if arguments.machine is None:
             return None
         name = arguments.machine
@@ -157,18 +157,23 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
     with session.together("opening the matrix files"):
         if session.rank == 0:
             a_path, b_path, out_path = arguments.a_path, arguments.b_path, arguments.out_path
-            if a_path is None or b_path is None or out_path is None:
-                raise ParamError("matrix files are given together: A.npy B.npy -o OUT.npy")
+            assert a_path is not None  # the command line has both
+            assert b_path is not None
             opened = open_operands(a_path, b_path, arguments.c_path, arguments.dtype)
-            check_output(out_path, overwrite=arguments.overwrite)
+            if out_path is not None:
+                check_output(out_path, overwrite=arguments.overwrite)
             for name, path in (("A", a_path), ("B", b_path)):
-                if artifacts.is_same(out_path, path):
+                if out_path is not None and artifacts.is_same(out_path, path):
                     raise DataFileError(f"-o {out_path} is the file of {name}, which would be lost: name another file")
     a, b, c = session.gather_values(opened)[0]
     extents = _extents(arguments, a, b, c)
     sources = (_source(a), _source(b), file_source(c) if arguments.beta != 0 else None)
     order = output_order({"A": a, "B": b, "C": c})
     if are_streamed(session, arguments, (a, b, c), extents[:2]):
+        if arguments.out_path is None:
+            raise agreed(
+                ParamError("these files are multiplied where they are, and C has to lie somewhere: add -o OUT.npy")
+            )
         files = Streamed(session, arguments, (a, b, c), extents[:2], order)
         host_a, host_b, first_c = files.values
         return Product(*extents, a.dtype, files.a, files.b, files.c, host_a, host_b, first_c, files)
