@@ -28,6 +28,7 @@ from uncut_mpi.errors import (
     TopologyError,
     UncutError,
 )
+from uncut_mpi.instead import no_attribute
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -98,7 +99,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:
@@ -106,7 +107,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "_native":  # whoever imports it comes here first
         return _load_native()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise no_attribute(f"module {__name__!r}", name)
 
 
 def _load_native() -> Any:

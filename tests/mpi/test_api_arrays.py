@@ -13,6 +13,7 @@ import uncut_mpi as um
 from tests.helpers import foreign
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.foreign import ArrayInterface, Tensor, Units
+from tests.helpers.products import array_of
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -44,14 +45,14 @@ REFUSED = {
     "characters": (lambda: np.char.array([["a", "b"]]), ["chararray", "numpy.asarray(x)"]),
     "misaligned": (foreign.misaligned, ["multiple of 8", "copy"]),
     "byte-swapped": (lambda: data(">f8"), ["byte order", "astype"]),
-    "list": (lambda: [[1.0, 2.0], [3.0, 4.0]], ["a list was registered", "numpy.asarray(x)"]),
+    "list": (lambda: [[1.0, 2.0], [3.0, 4.0]], ["a list was given", "numpy.asarray(x)"]),
     "only __array__": (foreign.OnlyArray, ["OnlyArray", "numpy.asarray(x)"]),
     "sparse": (foreign.Sparse, ["Sparse", "toarray()"]),
-    "None": (lambda: None, ["None", "root"]),
-    "number": (lambda: 3.0, ["a float was registered"]),
-    "numpy number": (lambda: np.float64(3), ["a float64 was registered"]),
-    "vector": (lambda: np.zeros(3), ["1 dimensions", "reshape"]),
-    "cube": (lambda: np.zeros((3, 3, 3)), ["3 dimensions", "reshape"]),
+    "None": (lambda: None, ["None", "the rank that has the array"]),
+    "number": (lambda: 3.0, ["a float was given"]),
+    "numpy number": (lambda: np.float64(3), ["a float64 was given"]),
+    "vector": (lambda: np.zeros(3), ["1 dimension, ", "reshape"]),
+    "cube": (lambda: np.zeros((3, 3, 3)), ["3 dimensions", "a batch is multiplied"]),
     "int": (lambda: data("i8"), ["int64", "use one of"]),
     "bool": (lambda: data("?"), ["bool", "use one of"]),
     "long complex": (lambda: data("G"), ["complex256", "use one of"]),
@@ -80,14 +81,14 @@ REFUSED = {
     "tensor with gradient": (lambda: Tensor(data(), requires_grad=True), ["gradient", "detach()"]),
     "conjugated tensor": (lambda: Tensor(data(), is_conj=lambda: True), ["resolve_conj()"]),
     "negated tensor": (lambda: Tensor(data(), is_neg=lambda: True), ["resolve_neg()"]),
-    "vector tensor": (lambda: Tensor(np.zeros(3)), ["1 dimensions"]),
+    "vector tensor": (lambda: Tensor(np.zeros(3)), ["1 dimension, "]),
     "backward tensor": (lambda: Tensor(data()[:, ::-1]), ["contiguous along neither"]),
     "misaligned tensor": (lambda: Tensor(foreign.misaligned()), ["multiple of 8"]),
     "tensor that cannot": (lambda: foreign.Broken(BufferError("sharded over 2 devices")), ["sharded over 2 devices"]),
     "tensor with a fault": (lambda: foreign.Broken(KeyError("no")), ["Broken", "KeyError"]),
     "tensor of old words": (lambda: foreign.Broken(TypeError("no such word")), ["no such word"]),
     "type": (lambda: np.ndarray, ["a type cannot show its memory"]),
-    "function": (lambda: np.zeros, ["was registered", "numpy.asarray(x)"]),
+    "function": (lambda: np.zeros, ["was given", "numpy.asarray(x)"]),
     "memoryview": (lambda: memoryview(data()), ["memoryview", "numpy.asarray(x)"]),
     "masked constant": (lambda: np.ma.masked, ["1 masked element"]),
     "kind of file": (lambda: np.memmap.__new__(Mapped, "/dev/zero", "f8", "c", 0, (3, 3)), ["Mapped", "numpy.asarray"]),
@@ -161,7 +162,7 @@ def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name)
             and np.array_equal(matrix.array, there)
             and not matrix.info.read_only
         )
-    collective_assert(comm, good, f"{matrix!r} {matrix.array!r}")
+    collective_assert(comm, good, f"{matrix!r} {array_of(matrix)!r}")
     copy = session.download(matrix)
     wanted = behind(TAKEN[name]())
     collective_assert(comm, np.array_equal(copy.array, wanted), f"{copy.array}")
@@ -227,7 +228,7 @@ def test_what_was_registered_lives_as_long_as_the_matrix_and_its_array(comm, ses
     gc.collect()
     alive = comm.rank != 0 or gone() is not None
     collective_assert(comm, alive, "it went before the matrix")
-    array = matrix.array
+    array = array_of(matrix)
     session.release(matrix)
     matrix = None
     gc.collect()

@@ -109,7 +109,7 @@ def test_an_interrupt_before_the_first_task_ends_the_call_of_the_others(comm, op
     session = open_session(comm, timeout_s=60)
     options = ScheduleOptions(scheduler="uncut", tile=32, grid=(comm.size, 1))  # the others wait for flags
     a = session.empty_device((96, 96), np.float64, rank=comm.size - 1)
-    if a.array is not None:
+    if a.address:
         a.array[...] = 1.0
     c = session.empty_host((96, 96))
     session.barrier()
@@ -143,7 +143,7 @@ def test_an_interrupt_while_flags_grow_stays_what_it_is(comm, open_session, monk
 
         def grow():
             with session._gate.exclusive():
-                session._gate.begin("growing", "growing")
+                session._gate.begin("growing")
                 flags.ensure(2 * flags.sizes)
 
         said = outcome(grow)

@@ -269,7 +269,7 @@ def test_what_is_no_matrix_yet_is_refused_with_the_mend(comm, session, torch, ki
             ["Partial", "not formed yet", "x.redistribute("],
         ),
         (of.DTensor.from_local(ones.clone().requires_grad_(), mesh, [of.Shard(0)], run_check=False), ["x.detach()"]),
-        (of.DTensor.from_local(torch.ones(4, device=device), mesh, [of.Shard(0)], run_check=False), ["1 dimensions"]),
+        (of.DTensor.from_local(torch.ones(4, device=device), mesh, [of.Shard(0)], run_check=False), ["1 dimension, "]),
         (ones, ["no DTensor", "session.distribute"]),
     ):
         expect(comm, um.ParamError, words, lambda given=given: session.from_dtensor(given))

@@ -101,7 +101,7 @@ def test_an_odd_argument_on_one_rank_is_everybodys_error(comm, session):
 @pytest.mark.mpi(min_size=2)
 def test_ranks_that_name_different_roots_are_told_what_a_matrix_is(comm, session):
     mine = np.ones((2, 2))
-    parts = ["rank 0: root 0", "one matrix lies on one rank", "each rank has a part", "distribute"]
+    parts = ["root 0 on rank 0", "one matrix lies on one rank", "each rank has a part", "distribute"]
     expect(comm, um.RankMismatchError, parts, lambda: session.register(mine, root=comm.rank))
     shape = (3, 3)
     expect(comm, um.RankMismatchError, ["f32", "f64"], lambda: session.empty_host(shape, "f32" if comm.rank else "f64"))

@@ -148,5 +148,7 @@ def half_size(comm) -> int:
 
 
 def test_ranks_agree_on_whether_to_check(comm):
-    expect(comm, um.RankMismatchError, ["check_peers=False"], lambda: opened(comm, check_peers=comm.rank != 0))
+    expect(
+        comm, um.RankMismatchError, ["check_peers: False on rank 0"], lambda: opened(comm, check_peers=comm.rank != 0)
+    )
     expect(comm, um.ParamError, ["check_peers"], lambda: opened(comm, check_peers="yes"))

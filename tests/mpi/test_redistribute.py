@@ -101,7 +101,7 @@ def test_what_cannot_be_copied_is_one_error_on_all_ranks(comm, session):
             ["out is of layout whole(0)", "layout rows and"],
             lambda: session.redistribute(a, Layout.rows(), out=other),
         ),
-        (["C overlaps A in memory"], lambda: session.redistribute(a, blocks, out=a)),
+        (["out overlaps matrix in memory"], lambda: session.redistribute(a, blocks, out=a)),
         (["has 3 rows, the matrix 4"], lambda: session.redistribute(a, Layout.rows([3], ranks=[0]))),
         (["names rank"], lambda: session.scatter(np.ones((4, 4)), Layout.whole(comm.size))),
         (["memory = 'gpu'"], lambda: session.scatter(np.ones((4, 4)), Layout.rows(), memory="gpu")),
@@ -121,15 +121,15 @@ def test_ranks_that_ask_for_different_copies_get_one_error(comm, session):
         matrix.local[...] = 1.0
     same, x, y = Layout.rows(), a.info, b.info
     for words, call in (
-        ([f"{x}, rows, out=None", "cols"], lambda: session.redistribute(a, [same, Layout.cols()][odd])),
-        ([f"out={y}", "out=None"], lambda: session.redistribute(a, Layout.cols(), out=[b, None][odd])),
-        (["memory='host'", "'device'"], lambda: session.redistribute(a, same, memory=["host", "device"][odd])),
-        (["layout=rows, root=0", "root=1"], lambda: session.scatter(np.ones((6, 6)), same, root=int(odd))),
-        ([f"gather({x}, root=0)", f"gather({y}"], lambda: session.gather([a, b][odd])),
-        ([f"c={y}", "out_layout=None"], lambda: session.gemm(a, a, [b, None][odd])),
-        (["out_layout=rows", "out_layout=cols"], lambda: session.gemm(a, a, out_layout=[same, Layout.cols()][odd])),
+        (["layout: rows on ", "cols"], lambda: session.redistribute(a, [same, Layout.cols()][odd])),
+        (["out: ", f"{y} on ", "None"], lambda: session.redistribute(a, Layout.cols(), out=[b, None][odd])),
+        (["memory: ", "host on ", "device on "], lambda: session.redistribute(a, same, memory=["host", "device"][odd])),
+        (["root: ", "0 on", "1 on "], lambda: session.scatter(np.ones((6, 6)), same, root=int(odd))),
+        (["matrix: ", f"{x} on ", f"{y} on "], lambda: session.gather([a, b][odd])),
+        (["out: ", f"{y} on ", "nothing"], lambda: session.gemm(a, a, [b, None][odd])),
+        (["out_layout: ", "rows on ", "cols on "], lambda: session.gemm(a, a, out_layout=[same, Layout.cols()][odd])),
     ):
-        expect(comm, um.RankMismatchError, [*words, "rank 1: "], call)
+        expect(comm, um.RankMismatchError, [*words, "values: "], call)
     collective_assert(comm, (b.local == 1.0).all(), f"copied all the same: {b.local}")
     for matrix in (a, b):
         session.release(matrix)

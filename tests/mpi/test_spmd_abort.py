@@ -63,6 +63,44 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(on_rank_0, interpret
     on_rank_0(check)
 
 
+@pytest.mark.parametrize(
+    ("interpreter", "body", "error"),
+    [
+        (
+            ("-m", "mpi4py"),
+            "s.empty_host((2 + s.rank, 1))",
+            "RankMismatchError: ranks passed different values: shape: ",
+        ),
+        ((), "1 // 0", "ZeroDivisionError: integer division"),
+    ],
+    ids=["all, python -m mpi4py", "each its own, plain python"],
+)
+def test_one_rank_prints_a_traceback_and_the_other_a_line(on_rank_0, interpreter, body, error):
+    start = "import sys\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
+    made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
+    program = f"""
+print('made', *{made}, flush=True)
+with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform(2)) as s:
+    {body}
+"""
+
+    def check(tmp_path):
+        status, output = job(tmp_path, program, interpreter, start)
+        assert status not in (None, 0), output
+        assert output.count("Traceback") == 1, output
+        assert "[rank 0 of 2] Traceback (most recent call last):" in output
+        (line,) = [line for line in output.splitlines() if line.startswith("[rank 1 of 2] ")]
+        assert error in line
+        assert line.endswith("program.py:7)"), line
+        assert "During handling" not in output
+        assert "direct cause" not in output
+        assert "site-packages/mpi4py" not in output
+        names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
+        assert not names & set(os.listdir("/dev/shm")), names
+
+    on_rank_0(check)
+
+
 def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(on_rank_0):
     program = """
 import sys

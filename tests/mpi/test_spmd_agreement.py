@@ -44,15 +44,15 @@ def test_equal_values_agree(agree_all, group):
 @pytest.mark.mpi(min_size=3)
 def test_a_mismatch_lists_every_rank_and_its_value_on_all_ranks(comm, agree_all, group):
     value = 7 if comm.rank == comm.size - 1 else 5
-    found = raised(lambda: agreement.agree(group, bytes([value]), lambda: f"m = {value}"))
+    found = raised(lambda: agreement.agree(group, bytes([value]), lambda: {"k": 3, "m": value}))
     last = comm.size - 1
-    same_everywhere(comm, agree_all, found, RankMismatchError, f"ranks 0-{last - 1}: m = 5, rank {last}: m = 7")
+    same_everywhere(comm, agree_all, found, RankMismatchError, f"values: m: 7 on rank {last}, 5 on the others;")
 
 
 @pytest.mark.mpi(min_size=2)
 def test_different_values_that_print_alike_are_told_apart(comm, agree_all, group):
-    found = raised(lambda: agreement.agree(group, bytes([comm.rank % 2]), lambda: "alpha = 1.0"))
-    same_everywhere(comm, agree_all, found, RankMismatchError, "alpha = 1.0 [")
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank % 2]), lambda: {"alpha": 1.0}))
+    same_everywhere(comm, agree_all, found, RankMismatchError, "digest: ", " (alpha=1.0) on rank")
 
 
 @pytest.mark.mpi(min_size=2)
@@ -60,7 +60,7 @@ def test_a_value_that_cannot_be_shown_still_gives_the_mismatch(comm, agree_all, 
     def describe():
         if comm.rank == 0:
             raise ValueError("no text")
-        return "fine"
+        return {"k": "fine"}
 
     found = raised(lambda: agreement.agree(group, bytes([comm.rank]), describe))
     same_everywhere(comm, agree_all, found, RankMismatchError, "cannot be shown: no text", "fine")
@@ -270,4 +270,11 @@ def test_rank_numbers_are_named_in_runs(comm):
     with carried(comm):
         assert agreement.name_ranks([3]) == "rank 3"
         assert agreement.name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
-        assert agreement.by_rank(["x", "y", "x"]) == "ranks 0, 2: x, rank 1: y"
+        for values, said in (
+            ("xyx", "y on rank 1, x on the others"),
+            ("xy", "x on rank 0, y on rank 1"),
+            ("xyxy", "x on ranks 0, 2, y on ranks 1, 3"),
+            ("xxx", "x on ranks 0-2"),
+            ("xyz", "x on rank 0, y on rank 1, z on rank 2"),
+        ):
+            assert agreement.by_rank(values) == said

@@ -12,7 +12,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import address_of, check_copies, distributed, fill, on_host
-from tests.helpers.products import random_matrix
+from tests.helpers.products import array_of, random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
@@ -45,7 +45,7 @@ def test_views_are_multiplied_where_they_are_and_nothing_around_them_is_touched(
     told = f"seed {seed}: {a!r} x {b!r} = {c!r}, beta {beta}"
     for one, data in ((a, a_MK), (b, b_KN), (c, c_MN)):
         same = one.shape == data.shape and np.array_equal(on_host(one.local), data[np.ix_(*one.local_indices)])
-        kept = one.array is None or np.array_equal(on_host(one.array), data)
+        kept = array_of(one) is None or np.array_equal(on_host(one.array), data)
         alone = one.local.size and one.memory != "shared"
         there = not alone or address_of(one.local) == one.address
         collective_assert(comm, same and kept and there, f"{told}: {one!r} has {one.local}")

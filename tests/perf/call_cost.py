@@ -75,7 +75,7 @@ def measure(library, folder, job, cores):
     with um.Session(comm, **known) as session:
         a, b, c = (session.empty_device((SIZE, SIZE), np.float64, rank=0, order="F") for _ in range(3))
         for matrix in (a, b, c):
-            if matrix.array is not None:
+            if session.rank == 0:
                 matrix.array.fill(0.5)
         with session.plan(a, b, c) as plan:
 

@@ -116,7 +116,7 @@ def test_overlapping_windows_are_refused():
 
 @pytest.mark.parametrize("shape", [(), (3,), (3, 3, 3)])
 def test_other_than_two_dimensions_are_refused_with_their_number(shape):
-    with pytest.raises(ParamError, match=f"{len(shape)} dimensions"):
+    with pytest.raises(ParamError, match=f"{len(shape)} dimension"):
         layout(np.zeros(shape))
 
 

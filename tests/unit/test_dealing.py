@@ -75,11 +75,11 @@ def test_a_matrix_is_writeable_if_every_part_is():
 
 def test_what_does_not_add_up_says_what_each_rank_has():
     three = [given(np.zeros((rows, 4)), rank) for rank, rows in enumerate((2, 3, 2))]
-    with pytest.raises(ParamError, match=r"6×4 matrix of layout rows: ranks 0, 2: 2×4, rank 1: 3×4; pass"):
+    with pytest.raises(ParamError, match=r"matrix of 6×4 and layout rows: 3×4 on rank 1, 2×4 on the others; pass"):
         by_layout(three, Layout.rows(), (6, 4), None)
-    with pytest.raises(ParamError, match=r"rank 1: 3×4 instead of 2×4"):
+    with pytest.raises(ParamError, match=r"3×4 instead of 2×4 on rank 1"):
         by_layout(three, Layout.rows([2, 2, 2]), None, None)
-    with pytest.raises(ParamError, match=r"rank 2: 2×4 instead of nothing"):
+    with pytest.raises(ParamError, match=r"2×4 instead of nothing on rank 2"):
         by_layout(three, Layout.rows(ranks=[0, 1]), None, None)
 
 

@@ -225,10 +225,14 @@ def test_a_swapped_problem_exchanges_m_n_and_leading_dimensions() -> None:
     assert problem.ldc == 30
 
 
-def test_shapes_that_do_not_fit_are_refused_with_all_three() -> None:
-    with pytest.raises(ParamError, match=r"op\(A\) is 3×5, op\(B\) is 6×4, C is 3×4"):
+def test_shapes_that_do_not_fit_are_named_alone_and_as_they_were_given() -> None:
+    with pytest.raises(ParamError, match=r"fit: A is 3×5 and B is 6×4; the columns of A must equal the rows of B$"):
         GemmProblem.from_operands(StoredMatrix(3, 5), StoredMatrix(6, 4), StoredMatrix(3, 4), dtype=DType.f64)
-    with pytest.raises(ParamError, match="C is 4×3"):
+    with pytest.raises(ParamError, match=r"fit: op\(A\) is 5×3 and B is 6×4; the columns of op\(A\) must"):
+        GemmProblem.from_operands(
+            StoredMatrix(3, 5), StoredMatrix(6, 4), StoredMatrix(3, 4), dtype=DType.f64, trans_a="T"
+        )
+    with pytest.raises(ParamError, match="so C must be 3×4, and is 4×3"):
         GemmProblem.from_operands(StoredMatrix(3, 5), StoredMatrix(5, 4), StoredMatrix(4, 3), dtype=DType.f64)
 
 

@@ -135,8 +135,8 @@ def test_parts_are_a_layout_where_there_is_one(cuts, mesh, shape, layout):
 def test_each_device_of_a_mesh_is_one_ranks():
     assert holders_of([[(1,)], [], [(0,)]], 2) == {(1,): 0, (0,): 2}
     for places, words in (
-        ([[(0,)], [(0,)]], "1 device, of which ranks of this session have ranks 0-1: \\(0,\\)"),
-        ([[(0,)], []], "2 devices, of which ranks of this session have rank 0: \\(0,\\), rank 1: none"),
+        ([[(0,)], [(0,)]], "1 device, of which ranks of this session have \\(0,\\) on ranks 0-1"),
+        ([[(0,)], []], "2 devices, of which ranks of this session have \\(0,\\) on rank 0, none on rank 1"),
         ([[(0,)], [(0,)]], "2 devices"),
     ):
         with pytest.raises(ParamError, match=words):
@@ -209,7 +209,7 @@ def test_a_tensor_that_is_under_way_is_awaited():
         (dtensor([Partial()], [0]), "Partial.* over dimension 0 .* not formed yet: pass x.redistribute"),
         (dtensor([Shard(0), _MaskPartial()], [0, 0], (1, 2)), "_MaskPartial.* over dimension 1 .* not formed yet"),
         (dtensor([_StridedShard(0), Shard(0)], [0, 0], (1, 2)), "_StridedShard.* over dimension 0 .*x.redistribute"),
-        (dtensor([Shard(0)], [0], shape=(5,)), "1 dimensions"),
+        (dtensor([Shard(0)], [0], shape=(5,)), "1 dimension, a matrix has two: a vector is"),
         (
             dtensor(
                 [Shard(0), Shard(0)], [0, 0], (2, 2),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
+import re
 import types
 
 import numpy as np
@@ -74,6 +76,23 @@ def test_a_matrix_that_this_rank_has_not_is_an_error_with_the_mend(how):
     gone.closed = True
     with pytest.raises(ParamError, match="was released"):
         how(gone)
+
+
+@pytest.mark.parametrize("where", [Location.host(1), Location.device(1), "file"])
+def test_the_array_of_a_matrix_that_is_not_here_is_the_error_that_numpy_gets(where):
+    one = matrix(None, None if where == "file" else where)
+    one.info = dataclasses.replace(one.info, file="a.npy" if where == "file" else "")
+    for seen in (one, one.T):
+        with pytest.raises(ParamError) as of_numpy:
+            np.asarray(seen)
+        with pytest.raises(ParamError, match=re.escape(str(of_numpy.value))):
+            _ = seen.array
+
+
+def test_the_array_of_a_conjugated_view_is_a_copy_as_numpy_gets_it():
+    whole = matrix(DATA * (1 + 2j))
+    whole.info = dataclasses.replace(whole.info, dtype=DType.c128)
+    assert np.array_equal(whole.H.array, (DATA * (1 - 2j)).T)
 
 
 # -- operators, parts, copies --------------------------------------------------------------------

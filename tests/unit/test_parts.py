@@ -26,9 +26,9 @@ def test_parts_cover_a_matrix_exactly():
     assert (bound.cuts(0), bound.cuts(1), bound.replicas) == ((0, 2, 6), (0, 3, 7), 1)
     assert bound.transposed.transposed == bound
     for wrong, words in (
-        (parts[:2], "have 26 elements of a 6×7 matrix, which has 42"),
+        (parts[:2], "have 26 elements of a matrix of 6×7, which has 42"),
         ((*parts, device(3, (1, 3), (0, 1))), r"parts overlap: \[0:2, 0:7\] at 0 and \[1:3, 0:1\] at 3"),
-        ((*parts[:2], device(2, (2, 6), (3, 8))), r"\[2:6, 3:8\] at 2 is no part of a 6×7 matrix"),
+        ((*parts[:2], device(2, (2, 6), (3, 8))), r"\[2:6, 3:8\] at 2 is no part of a matrix of 6×7"),
         ((*parts, device(3, (4, 4), (0, 1))), r"\[4:4, 0:1\] at 3 is no part"),
     ):
         with pytest.raises(ParamError, match=words):

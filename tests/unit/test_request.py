@@ -55,9 +55,10 @@ def test_choices_are_words_and_options():
         Choices.of("N", "N", {})
 
 
-def test_a_request_is_said_as_it_was_written():
+def test_a_request_tells_its_arguments_by_the_callers_names():
     matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=number)) for number in (4, 2, 9))
     asked = Request("execute", matrices, Scalars(2.0, 0.5), Choices.of("N", "T", ScheduleOptions()))
-    assert "alpha 2.0, beta 0.5, trans_a='N', trans_b='T', options=None" in asked.text()
-    tiles = asked._replace(choices=Choices.of("N", "T", ScheduleOptions(tile=64)))
-    assert "tile=64" in tiles.text()
+    said = {name: value for name, value in asked.asked().items() if name not in "abc"}
+    assert said == {"alpha": 2.0, "beta": 0.5, "trans_a": "N", "trans_b": "T", "options": ScheduleOptions()}
+    for call, names in (("execute", "a b c"), ("gemm", "a b out"), ("redistribute", "matrix out")):
+        assert [*asked._replace(call=call).asked()][: len(names.split())] == names.split()

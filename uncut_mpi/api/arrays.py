@@ -11,6 +11,7 @@ from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.device import exported
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError
+from uncut_mpi.instead import BATCH
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 
@@ -52,7 +53,7 @@ def take(given: Any, backend: Backend) -> Taken:
     elif backend.owns(given):
         return Taken(given, True)
     elif isinstance(given, Matrix):
-        raise ParamError(f"{given} was registered: it is a matrix of a session already, use it as it is")
+        raise ParamError(f"{given} was given as an array: it is a matrix of a session already, use it as it is")
     elif shows(given, "__dlpack__"):
         if exported.place_of(given)[0] != exported.HOST:
             array, writeable = backend.wrap(given)
@@ -65,7 +66,7 @@ def take(given: Any, backend: Backend) -> Taken:
     elif shows(given, "__array_interface__") and not isinstance(given, np.generic):
         array = exported.from_array_interface(given)
     else:
-        raise ParamError(f"{'None' if given is None else type_text(given)} was registered: {_mend(given)}")
+        raise ParamError(f"{'None' if given is None else type_text(given)} was given: {_mend(given)}")
     return Taken(array, backend.owns(array), array.flags.writeable)
 
 
@@ -80,14 +81,14 @@ def element_type(array: Any, kind: DType | None) -> DType:
     """
     if not array.dtype.isnative:
         raise ParamError(
-            f"an array of dtype {array.dtype} was registered, which is of the other byte order: "
+            f"an array of dtype {array.dtype} was given, which is of the other byte order: "
             "pass x.astype(x.dtype.newbyteorder('='))"
         )
     found = DType.parse(array.dtype)
     if kind is None:
         return found
     if found.numpy != kind.numpy:
-        raise ParamError(f"an array of {found.name} was registered as {kind.name}, which is {kind.numpy} in memory")
+        raise ParamError(f"an array of {found.name} was given as {kind.name}, which is {kind.numpy} in memory")
     return kind
 
 
@@ -97,13 +98,13 @@ def _plain(given: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         hidden = int(np.count_nonzero(np.ma.getmaskarray(given)))
         if hidden:
             raise ParamError(
-                f"an array with {hidden} masked element{'s' if hidden > 1 else ''} was registered, which a product "
+                f"an array with {hidden} masked element{'s' if hidden > 1 else ''} was given, which a product "
                 "would take for values: pass x.filled(value)"
             )
         given = np.ma.getdata(given)
     if type(given) not in _PLAIN:
         raise ParamError(
-            f"{type_text(given)} was registered, a kind of numpy array that may mean more than what lies in its "
+            f"{type_text(given)} was given, a kind of numpy array that may mean more than what lies in its "
             "memory: pass numpy.asarray(x)"
         )
     return given
@@ -113,6 +114,11 @@ def is_array(given: Any) -> bool:
     """Return whether what a caller gave shows its memory, as arrays and tensors do, or fails when it is to."""
     protocols = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
     return not isinstance(given, np.generic) and any(shows(given, protocol) for protocol in protocols)
+
+
+def is_batch(given: Any) -> bool:
+    """Return whether a caller gave a list of arrays, or of matrices."""
+    return isinstance(given, list | tuple) and len(given) > 0 and (isinstance(given[0], Matrix) or is_array(given[0]))
 
 
 def has_elements(given: Any) -> bool:
@@ -132,8 +138,10 @@ def shows(given: Any, protocol: str) -> bool:
 
 
 def _mend(given: Any) -> str:
+    if is_batch(given):
+        return BATCH
     if given is None:
-        return "the rank that is its root passes the array, the others may pass None"
+        return "the rank that has the array passes it, the others may pass None"
     if hasattr(type(given), "toarray"):
         return "pass x.toarray(), a dense array"
     return "pass numpy.asarray(x), or another array that shows its memory (a tensor)"

@@ -167,7 +167,7 @@ class Calls:
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
         all_ready = self.gate.open(
-            request.call, request.text, digest, epoch=self.binder.flags.epoch, ready=binding is not None, error=error
+            request.call, request.asked, digest, epoch=self.binder.flags.epoch, ready=binding is not None, error=error
         )
         turns = self.turns
         try:

@@ -199,8 +199,8 @@ def _type_of(counting: Mapping[int, Sequence[GivenArray]], kind: DType | None) -
     types = {rank: sorted({one.dtype for one in ones}) for rank, ones in counting.items()}
     found = {dtype for ones in types.values() for dtype in ones}
     if len(found) > 1:
-        texts = [f"rank {rank}: {' and '.join(one.name for one in ones)}" for rank, ones in types.items()]
-        raise RankMismatchError(f"parts are of different types: {', '.join(texts)}; convert them to one")
+        texts = {rank: " and ".join(one.name for one in ones) for rank, ones in types.items()}
+        raise RankMismatchError(f"parts are of different types: {agreement.by_rank(texts)}; convert them to one")
     if kind is None and not found:
         raise ParamError("no rank gave an array, so there is no type: pass dtype=")
     if kind is not None and any(dtype.numpy != kind.numpy for dtype in found):
@@ -252,8 +252,8 @@ def _read_only(counting: Mapping[int, Sequence[GivenArray]]) -> tuple[int, ...]:
 
 def _do_not_fit(layout: Layout, shape: tuple[int, int], texts: Sequence[str]) -> ParamError:
     return ParamError(
-        f"local arrays do not make a {shape[0]}×{shape[1]} matrix of layout {layout}: {agreement.by_rank(texts)}; pass "
-        "each rank's part alone (of a larger array array[:rows, :cols]), or another layout or shape"
+        f"local arrays do not make a matrix of {shape[0]}×{shape[1]} and layout {layout}: {agreement.by_rank(texts)}; "
+        "pass each rank's part alone (of a larger array array[:rows, :cols]), or another layout or shape"
     )
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import numpy as np
 
 from uncut_mpi.api.exclusive import Exclusive
-from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
+from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed, is_told, note_told
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group, name_ranks
@@ -28,8 +28,20 @@ CLOSE = "close"
 """The call after which a rank makes no other."""
 
 
+_NOTHING: Mapping[str, object] = {}
+
+
 def _nothing(*unused: object) -> None:
     """Do nothing."""
+
+
+def _named(asked: Mapping[str, object] | Callable[[], Mapping[str, object]]) -> Mapping[str, object]:
+    return asked() if callable(asked) else asked
+
+
+def call_text(call: str, asked: Mapping[str, object] | Callable[[], Mapping[str, object]]) -> str:
+    """Return a call as its caller could write it."""
+    return f"{call}({', '.join(f'{name}={value}' for name, value in _named(asked).items())})"
 
 
 class Gate:
@@ -77,7 +89,7 @@ class Gate:
         self._exchange = exchange
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
-        self._exclusive = Exclusive(self._busy, self._cut_short)
+        self._exclusive = Exclusive(self._busy, group.rank, self._cut_short)
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
@@ -124,6 +136,12 @@ class Gate:
             raise ParamError(self.why)
         self._group.check_mpi()
 
+    def leave_by(self, error: BaseException) -> None:
+        """Leave by an error of the caller's own, which the lowest rank that has the like tells in full. Local."""
+        self.leave(type(error).__name__)
+        if self.left and self._group.rank and isinstance(error, Exception) and not is_told(error):
+            note_told(error, told=self._exchange.left_before(type(error).__name__))
+
     def leave(self, reason: str) -> None:
         """
         Make no call any more, and tell the ranks that wait for this one, now or later. Local.
@@ -169,17 +187,22 @@ class Gate:
             raise
 
     def begin(
-        self, call: str, text: str, check: Callable[[], object] | None = None, *, waits_for_ever: bool = False
+        self,
+        call: str,
+        asked: Mapping[str, object] = _NOTHING,
+        check: Callable[[], object] | None = None,
+        *,
+        waits_for_ever: bool = False,
     ) -> None:
         """
-        Open a call whose arguments are told apart by a text. Collective.
+        Open a call whose arguments are told apart by texts. Collective.
 
         Parameters
         ----------
         call : str
             Its name.
-        text : str
-            The call as its caller wrote it.
+        asked : mapping, optional
+            Its arguments by their names, of which ranks compare the texts.
         check : callable, optional
             Local: raises for arguments that cannot be used.
         waits_for_ever : bool, default False
@@ -196,12 +219,12 @@ class Gate:
                 check()
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
-        self.open(call, text, error=error, waits_for_ever=waits_for_ever)
+        self.open(call, asked, error=error, waits_for_ever=waits_for_ever)
 
     def open(
         self,
         call: str,
-        text: str | Callable[[], str],
+        asked: Mapping[str, object] | Callable[[], Mapping[str, object]],
         digest: bytes | None = None,
         *,
         epoch: int = 0,
@@ -214,10 +237,10 @@ class Gate:
 
         Parameters
         ----------
-        text : str or callable
-            The call as its caller wrote it, or what makes that text: only an error needs it.
+        asked : mapping or callable
+            The arguments by their names, or what makes that: only an error needs it.
         digest : bytes, optional
-            Of the arguments (16); by default of `text`, which is a string then.
+            Of the arguments (16); by default of `asked`, which is a mapping then.
         error : BaseException, optional
             What this rank has found wrong so far.
 
@@ -234,7 +257,7 @@ class Gate:
             If a rank has left the session by an error of its own; names it. The session has ended then.
         """
         if digest is None:
-            digest = agreement.digest_of(str(text).encode("utf-8", "surrogatepass")).tobytes()
+            digest = agreement.digest_of(call_text(call, asked).encode("utf-8", "surrogatepass")).tobytes()
         self._epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
@@ -250,19 +273,18 @@ class Gate:
         self._exclusive.opened = True
         if error is None and self._exchange.unanimous():
             return ready
-        text = text if isinstance(text, str) else text()
         same = self._exchange.all_same()
         if not same and (records["call"] != records["call"][0]).any():
             self._refuse([name.decode() for name in records["call"].tolist()], error)
         if records["status"].any():
-            agreement.collective_result(self._group, error, text)
+            agreement.collective_result(self._group, error, call_text(call, asked))
         if not same:
-            agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: text)
+            agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: _named(asked))
         return bool(records["flags"].all())
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""
-        self.open(call, f"{call}()", error=error)
+        self.open(call, _NOTHING, error=error)
         raise error  # never reached: the gate raises it on all ranks
 
     @contextlib.contextmanager
@@ -281,7 +303,7 @@ class Gate:
                 if not isinstance(what, str):
                     wrong = ParamError(f"what = {shown(what)} is {type_text(what)}: pass what is done, as a text")
                     error, what = error or wrong, "together()"
-                self.open("together", what, error=error, waits_for_ever=True)
+                self.open("together", {"what": what}, error=error, waits_for_ever=True)
         finally:
             del error  # it has left this frame
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api.arrays import is_array
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.chunked import AnyPlan, Chunked
-from uncut_mpi.api.exclusive import end_call, public_call
+from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
+from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Placement
@@ -74,6 +75,7 @@ class GemmPlan:
         """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
         return isinstance(self._plan, Trial)
 
+    @public_call
     def execute(
         self,
         alpha: Number = 1.0,
@@ -108,12 +110,9 @@ class GemmPlan:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        try:  # as `public_call` does, and quicker
-            return self._execute(alpha, beta, a, b, c, stream)
-        except BaseException as error:
-            del self, a, b, c, stream
-            end_call(error)
-            raise
+        with self._calls.gate.exclusive():
+            request = self._request("execute", alpha, beta, a, b, c, stream)
+            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     @public_call
     def trace(
@@ -190,15 +189,13 @@ class GemmPlan:
     def __exit__(self, *unused: object) -> None:
         self.close()
 
+    if not TYPE_CHECKING:
+        __getattr__ = absent
+
     @property
     def _shown(self) -> Plan | Chunked:
         """The plan, or while several are tried the one predicted best."""
         return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
-
-    def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
-        with self._calls.gate.exclusive():
-            request = self._request("execute", alpha, beta, a, b, c, stream)
-            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     def _keep(self, plan: AnyPlan) -> None:
         self._plan = self._plans[plan.key.private, plan.key.files] = plan
@@ -262,8 +259,8 @@ class GemmPlan:
                 elif planned.layout is None or not is_array(one):
                     store.check(name, one)
 
-        text = f"{call} with arrays for {', '.join(arrays)}, each rank one, without elements where it has no part"
-        self._calls.gate.begin(call, text, check)
+        told = {name.lower(): "an array (a rank without a part passes one without elements)" for name in arrays}
+        self._calls.gate.begin(call, told, check)
         for name, (planned, one) in arrays.items():
             self._arrays[name] = store.like(planned, one, self._arrays.get(name))
         a, b, c = (self._arrays[name] if name in arrays else one for name, one in zip("ABC", given, strict=True))

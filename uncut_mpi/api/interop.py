@@ -21,6 +21,7 @@ from uncut_mpi.api.stored import stored_of
 from uncut_mpi.device.exported import Shown, translated
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.arguments import counted, type_text
 from uncut_mpi.model.layout import Layout, Rectangle
 from uncut_mpi.spmd import agreement
@@ -264,9 +265,7 @@ def of_jax(given: Any) -> Sharded:
 def _two_of(given: Any) -> tuple[int, int]:
     shape = tuple(map(int, given.shape))
     if len(shape) != 2:
-        raise ParamError(
-            f"{type_text(given)} of {len(shape)} dimensions was given; a matrix has two (reshape it first)"
-        )
+        raise ParamError(f"{type_text(given)} was given that has {dimensions_text(len(shape))}")
     return shape[0], shape[1]
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from uncut_mpi.api.arrays import element_type, has_elements, take
+from uncut_mpi.api.arrays import element_type, has_elements, is_batch, take
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import Dealt, GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import (
@@ -43,6 +43,7 @@ from uncut_mpi.errors import (
     agreed,
     is_agreed,
 )
+from uncut_mpi.instead import BATCH
 from uncut_mpi.mappings import Piece, ground_of, object_name
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
@@ -199,10 +200,9 @@ class MatrixStore:
     def check(self, name: str, matrix: object) -> Matrix:
         """Return `matrix` if it is a live matrix of this session, else raise ParamError. Local."""
         if not isinstance(matrix, Matrix):
-            raise ParamError(
-                f"{name} is {'None' if matrix is None else type_text(matrix)}: pass a Matrix of this session "
-                "(session.distribute(array, layout), session.register(array, root=...) or session.empty_host(shape))"
-            )
+            mend = "(session.distribute(array, layout), session.register(array, root=...) or session.empty_host(shape))"
+            mend = BATCH if is_batch(matrix) else f"pass a Matrix of this session {mend}"
+            raise ParamError(f"{name} is {'None' if matrix is None else type_text(matrix)}: {mend}")
         if matrix.home is not self._home:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
@@ -359,7 +359,7 @@ class MatrixStore:
         rectangles = layout.rectangles(wanted.shape, self._group.size)
         (rows, cols), kind = wanted.shape, wanted.dtype
         nbytes = rows * cols * kind.itemsize
-        segment = exchange.shared_segment(self._group, nbytes, f"a {rows}×{cols} host matrix")
+        segment = exchange.shared_segment(self._group, nbytes, f"a host matrix of {rows}×{cols}")
         bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
         part = Part((0, rows), (0, cols), Location.host(), wanted.order)
         held = HeldPart(part, layout.holders(self._group.size)[0], (Piece(segment.memory, 0, nbytes),))

@@ -13,6 +13,7 @@ from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.stored import turned
 from uncut_mpi.api.views import View, info_of, piece_of, slices_of
 from uncut_mpi.errors import ParamError
+from uncut_mpi.instead import absent
 from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, Rectangle
@@ -216,24 +217,33 @@ class Matrix:
     ``matrix[2:5, :3]``, ``matrix.T`` and ``matrix.H`` are views: matrices of the same session in the same memory. They
     can be A, B or (but for `H`) C, and keep the matrix alive. Any rank may make one, at any time; in a call all ranks
     pass the same one.
-
-    Attributes
-    ----------
-    array : numpy.ndarray, cupy.ndarray or None
-        All of the matrix as this rank sees it: the shared array for host matrices that all ranks read, the holder's
-        array for those of one rank and replicas. None where this rank does not see all of it, and of a conjugated view.
     """
 
     def __init__(
         self, info: MatrixInfo, *, array: Any, local: LocalParts, home: Home | None = None, whole: Matrix | None = None
     ) -> None:
         self.info = info
-        self.array = array
+        self._array = array  # None where this rank has not all of it, and of a conjugated view
         self._local = local  # of a view what there is of all the matrix
         self._whole = whole  # of which it is a view
         self._nothing: Any = None  # an array without elements, once it was asked for
         self._views: weakref.WeakValueDictionary[View, Matrix] = weakref.WeakValueDictionary()
         self.closed, self.home = False, home  # until it is released
+
+    @property
+    def array(self) -> Any:
+        """
+        All of the matrix as this rank sees it, an array of numpy or cupy.
+
+        Of host matrices that all ranks read the shared array, of those of one rank and replicas the holder's. Of a
+        conjugated view a conjugated copy.
+
+        Raises
+        ------
+        ParamError
+            If this rank does not see all of it, as of a matrix that is dealt to several.
+        """
+        return self.__array__() if self._array is None else self._array
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -379,14 +389,14 @@ class Matrix:
         found = whole._views.get(view)
         if found is None:
             info = info_of(whole.info, view)
-            array, (rows, cols) = whole.array, whole.shape  # none of files
+            array, (rows, cols) = whole._array, whole.shape  # none of files
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
             if view.conjugated:
                 pass  # no array has its elements
             elif array is not None:
-                found.array = view.taken(array, ((0, rows), (0, cols)), (None, None))
+                found._array = view.taken(array, ((0, rows), (0, cols)), (None, None))
             elif not info.in_parts and not info.file and (own := found.own_part(0)) is not None:
-                found.array = own[1]
+                found._array = own[1]
             whole._views[view] = found
         return found
 
@@ -468,7 +478,7 @@ class Matrix:
         """
         if self.closed:
             raise ParamError(f"{self} was released, or its session was closed: numpy can have no array of it")
-        array = self.array
+        array = self._array
         if self.info.conjugated:
             array = np.conj(np.asarray(self._view(self._seen._replace(conjugated=False))))
         if not isinstance(array, np.ndarray):
@@ -510,9 +520,7 @@ class Matrix:
         raise TypeError(f"a Matrix has no operator {symbol}: {mend}")
 
     if not TYPE_CHECKING:  # who checks types is to see what there is
-
-        def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"a Matrix has no attribute {name!r}", name=name, obj=self)
+        __getattr__ = absent
 
 
 def _without(symbol: str) -> Callable[..., Any]:

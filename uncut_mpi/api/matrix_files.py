@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, DataFileError
+from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
@@ -149,9 +150,10 @@ def reserve(descriptor: int, path: str, size: int) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
         room = os.fstatvfs(descriptor)
+        mend = "raise the limit (ulimit -f)" if error.errno == errno.EFBIG else "free some"
         raise CapacityError(
             f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room.f_bavail * room.f_frsize)} "
-            f"available ({reason(error)}): free some or write elsewhere"
+            f"available ({reason(error)}): {mend} or write elsewhere"
         ) from None
 
 
@@ -180,7 +182,7 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
     except OSError as error:
         raise DataFileError(f"{path} cannot be read: {reason(error)}") from None
     if len(shape) != 2:
-        raise DataFileError(f"{path} holds an array of shape {shape}: a matrix has two dimensions, reshape it first")
+        raise DataFileError(f"{path} holds an array of shape {shape}, which has {dimensions_text(len(shape))}")
     if bool in map(type, shape):  # a number to numpy
         raise DataFileError(
             f"{path} has the shape {shape}, an extent that is no whole number: write it with numpy.save"

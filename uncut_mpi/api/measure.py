@@ -91,8 +91,8 @@ def obtain_machine(
         If ranks give different machines.
     """
     key = machine_key(identities)
-    described = "machine=None" if given is None else f"machine={given.name} of {counted(given.num_ranks, 'rank')}"
-    agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: described)
+    described = None if given is None else f"{given.name} of {counted(given.num_ranks, 'rank')}"
+    agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: {"machine": described})
     if given is not None:
         if given.num_ranks != group.size:
             raise agreed(

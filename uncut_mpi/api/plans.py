@@ -139,9 +139,8 @@ class PlanKey:
         """
         a, b, c = infos
         if not a.dtype is b.dtype is c.dtype:
-            raise ParamError(
-                f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}, C is {c.dtype.name}; convert them to one"
-            )
+            third = "" if c.dtype is a.dtype else f", C is {c.dtype.name}"  # which the caller need not have named
+            raise ParamError(f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}{third}; convert them to one")
         op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
 
         def read(infos: Infos) -> tuple[GemmProblem, Infos, tuple[Order, Order, Order]]:
@@ -188,7 +187,7 @@ class PlanKey:
                 f"{rows}×{cols} {one.dtype.name}" for (rows, cols), one in zip(shapes, (source, target), strict=True)
             )
             raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
-        check_written(infos)
+        check_written(infos, ("matrix", "matrix", "out"))
         both = orders_for_copy(source.layout, target.layout)
         source, target = source.in_orders(both), target.in_orders(both)
         # What is not in the order in which the problem has both is transposed: as little as can be.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.overlaps import overlapping, overlapping_itself
-from uncut_mpi.api.wording import product_text
+from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number, number, type_text
 from uncut_mpi.model.dtypes import DType
@@ -131,9 +131,9 @@ class Request(NamedTuple):
     scalars: Scalars
     choices: Choices
 
-    def text(self) -> str:
-        """Return the call as its caller wrote it."""
-        return product_text(*self)
+    def asked(self) -> dict[str, object]:
+        """Return what the caller passed, by its names."""
+        return product_asked(self.call, self.matrices, self.scalars._asdict(), self.choices._asdict())
 
 
 def infos_of(matrices: Operands) -> Infos:
@@ -142,17 +142,20 @@ def infos_of(matrices: Operands) -> Infos:
     return a.info, b.info, c.info
 
 
-def check_written(infos: Infos) -> None:
+def check_written(infos: Infos, names: tuple[str, str, str] = ("A", "B", "C")) -> None:
     """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
     a, b, c = infos
+    written = names[2]
     c.check_in_memory()
     if c.read_only:
-        raise ParamError(f"C {c.read_only_text}")
-    for name, info in (("A", a), ("B", b)):
+        raise ParamError(f"{written} {c.read_only_text}")
+    for name, info in zip(names, (a, b), strict=False):
         ranks = overlapping(info, c)
         if ranks:
             where = f" ({name_ranks(ranks)})" if c.in_parts else ""
-            raise ParamError(f"C overlaps {name} in memory{where}: pass another matrix for the result")
+            raise ParamError(f"{written} overlaps {name} in memory{where}: pass another matrix for the result")
     ranks = overlapping_itself(c)
     if ranks:
-        raise ParamError(f"parts of C overlap in memory ({name_ranks(ranks)}): pass another matrix for the result")
+        raise ParamError(
+            f"parts of {written} overlap in memory ({name_ranks(ranks)}): pass another matrix for the result"
+        )

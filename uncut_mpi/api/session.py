@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.budget import Budget
@@ -33,10 +33,12 @@ from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_text
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.errors import ParamError, is_agreed
-from uncut_mpi.model.arguments import BackendName, flag, real_number, shown, whole_number
+from uncut_mpi.errors import ParamError, is_agreed, note_told
+from uncut_mpi.instead import absent
+from uncut_mpi.model.arguments import BackendName, bytes_in, flag, real_number, shown, whole_number
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.abort import tell_once
 from uncut_mpi.spmd.group import OPENING, Group
 from uncut_mpi.spmd.runtime import is_fork
 
@@ -80,11 +82,11 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         is done when a plan is made: some ms for each, in f32 up to 0.2 s. Two processes may choose differently, and
         results then differ in the last bits; without it cuBLAS chooses, by the shapes alone. Other types and the host
         backend have nothing to tune.
-    device_memory : int, optional
-        Bytes of its device's memory that a plan may use on each rank, beside the matrices there. A product that does
-        not fit is computed one block of C after the other. By default four fifths of what is free when the plan is
-        made, on the rank with the least; it is rounded down to a sixteenth of the device's memory.
-    host_memory : int, optional
+    device_memory : int or str, optional
+        Bytes of its device's memory that a plan may use on each rank, beside the matrices there; also ``"4GiB"``. A
+        product that does not fit is computed one block of C after the other. By default four fifths of what is free
+        when the plan is made, on the rank with the least; it is rounded down to a sixteenth of the device's memory.
+    host_memory : int or str, optional
         Bytes of host memory that a plan may use on each rank for copies of matrices that no device reaches: those in
         files, and private memory that cannot be page-locked. By default a rank's share of half of what is free when
         the plan is made, rounded down to a power of two.
@@ -134,14 +136,15 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         verify: bool = False,
         tune_products: bool = False,
         check_peers: bool = True,
-        device_memory: int | None = None,
-        host_memory: int | None = None,
+        device_memory: int | str | None = None,
+        host_memory: int | str | None = None,
     ) -> None:
         try:
             limit_s = None if arrival_timeout_s is None else _seconds("arrival_timeout_s", arrival_timeout_s)
         except ParamError:  # raised below, on all ranks
             limit_s = None
         self._group = Group(comm, limit_s)
+        tell_once()
         backend_made: Backend | None = None
         control: Control | None = None
         ticket: lifetime.Ticket | None = None
@@ -163,11 +166,14 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
                 verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
                 device_memory = _bytes("device_memory", device_memory)
                 host_memory = _bytes("host_memory", host_memory)
-            settings = (
-                f"max_plans {max_plans}, verify {verify}, tune_products {tune_products}, "
-                f"device_memory {device_memory}, host_memory {host_memory}"
-            )
-            agreement.agree(self._group, settings.encode(), lambda: settings)
+            settings = {
+                "max_plans": max_plans,
+                "verify": verify,
+                "tune_products": tune_products,
+                "device_memory": device_memory,
+                "host_memory": host_memory,
+            }
+            agreement.agree(self._group, str(settings).encode(), lambda: settings)
             started = start_backend(
                 self._group,
                 backend=backend,
@@ -208,6 +214,8 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             lifetime.keep(self, ticket, self._gate.leave, self._holdings)
         except BaseException as error:
             together = is_agreed(error) and not self._group.stalled
+            if together:
+                note_told(error, told=self.rank > 0)
             if control is not None and not together:
                 control.exchange.leave(type(error).__name__)
             if calls is not None:
@@ -248,7 +256,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             If they are not within `arrival_timeout_s`, where one was given.
         """
         with self._gate.exclusive():
-            self._gate.begin("barrier", "barrier()")
+            self._gate.begin("barrier")
 
     @public_call
     def agree(self, value: object, what: str) -> None:
@@ -268,8 +276,9 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             On all ranks, listing rank: value.
         """
         with self._gate.exclusive():
-            self._begin_converted("agree", lambda: value_text(what, value))
+            self._begin_converted("agree", lambda: value_text(what, value), lambda text: {what: text})
 
+    @public_call
     def together(self, what: str) -> AbstractContextManager[None]:
         """
         Return a context in which a rank may fail alone: its error leaves the block on every rank. Collective.
@@ -287,7 +296,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
     def gather_values(self, value: Any) -> list[Any]:
         """Return a small picklable value of every rank, in rank order. Collective."""
         with self._gate.exclusive():
-            self._gate.begin("gather_values", "gather_values()", waits_for_ever=True)
+            self._gate.begin("gather_values", waits_for_ever=True)
             return self._group.allgather_objects(value)
 
     @public_call
@@ -298,7 +307,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         For checks and for measurements that must not start with warm buffers.
         """
         with self._gate.exclusive():
-            self._gate.begin("poison_softbuf", "poison_softbuf()")
+            self._gate.begin("poison_softbuf")
             self._calls.binder.poison_softbuf()
 
     # -- life --------------------------------------------------------------------------------
@@ -326,7 +335,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         try:
             if not self.broken:
                 with self._gate.exclusive():
-                    self._gate.begin(CLOSE, "close()")
+                    self._gate.begin(CLOSE)
                 self._holdings.give_back()
         finally:
             if self._holdings.released:
@@ -345,8 +354,11 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             self.close()
         elif not is_fork[0]:
             # The other ranks need not share this error: no collective call may follow it, but those who wait are told.
-            self._gate.leave(f"{type(error).__name__}")
+            self._gate.leave_by(error)
             lifetime.end(self._ticket)
+
+    if not TYPE_CHECKING:
+        __getattr__ = absent
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -363,7 +375,7 @@ def _bytes(name: str, value: object) -> int:
     """Return a caller's number of bytes, 0 for None."""
     if value is None:
         return 0
-    number = whole_number(name, value)
+    number = bytes_in(f"{name} = {shown(value)}", value) if isinstance(value, str) else whole_number(name, value)
     if number < 1:
         raise ParamError(f"{name} = {number} is below 1: name bytes, or leave it out")
     return number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from uncut_mpi.api.calls import Calls
@@ -10,7 +10,6 @@ from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
-from uncut_mpi.api.wording import matrix_text
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.spmd.group import Group
 
@@ -45,19 +44,24 @@ class SessionBase:
         """Number of ranks."""
         return self._group.size
 
-    def _begin_converted(self, call: str, convert: Callable[[], _T], text: Callable[[_T], str] | None = None) -> _T:
+    def _begin_converted(
+        self, call: str, convert: Callable[[], _T], asked_of: Callable[[_T], Mapping[str, object]]
+    ) -> _T:
         """Open a call with what its arguments are converted to, which ranks compare; return that."""
         try:
             asked = convert()
         except Exception as error:
             self._gate.fail(call, error)
-        self._gate.open(call, f"{call}({asked})" if text is None else text(asked))
+        self._gate.open(call, asked_of(asked))
         return asked
 
     def _begin_with(self, call: str, **matrices: object) -> None:
         """Open a call whose arguments are matrices of the session alone, by their names."""
-        self._begin_converted(
-            call,
-            lambda: [self._store.check(f"{call}: {name}", matrix) for name, matrix in matrices.items()],
-            lambda found: f"{call}({', '.join(map(matrix_text, found))})",
-        )
+
+        def convert() -> dict[str, object]:
+            found = {name: self._store.check(f"{call}: {name}", matrix).info for name, matrix in matrices.items()}
+            for info in found.values():
+                info.check_in_memory()
+            return dict(found)
+
+        self._begin_converted(call, convert, dict)

@@ -23,7 +23,6 @@ from uncut_mpi.api.interop import (
 )
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session_base import SessionBase
-from uncut_mpi.api.wording import matrix_text
 from uncut_mpi.errors import ParamError, agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
@@ -92,11 +91,10 @@ class Interoperates(SessionBase):
         def convert() -> tuple[Sharded, DType | None]:
             return describe(), None if dtype is None else DType.parse(dtype)
 
-        def text(asked: tuple[Sharded, DType | None]) -> str:
-            return f"{call}(shape={asked[0].shape}, {asked[0].dealt}, dtype={asked[1]!r})"
-
         with self._gate.exclusive():
-            given, kind = self._begin_converted(call, convert, text)
+            given, kind = self._begin_converted(
+                call, convert, lambda asked: {"shape": asked[0].shape, "dealt": asked[0].dealt, "dtype": asked[1]}
+            )
             places, parts = zip(*self._group.allgather_objects((given.places, [*given.arrays])), strict=True)
             layout = None
             try:
@@ -119,7 +117,7 @@ class Interoperates(SessionBase):
 
         with self._gate.exclusive():
             found, mesh, shape, places = self._begin_converted(
-                call, convert, lambda asked: f"{call}({matrix_text(asked[0])}, mesh={asked[2]})"
+                call, convert, lambda asked: {"matrix": asked[0].info, "mesh": asked[2]}
             )
             self._backend.await_caller()
             of_ranks, parts = zip(*self._group.allgather_objects((places, parts_of_rank(found))), strict=True)

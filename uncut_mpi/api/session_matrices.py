@@ -13,7 +13,7 @@ from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, create_matrix, open_matrix
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
-from uncut_mpi.api.wording import matrix_text
+from uncut_mpi.api.wording import named
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown
 from uncut_mpi.model.dtypes import DType
@@ -52,7 +52,9 @@ class MakesMatrices(SessionBase):
         with self._gate.exclusive():
             whole = Layout.whole(0)
             return self._store.empty(
-                self._begin_converted("empty_host", lambda: new_matrix(shape, dtype, order, whole, "shared"))
+                self._begin_converted(
+                    "empty_host", lambda: new_matrix(shape, dtype, order, whole, "shared"), NewMatrix.asked
+                )
             )
 
     @public_call
@@ -62,7 +64,7 @@ class MakesMatrices(SessionBase):
         """
         Return an uninitialised matrix in the device memory of one rank. Collective.
 
-        `Matrix.array` is a cupy array there (a numpy array with the host backend), None elsewhere.
+        `Matrix.array` is a cupy array there (a numpy array with the host backend).
 
         Parameters
         ----------
@@ -83,7 +85,7 @@ class MakesMatrices(SessionBase):
             return new_matrix(shape, dtype, order, Layout.whole(rank_of("rank", rank, self.size)), "device")
 
         with self._gate.exclusive():
-            return self._store.empty(self._begin_converted("empty_device", convert))
+            return self._store.empty(self._begin_converted("empty_device", convert, NewMatrix.asked))
 
     @public_call
     def empty(
@@ -123,7 +125,7 @@ class MakesMatrices(SessionBase):
             return wanted
 
         with self._gate.exclusive():
-            return self._store.empty(self._begin_converted("empty", convert))
+            return self._store.empty(self._begin_converted("empty", convert, NewMatrix.asked))
 
     @public_call
     def distribute(
@@ -170,11 +172,8 @@ class MakesMatrices(SessionBase):
                 None if dtype is None else DType.parse(dtype),
             )
 
-        def text(asked: tuple[Layout, tuple[int, int] | None, DType | None]) -> str:
-            return f"distribute(layout={asked[0]}, shape={asked[1]}, dtype={asked[2]!r})"
-
         with self._gate.exclusive():
-            asked = self._begin_converted("distribute", convert, text)
+            asked = self._begin_converted("distribute", convert, named("layout", "shape", "dtype"))
             return self._store.distribute([] if local is None else [(local, (0, 0))], *asked)
 
     @public_call
@@ -210,7 +209,7 @@ class MakesMatrices(SessionBase):
 
         with self._gate.exclusive():
             given, extents, kind = self._begin_converted(
-                "distribute_parts", convert, lambda asked: f"distribute_parts(shape={asked[1]}, dtype={asked[2]!r})"
+                "distribute_parts", convert, lambda asked: {"shape": asked[1], "dtype": asked[2]}
             )
             return self._store.distribute(given, None, extents, kind)
 
@@ -264,7 +263,7 @@ class MakesMatrices(SessionBase):
 
         with self._gate.exclusive():
             # Roots are compared by the store, whose error says what a matrix is.
-            place, kind = self._begin_converted("register", convert, lambda asked: f"register(dtype={asked[1]!r})")
+            place, kind = self._begin_converted("register", convert, lambda asked: {"dtype": asked[1]})
             return self._store.register(array, place, kind)
 
     @public_call
@@ -306,11 +305,10 @@ class MakesMatrices(SessionBase):
                 )
             return path_of(path), None if dtype is None else DType.parse(dtype), mode == "r+"
 
-        def text(asked: tuple[str, DType | None, bool]) -> str:
-            return f"open_file({asked[0]!r}, dtype={asked[1]!r}, mode={mode!r})"
-
         with self._gate.exclusive():
-            name, kind, writeable = self._begin_converted("open_file", convert, text)
+            name, kind, writeable = self._begin_converted(
+                "open_file", convert, lambda asked: {"path": asked[0], "dtype": asked[1], "mode": mode}
+            )
             return self._open("opening a matrix file", lambda: open_matrix(name, kind), writeable=writeable)
 
     @public_call
@@ -345,11 +343,10 @@ class MakesMatrices(SessionBase):
         def convert() -> tuple[str, NewMatrix]:
             return path_of(path), new_matrix(shape, dtype, order, Layout.rows(), "host")
 
-        def text(asked: tuple[str, NewMatrix]) -> str:
-            return f"create_file({asked[0]!r}, {asked[1].shape}, {asked[1].dtype!r}, order={asked[1].order!r})"
-
         with self._gate.exclusive():
-            name, wanted = self._begin_converted("create_file", convert, text)
+            name, wanted = self._begin_converted(
+                "create_file", convert, lambda asked: {"path": asked[0], **asked[1].asked()}
+            )
             return self._open(
                 "creating a matrix file",
                 lambda: create_matrix(name, wanted.shape, wanted.dtype, wanted.order),
@@ -377,7 +374,7 @@ class MakesMatrices(SessionBase):
             return found
 
         with self._gate.exclusive():
-            found = self._begin_converted("release", convert, lambda found: f"release({matrix_text(found)})")
+            found = self._begin_converted("release", convert, lambda found: {"matrix": found.info})
             self._store.release(found)
 
 

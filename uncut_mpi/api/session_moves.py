@@ -12,7 +12,7 @@ from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Request, Scalars, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, own_memory, rank_of
-from uncut_mpi.api.wording import matrix_text
+from uncut_mpi.api.wording import named
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Memory, memory_of
@@ -48,11 +48,8 @@ class MovesMatrices(SessionBase):
             wanted.check_memory(where)
             return place, wanted, where
 
-        def text(asked: tuple[int, Layout, Memory]) -> str:
-            return f"scatter(layout={asked[1]}, root={asked[0]}, memory={asked[2]!r})"
-
         with self._gate.exclusive():
-            place, wanted, where = self._begin_converted("scatter", convert, text)
+            place, wanted, where = self._begin_converted("scatter", convert, named("root", "layout", "memory"))
             source = self._store.register(array, place)
             made = self._store.empty(NewMatrix(source.shape, source.dtype, source.order, wanted, where))
             self._copy("scatter", source, made)
@@ -82,12 +79,12 @@ class MovesMatrices(SessionBase):
 
         with self._gate.exclusive():
             source, place = self._begin_converted(
-                "gather", convert, lambda asked: f"gather({matrix_text(asked[0])}, root={asked[1]})"
+                "gather", convert, lambda asked: {"matrix": asked[0].info, "root": asked[1]}
             )
             whole = NewMatrix(source.shape, source.dtype, source.order, Layout.whole(place), "host")
             made = self._store.empty(whole)
             self._copy("gather", source, made)
-            array: np.ndarray | None = made.array
+            array: np.ndarray | None = made.array if self.rank == place else None
             self._store.release(made)
         return array
 
@@ -144,13 +141,10 @@ class MovesMatrices(SessionBase):
                 )
             return source, wanted, target, None
 
-        def text(asked: tuple[Matrix, Layout | None, Matrix | None, Memory | None]) -> str:
-            return (
-                f"redistribute({matrix_text(asked[0])}, {asked[1]}, out={matrix_text(asked[2])}, memory={asked[3]!r})"
-            )
-
         with self._gate.exclusive():
-            source, wanted, target, where = self._begin_converted("redistribute", convert, text)
+            source, wanted, target, where = self._begin_converted(
+                "redistribute", convert, named("matrix", "layout", "out", "memory")
+            )
             if target is None:
                 assert wanted is not None  # which is an option with out alone
                 about = source.shape, source.dtype, source.order

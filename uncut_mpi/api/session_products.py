@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from uncut_mpi.api.dealing import proposed
-from uncut_mpi.api.exclusive import end_call, public_call
+from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, new_result, out_layout_of, possible_results
-from uncut_mpi.api.wording import product_text
+from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, UncutError, agreed
 from uncut_mpi.model.arguments import Number, flag
 from uncut_mpi.model.layout import Layout
@@ -23,6 +23,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 class Multiplies(SessionBase):
     """The products of a session."""
 
+    @public_call
     def gemm(
         self,
         a: Matrix,
@@ -77,12 +78,20 @@ class Multiplies(SessionBase):
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        try:  # as `public_call` does, and quicker
-            return self._gemm(a, b, out, alpha, beta, trans_a, trans_b, options, out_layout, stream)
-        except BaseException as error:
-            del self, a, b, out, stream
-            end_call(error)
-            raise
+        if out is None:
+            out, out_layout = self._make_result(a, b, alpha, beta, trans_a, trans_b, options, out_layout), None
+        with self._gate.exclusive():
+            try:
+                self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
+                if out_layout is not None:
+                    raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
+                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
+                plan = self._plans.find(request)
+            except Exception as error:
+                self._gate.fail("gemm", error)
+            self._calls.run(request, plan, self._plans.keep)
+        return out
 
     @public_call
     def matmul(self, a: Matrix, b: Matrix) -> Matrix:
@@ -121,43 +130,17 @@ class Multiplies(SessionBase):
             On all ranks.
         """
 
-        def convert() -> tuple[PlanKey, Operands, Choices]:
+        def convert() -> tuple[PlanKey, Operands, Choices, dict[str, bool]]:
             operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
-            return PlanKey.of(infos_of(operands), choices, **promises), operands, choices
+            return PlanKey.of(infos_of(operands), choices, **promises), operands, choices, promises
 
         with self._gate.exclusive():
-            key, operands, choices = self._begin_converted("plan", convert, lambda asked: repr(asked[0]))
+            key, operands, choices, _ = self._begin_converted(
+                "plan", convert, lambda asked: product_asked("plan", asked[1], asked[2]._asdict(), asked[3])
+            )
             plan, _ = self._calls.prepare(key, operands, choices)
         return GemmPlan(self, self._calls, plan, operands, choices)
-
-    def _gemm(
-        self,
-        a: Matrix,
-        b: Matrix,
-        out: Matrix | None,
-        alpha: Number,
-        beta: Number,
-        trans_a: Trans,
-        trans_b: Trans,
-        options: ScheduleOptions | None,
-        out_layout: Layout | Literal["auto"] | None,
-        stream: Any,
-    ) -> Matrix:
-        if out is None:
-            out, out_layout = self._make_result(a, b, alpha, beta, trans_a, trans_b, options, out_layout), None
-        with self._gate.exclusive():
-            try:
-                self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
-                if out_layout is not None:
-                    raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
-                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
-                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
-                plan = self._plans.find(request)
-            except Exception as error:
-                self._gate.fail("gemm", error)
-            self._calls.run(request, plan, self._plans.keep)
-        return out
 
     def _make_result(
         self,
@@ -183,11 +166,12 @@ class Multiplies(SessionBase):
                 wanted.rectangles(made.shape, self.size)
             return (first, second), scalars, choices, wanted
 
-        def text(asked: tuple[tuple[Matrix, Matrix], Scalars, Choices, object]) -> str:
-            return f"{product_text('gemm', *asked[:3])}, out_layout={asked[3]}"
+        def told(asked: tuple[tuple[Matrix, Matrix], Scalars, Choices, object]) -> dict[str, object]:
+            matrices, scalars, choices, wanted = asked
+            return product_asked("gemm", matrices, scalars._asdict(), choices._asdict(), {"out_layout": wanted})
 
         with self._gate.exclusive():
-            (first, second), scalars, choices, wanted = self._begin_converted("gemm", convert, text)
+            (first, second), scalars, choices, wanted = self._begin_converted("gemm", convert, told)
             if wanted == "auto":
                 return self._store.empty(self._fastest_result(first, second, scalars, choices))
             return self._store.empty(new_result(first, second, choices.trans_a, choices.trans_b, wanted))

@@ -93,9 +93,13 @@ def start_backend(
             None if devices is None else [whole_number("a device of devices", one) for one in items("devices", devices)]
         )
         allow_shared_gpu, check_peers = flag("allow_shared_gpu", allow_shared_gpu), flag("check_peers", check_peers)
-    asked = f"backend={'a callable' if callable(backend) else repr(backend)}, devices={named}, "
-    asked += f"allow_shared_gpu={allow_shared_gpu}, check_peers={check_peers}"
-    agreement.agree(group, asked.encode(), lambda: asked)
+    asked = {
+        "backend": "a callable" if callable(backend) else repr(backend),
+        "devices": named,
+        "allow_shared_gpu": allow_shared_gpu,
+        "check_peers": check_peers,
+    }
+    agreement.agree(group, str(asked).encode(), lambda: asked)
     with agreement.collective(group, "choosing the backend"):
         if group.num_nodes > 1:
             raise TopologyError(

@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.problem import StoredMatrix
@@ -22,7 +23,7 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
         If it is not two-dimensional, or neither its rows nor its columns are contiguous.
     """
     if len(shape) != 2:
-        raise ParamError(f"an array of {len(shape)} dimensions was given; a matrix has two (reshape it first)")
+        raise ParamError(f"an array was given that has {dimensions_text(len(shape))}")
     rows, cols = shape
     row_stride, col_stride = strides
     if rows == 0 or cols == 0:
@@ -37,7 +38,7 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     ):
         return StoredMatrix(rows, cols, "C", row_stride // itemsize if rows > 1 else cols)
     raise ParamError(
-        f"a {rows}×{cols} array with strides {row_stride} and {col_stride} bytes is contiguous along neither "
+        f"an array of {rows}×{cols} with strides {row_stride} and {col_stride} bytes is contiguous along neither "
         "rows nor columns: pass a copy (numpy.ascontiguousarray)"
     )
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
+from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, even_counts
@@ -44,9 +45,10 @@ class NewMatrix:
     layout: Layout
     memory: Memory
 
-    def __str__(self) -> str:
-        where = f"layout={self.layout}, order={self.order!r}, memory={self.memory!r}"
-        return f"shape={self.shape}, dtype={self.dtype.name}, {where}"
+    def asked(self) -> dict[str, object]:
+        """Return what it is by the names of arguments."""
+        asked = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**asked, "dtype": self.dtype.name}
 
 
 def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memory: object) -> NewMatrix:
@@ -133,7 +135,7 @@ def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
         raise ParamError(f"shape = {shown(shape)} is {type_text(shape)}: pass the numbers of rows and columns")
     extents = list(shape)  # type: ignore[call-overload]
     if len(extents) != 2:
-        raise ParamError(f"shape = {shown(shape)} has {len(extents)} extents: a matrix has two, rows and columns")
+        raise ParamError(f"shape = {shown(shape)} has {dimensions_text(len(extents))}")
     rows, cols = (whole_number(f"shape[{i}]", extent) for i, extent in enumerate(extents))
     if rows < 0 or cols < 0:
         raise ParamError(f"shape = {shown(shape)} has a negative extent: pass the numbers of rows and columns")

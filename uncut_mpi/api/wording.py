@@ -1,28 +1,33 @@
-"""Calls in words, short enough to stand in an error for each rank; ranks compare them."""
+"""The arguments of calls by their names, short enough to stand in an error for each rank; ranks compare them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import Number, shown, type_text
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.model.arguments import shown, type_text
+
+_OPERANDS = {"gemm": ("a", "b", "out"), "redistribute": ("matrix", "matrix", "out")}
 
 
-def product_text(
-    call: str, matrices: Iterable[Matrix], scalars: tuple[Number, Number], choices: tuple[str, str, ScheduleOptions]
-) -> str:
-    """Return a product's call with those of A, B and C that it has, and what else it was called with."""
-    names = (f"{name}={matrix_text(matrix)}" for name, matrix in zip("abc", matrices, strict=False))
-    (alpha, beta), (trans_a, trans_b, options) = scalars, choices
-    fixed = None if options == ScheduleOptions() else options
-    return f"{call}: {', '.join(names)}, alpha {alpha}, beta {beta}, {trans_a=}, {trans_b=}, options={fixed}"
+def product_asked(call: str, matrices: Iterable[Matrix], *more: Mapping[str, object]) -> dict[str, object]:
+    """Return those of A, B and C that a product has, and what else it was called with."""
+    names = _OPERANDS.get(call, ("a", "b", "c"))
+    asked: dict[str, object] = {name: matrix.info for name, matrix in zip(names, matrices, strict=False)}
+    for one in more:
+        asked.update(one)
+    return asked
 
 
-def matrix_text(matrix: Matrix | None) -> str:
-    """Return which of the session's matrices it is."""
-    return "None" if matrix is None else str(matrix.info)
+def named(*names: str) -> Callable[[tuple[object, ...]], dict[str, object]]:
+    """Return what gives arguments, converted, their names; of matrices which of the session's they are."""
+
+    def asked(values: tuple[object, ...]) -> dict[str, object]:
+        texts = (value.info if isinstance(value, Matrix) else value for value in values)
+        return dict(zip(names, texts, strict=True))
+
+    return asked
 
 
 def value_text(what: object, value: object) -> str:

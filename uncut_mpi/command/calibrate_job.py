@@ -49,7 +49,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     """
     group = Group(comm)
     try:
-        agreement.agree(group, repr(list(words)).encode(), lambda: f"command line {list(words)!r}")
+        agreement.agree(group, repr(list(words)).encode(), lambda: {"command line": list(words)})
         with agreement.collective(group, "checking the output"):
             if group.rank == 0:
                 check_paths({"--output": arguments.output, "--json": arguments.json_path})

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import Number
+from uncut_mpi.model.arguments import MOST_BYTES, Number, bytes_in
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
 from uncut_mpi.regular import read_regular, reason
@@ -19,7 +19,7 @@ from uncut_mpi.view.render import check_suffix
 MOST_COUNT: Final = 2**31 - 1
 """Most of what is counted: calls, blocks, chunks, devices."""
 
-MOST_EXTENT: Final = 2**62
+MOST_EXTENT: Final = MOST_BYTES
 """Most of what is measured in elements, bytes or tasks."""
 
 MOST_RANKS: Final = 4096
@@ -65,20 +65,12 @@ def whole(least: int, most: int = MOST_COUNT) -> Callable[[str], int]:
 
 def bytes_of(text: str) -> int:
     """Return the bytes that a flag's value is: a whole number, or a number of kB, MB, GB, TB, KiB, MiB, GiB or TiB."""
-    for power, letter in enumerate("kmgt", 1):
-        for suffix, base in ((f"{letter}ib", 1024), (f"{letter}b", 1000)):
-            number = text[: -len(suffix)].rstrip()
-            if not text.lower().endswith(suffix) or not is_number(number):
-                continue
-            value = float(number) * float(base) ** power
-            if 1 <= value <= MOST_EXTENT:
-                return round(value)
-            raise argparse.ArgumentTypeError(f"{shown(text)} is too little or too much: bytes are 1 to {MOST_EXTENT}")
     if is_number(text):
-        return whole(1, MOST_EXTENT)(text)
-    raise argparse.ArgumentTypeError(
-        f"{shown(text)} is no number of bytes: write a whole number, or one with a unit as 16GiB, 500MB or 1.5TB"
-    )
+        return whole(1, MOST_BYTES)(text)
+    try:
+        return bytes_in(shown(text), text)
+    except ParamError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def finite(text: str) -> float:

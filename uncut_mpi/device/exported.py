@@ -248,16 +248,14 @@ def _refuse_pending(given: Any) -> None:
     ):
         mend = "use session.from_dtensor" if type(given).__name__ == "DTensor" else "pass a plain tensor"
         raise ParamError(
-            f"{name} was registered, a kind of torch.Tensor that may mean more than what lies in its memory: {mend}"
+            f"{name} was given, a kind of torch.Tensor that may mean more than what lies in its memory: {mend}"
         )
     if getattr(given, "requires_grad", False) is True:
-        raise ParamError(
-            f"{name} that requires a gradient was registered, of which nothing is recorded: pass x.detach()"
-        )
+        raise ParamError(f"{name} that requires a gradient was given, of which nothing is recorded: pass x.detach()")
     for what, mend in (("is_conj", "resolve_conj"), ("is_neg", "resolve_neg")):
         ask = getattr(given, what, None)
         if callable(ask) and ask() is True:
-            raise ParamError(f"{name} whose sign is not in its memory yet was registered: pass x.{mend}()")
+            raise ParamError(f"{name} whose sign is not in its memory yet was given: pass x.{mend}()")
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -23,6 +23,9 @@ Number: TypeAlias = float | complex
 BACKENDS: Final[tuple[BackendName, ...]] = get_args(BackendName)
 """What a caller may ask for; auto is one of the others."""
 
+MOST_BYTES: Final = 2**62
+"""Most bytes that a caller may name."""
+
 _SHOWN_CHARACTERS = 60
 _MOST = (1 << 63) - 1
 _MOST_ITEMS = 1 << 16
@@ -67,6 +70,28 @@ def count(name: str, value: object) -> int:
     if abs(number) > _MOST:
         raise ParamError(f"{name} has {number.bit_length()} bits, beyond what 64 can hold: pass a smaller number")
     return number
+
+
+def bytes_in(what: str, text: str) -> int:
+    """
+    Return the bytes that a text with a unit names, as ``"16GiB"``.
+
+    Raises
+    ------
+    ParamError
+        If it names none; `what` is how it calls the text.
+    """
+    for power, letter in enumerate("kmgt", 1):
+        for suffix, base in ((f"{letter}ib", 1024), (f"{letter}b", 1000)):
+            try:
+                value = float(text[: -len(suffix)]) * float(base) ** power
+            except ValueError:
+                continue
+            if text.lower().endswith(suffix):
+                if 1 <= value <= MOST_BYTES:
+                    return round(value)
+                raise ParamError(f"{what} is too little or too much: bytes are 1 to {MOST_BYTES}")
+    raise ParamError(f"{what} is no number of bytes: write a whole number, or one with a unit as 16GiB, 500MB or 1.5TB")
 
 
 def word(name: str, value: object) -> str:

@@ -31,6 +31,9 @@ class DType(enum.IntEnum):
 
     __hash__ = int.__hash__  # that of enumerations is a call into Python, at every lookup of a problem
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def itemsize(self) -> int:
         """Bytes per element."""

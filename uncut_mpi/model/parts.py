@@ -104,7 +104,7 @@ class BoundLayout:
         outside = (edges[:, 0] < 0) | (edges[:, 2] < 0) | (edges[:, 1] > rows) | (edges[:, 3] > cols)
         outside |= (edges[:, 0] >= edges[:, 1]) | (edges[:, 2] >= edges[:, 3])
         if outside.any():
-            raise ParamError(f"{_text(self.parts[int(np.argmax(outside))])} is no part of a {rows}×{cols} matrix")
+            raise ParamError(f"{_text(self.parts[int(np.argmax(outside))])} is no part of a matrix of {rows}×{cols}")
         found = np.unique(edges, axis=0)  # replicas once
         tops, top = np.unique(found[:, :2], return_inverse=True)
         lefts, left = np.unique(found[:, 2:], return_inverse=True)
@@ -115,7 +115,7 @@ class BoundLayout:
             raise ParamError(f"parts overlap: {_two_that_overlap(self.parts)}")
         area = int(((found[:, 1] - found[:, 0]) * (found[:, 3] - found[:, 2])).sum())
         if area != rows * cols:
-            raise ParamError(f"parts have {area} elements of a {rows}×{cols} matrix, which has {rows * cols}")
+            raise ParamError(f"parts have {area} elements of a matrix of {rows}×{cols}, which has {rows * cols}")
 
     @classmethod
     def whole(cls, shape: tuple[int, int], location: Location, order: Order = "F", ld: int = 0) -> BoundLayout:

@@ -72,7 +72,7 @@ class StoredMatrix:
             object.__setattr__(self, "ld", least)
         elif self.ld < least:
             raise ParamError(
-                f"leading dimension {self.ld} of a {self.rows}×{self.cols} matrix in order {self.order} "
+                f"leading dimension {self.ld} of a matrix of {self.rows}×{self.cols} in order {self.order} "
                 f"is below {least}"
             )
 
@@ -271,10 +271,16 @@ class GemmProblem:
                 transposition(name, trans)
         m, k = (a.rows, a.cols) if trans_a in "NR" else (a.cols, a.rows)
         k_b, n = (b.rows, b.cols) if trans_b in "NR" else (b.cols, b.rows)
-        if k != k_b or (c.rows, c.cols) != (m, n):
+        op_a, op_b = ("A" if trans_a in "NR" else "op(A)"), ("B" if trans_b in "NR" else "op(B)")
+        if k != k_b:
             raise ParamError(
-                f"shapes do not fit: op(A) is {m}×{k}, op(B) is {k_b}×{n}, C is {c.rows}×{c.cols}; "
-                "the columns of op(A) must equal the rows of op(B), and C must be rows of op(A) × columns of op(B)"
+                f"shapes do not fit: {op_a} is {m}×{k} and {op_b} is {k_b}×{n}; the columns of {op_a} must equal the "
+                f"rows of {op_b}"
+            )
+        if (c.rows, c.cols) != (m, n):
+            raise ParamError(
+                f"shapes do not fit: {op_a} is {m}×{k} and {op_b} is {k_b}×{n}, so C must be {m}×{n}, and is "
+                f"{c.rows}×{c.cols}"
             )
         if isinstance(dtype, DType) and not dtype.is_complex:
             trans_a, trans_b = _REAL[trans_a], _REAL[trans_b]

@@ -1,7 +1,7 @@
 """
-The end of a job: unhandled errors end it on all ranks, and a command's verdict reaches every exit status.
+The end of a job: what unhandled errors say, that they end it on all ranks, a command's verdict in every exit status.
 
-For command modules; a library call never ends a process.
+Ending it is for command modules; a library call never ends a process.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
 
-from uncut_mpi.errors import INTERRUPTED
+from uncut_mpi.errors import INTERRUPTED, ParamError, is_told
 from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
 
+_OURS = __name__.partition(".")[0]
 _LAST_WORDS_S = 0.1
 _YIELD_AT_ONCE_S = 0.0
 
@@ -58,19 +59,58 @@ class _Hook:
             return  # another thread of this process is at it
         who = f"rank {self.comm.rank} of {self.comm.size}{where}"
         if issubclass(kind, KeyboardInterrupt):
-            said = f"[{who}] KeyboardInterrupt: the job ends\n"
+            said = "KeyboardInterrupt: the job ends\n"
         else:
-            text = "".join(traceback.format_exception(kind, error, trace))
-            said = "".join(f"[{who}] {line}\n" for line in text.rstrip().split("\n"))
-            said += f"[{who}] unhandled error: the job ends\n"
-        for stream, last in ((sys.stdout, ""), (sys.stderr, said)):
-            try:
-                # One write, so that the lines of several ranks do not mix.
-                stream.write(last)
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                continue  # a closed or missing stream must not keep the job alive
+            said = f"{_text(error, trace)}unhandled error: the job ends\n"
+        _say("".join(f"[{who}] {line}\n" for line in said.splitlines()))
         end_job(self.comm, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+
+
+def _text(error: BaseException, trace: TracebackType | None) -> str:
+    """Return what to say of an unhandled error: if a lower rank tells it in full a line, and a moment after that."""
+    while trace is not None and trace.tb_next is not None and _package(trace.tb_frame) in ("runpy", "mpi4py"):
+        trace = trace.tb_next
+    calls = [*traceback.walk_tb(trace)]
+    of_caller = [at for at, (frame, _) in enumerate(calls) if _package(frame) != _OURS]
+    if not is_told(error):
+        limit = of_caller[-1] + 1 if of_caller and isinstance(error, ParamError) else None  # their mistake, not ours
+        return "".join(traceback.format_exception(type(error), error, trace, limit))
+    time.sleep(_LAST_WORDS_S)
+    where = "".join(f" ({calls[at][0].f_code.co_filename}:{calls[at][1]})" for at in of_caller[-1:])
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}\n"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__package__") or frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def _say(text: str) -> None:
+    for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
+        try:
+            # One write, so that the lines of several ranks do not mix.
+            stream.write(last)
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            continue  # a closed or missing stream must not keep the job alive
+
+
+def tell_once() -> None:
+    """
+    Let one rank alone print the traceback of an unhandled error that several have, and the others a line. Local.
+
+    A program that has a hook of its own keeps it.
+    """
+    if sys.excepthook is not sys.__excepthook__ or MPI.COMM_WORLD.size == 1:
+        return
+    who = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _say(f"[{who}] {_text(error, trace)}")
+        if getattr(sys.modules["__main__"].__spec__, "name", "").startswith("mpi4py"):  # it aborts the job now
+            time.sleep(2 * _LAST_WORDS_S)
+            unlink_mpi_segments()
+
+    sys.excepthook = tell
 
 
 def end_job(comm: Any, exit_status: int) -> None:

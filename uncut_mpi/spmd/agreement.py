@@ -9,10 +9,12 @@ by all ranks alike.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
+import itertools
 import struct
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -49,7 +51,9 @@ def digest_of(value: bytes) -> np.ndarray:
     return np.frombuffer(hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest(), np.uint64)
 
 
-def agree(group: Group, value_digest: bytes, describe: Callable[[], object], timeout_s: float | None = None) -> None:
+def agree(
+    group: Group, value_digest: bytes, describe: Callable[[], Mapping[str, object]], timeout_s: float | None = None
+) -> None:
     """
     Check that all ranks pass the same value. Collective; one message if they do.
 
@@ -58,12 +62,12 @@ def agree(group: Group, value_digest: bytes, describe: Callable[[], object], tim
     value_digest : bytes
         The encoded value, or a digest of it; any length.
     describe : callable
-        Returns what an error shows as this rank's value; called only on a mismatch.
+        Returns what an error shows of this rank's value, by names; called only on a mismatch.
 
     Raises
     ------
     RankMismatchError
-        On all ranks, listing every rank and its value.
+        On all ranks, saying what differs and who has what.
     """
     records = group.allgather_bytes(digest_of(value_digest), "comparing arguments", timeout_s)
     if (records == records[0]).all():
@@ -71,7 +75,7 @@ def agree(group: Group, value_digest: bytes, describe: Callable[[], object], tim
     raise_mismatch(group, records, describe)
 
 
-def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], object]) -> None:
+def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Mapping[str, object]]) -> None:
     """
     Raise the error of ranks that passed different values. Collective.
 
@@ -80,7 +84,7 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], obj
     digests : ndarray of uint64, shape (size, 2)
         Of every rank's value.
     describe : callable
-        Returns what to show as this rank's value.
+        Returns what to show of this rank's value, by names.
 
     Raises
     ------
@@ -88,26 +92,42 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], obj
         Always, on all ranks.
     """
     try:
-        text = str(describe())
+        mine = dict(_texts(describe()))
     except Exception as error:  # the mismatch is what must be said, on every rank
-        text = f"(cannot be shown: {error})"
-    texts = group.allgather_objects(text, "comparing arguments")
-    if len(set(texts)) < len({tuple(digest) for digest in digests.tolist()}):
+        mine = {"arguments": f"(cannot be shown: {error})"}
+    texts = group.allgather_objects(mine, "comparing arguments")
+    if len({str(text) for text in texts}) < len({tuple(digest) for digest in digests.tolist()}):
         # They print alike and differ all the same; the digest tells them apart.
-        texts = [f"{text} [{digest[0]:016x}]" for text, digest in zip(texts, digests.tolist(), strict=True)]
-    raise agreed(
-        RankMismatchError(
-            f"ranks passed different values to one collective call: {by_rank(texts)}; pass the same on every rank"
-        )
-    )
+        for text, digest in zip(texts, digests.tolist(), strict=True):
+            of_all = ", ".join(f"{name}={value}" for name, value in text.items() if "." not in name)
+            text["digest"] = f"{digest[0]:016x} ({of_all})"
+    names = dict.fromkeys(itertools.chain(*texts))
+    found = {name: [text.get(name, "nothing") for text in texts] for name in names}
+    differing = [name for name, values in found.items() if len({*values}) > 1]
+    # Calls of two forms have names of their own, which say less than those that they share.
+    chosen = [name for name in differing if all(name in text for text in texts)] or differing
+    said = "; ".join(f"{name}: {by_rank(found[name])}" for name in chosen)
+    raise agreed(RankMismatchError(f"ranks passed different values: {said}; pass the same on every rank"))
 
 
-def by_rank(values: Sequence[object]) -> str:
-    """Return ``ranks 0-2: x, rank 3: y``, equal values together, in the order of their lowest ranks."""
+def _texts(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    """Yield the names of values and their texts, of a dataclass without a text of its own those of its fields."""
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
+            fields = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+            yield from _texts(fields)
+        else:
+            yield name, str(value)
+
+
+def by_rank(values: Sequence[object] | Mapping[int, object]) -> str:
+    """Return ``y on rank 3, x on the others``: equal values together, by their lowest ranks, those of most last."""
     ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
+    for rank, value in values.items() if isinstance(values, Mapping) else enumerate(values):
         ranks.setdefault(str(value), []).append(rank)
-    return ", ".join(f"{name_ranks(those)}: {value}" for value, those in ranks.items())
+    most = next((value for value, those in ranks.items() if len(values) < 2 * len(those) < 2 * len(values)), None)
+    several = [f"{value} on {name_ranks(those)}" for value, those in ranks.items() if value != most]
+    return ", ".join(several if most is None else [*several, f"{most} on the others"])
 
 
 def collective_result(group: Group, error: BaseException | None, what: str, timeout_s: float | None = None) -> None:
@@ -137,14 +157,14 @@ def collective_result(group: Group, error: BaseException | None, what: str, time
     name, message = wires[first]
     if error is not None and to_wire(error) == (name, message) and not isinstance(error, UncutError):
         error.add_note(f"(while {what})") if hasattr(error, "add_note") else None
-        raise agreed(error)
+        raise agreed(error, told=group.rank != first)
     if all(wire == wires[first] for wire in wires) and isinstance(error, UncutError):
-        raise agreed(from_wire(name, message, rank=first)) from error
+        raise agreed(error)
     carried = from_wire(name, message, rank=first)
     if not isinstance(carried, PeerFailedError) or name == PeerFailedError.__name__:
         alike = [rank for rank in failed if wires[rank] == wires[first]]
         carried = from_wire(name, f"{name_ranks(alike)}: {message}", rank=first)
-    raise agreed(carried) from error
+    raise agreed(carried) from (None if error is None or to_wire(error) == wires[first] else error)
 
 
 @contextlib.contextmanager
@@ -306,6 +326,15 @@ class CallExchange:
             "so the session has ended here too: begin and end every call on all ranks in time, or raise "
             "arrival_timeout_s (inside a call timeout_s)"
         )
+
+    def left_before(self, reason: str) -> bool:
+        """Return whether a lower rank leaves for the same reason, now or in a moment. Local."""
+        until = time.monotonic() + _LAST_WORDS_S
+        while time.monotonic() < until:
+            if any(rank < self._group.rank and why == reason for rank, why in self._meeting.left):
+                return True
+            time.sleep(_LAST_WORDS_S / 30)
+        return False
 
     @property
     def pending(self) -> bool:

@@ -517,13 +517,10 @@ class Group:
         self.bytes_broadcast += len(body)
         if not header[1]:
             return body.tobytes()
-        name, message = pickle.loads(body.tobytes())
-        carried = agreed(from_wire(name, message, rank=root))
         if isinstance(content, BaseException):
-            if isinstance(carried, PeerFailedError) and not isinstance(content, PeerFailedError):
-                raise agreed(content)
-            raise carried from content
-        raise carried
+            raise agreed(content)
+        name, message = pickle.loads(body.tobytes())
+        raise agreed(from_wire(name, message, rank=root))
 
     def free(self) -> None:
         """Free the communicator; a second call does nothing. A stalled group only lets go of it."""

@@ -204,7 +204,7 @@ class CudaBackend(Backend):
         """
         if type(array) is not self._cupy.ndarray:
             raise ParamError(
-                f"{type_text(array)} was registered, a kind of cupy array that may mean more than what lies in its "
+                f"{type_text(array)} was given, a kind of cupy array that may mean more than what lies in its "
                 "memory: pass a plain one"
             )
         if array.device.id != self._ordinal:
@@ -241,7 +241,7 @@ class CudaBackend(Backend):
     def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:
         """Return a new cupy array in memory of its own, which peers can open whatever cupy's allocator is."""
         nbytes = max(1, rows * cols * dtype.itemsize)
-        with self._current(f"allocating a {rows}×{cols} {dtype.name} array"):
+        with self._current(f"allocating an array of {rows}×{cols} {dtype.name}"):
             memory = self._cupy.cuda.Memory(-(-nbytes // _GRANULE_BYTES) * _GRANULE_BYTES)
             try:
                 return self._cupy.ndarray(

@@ -152,7 +152,7 @@ class HostBackend(Backend):
         if order not in ("F", "C"):
             raise ParamError(f"order {order!r}: use 'F' (column-major) or 'C' (row-major)")
         count = rows * cols
-        segment = Segment.create(count * dtype.itemsize, f"a {rows}×{cols} matrix in device memory")
+        segment = Segment.create(count * dtype.itemsize, f"a matrix of {rows}×{cols} in device memory")
         # An extent of one byte at least, so that an empty array too keeps its memory.
         owner = Extent(segment.address, max(1, segment.nbytes), segment)
         self._arrays[segment.address] = segment

@@ -1,0 +1,102 @@
+"""What is tried first and is not there: one sentence on what to do, from every entry alike."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from uncut_mpi.api.arrays import take
+from uncut_mpi.api.stored import stored_of
+from uncut_mpi.api.wanted import shape_of
+from uncut_mpi.instead import BATCH
+
+CLASSES = um.Session, um.Matrix, um.GemmPlan
+
+
+def methods():
+    """Every public method with arguments of its own, of all that users hold."""
+    for cls in CLASSES:
+        for name, method in inspect.getmembers(cls, inspect.isfunction):
+            if not name.startswith("_") and name != "own_part" and len(inspect.signature(method).parameters) > 1:
+                yield pytest.param(method, id=f"{cls.__name__}.{name}")
+    yield pytest.param(um.Session, id="Session")
+    yield pytest.param(um.matmul, id="matmul")
+
+
+@pytest.mark.parametrize("method", [*methods()])
+def test_an_argument_that_is_not_there_is_told_with_those_that_are(method):
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
+    with pytest.raises(TypeError) as found:
+        method(**{known[-1] + "s": 1})
+    name = method.__name__
+    assert str(found.value).startswith(f"{name}() has no argument '{known[-1]}s': did you mean '{known[-1]}'?")
+    assert str(found.value).endswith(f"(it takes {', '.join(known)})")
+    assert found.value.__cause__ is found.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: um.Session.gemm(None, None, None, wait=False), "in a thread"),
+        (lambda: um.GemmPlan.execute(None, blocking=False), "in a thread"),
+        (lambda: um.Session.gemm(None, None, None, c=None), "did you mean 'out'"),
+        (lambda: um.Session.gemm(None, None, None, transA="T"), "did you mean 'trans_a'"),
+        (lambda: um.Session.plan(None, None, None, out=None), "did you mean 'c'"),
+        (lambda: um.Session.gemm(None, None, None, epilogue="relu"), "no epilogue: apply"),
+        (lambda: um.Session.gemm(None, None, None, batch=4), BATCH),
+        (lambda: um.Session.gemm(None), r"^gemm\(\) missing 2 required positional arguments: 'a' and 'b'$"),
+        (lambda: um.Session(), r"^Session\(\) missing 1 required positional argument: 'comm'$"),
+    ],
+)  # fmt: skip
+def test_a_call_that_others_would_take_says_what_to_do(call, words):
+    with pytest.raises(
+        TypeError, match=words if words.startswith("^") else words.replace("(", r"\(").replace(")", r"\)")
+    ):
+        call()
+
+
+@pytest.mark.parametrize("owner", [*(cls.__new__(cls) for cls in CLASSES), um])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("syrk", "a, a.T"),
+        ("zherk", "a.H"),
+        ("dsyr2k", "two calls"),
+        ("trsm", "alone"),
+        ("dgemm", "call session.gemm"),
+        ("bmm", BATCH),
+        ("gemm_batched", BATCH),
+        ("matmull", "has no attribute 'matmull'"),
+    ],
+)
+def test_a_call_of_another_library_says_which_is_here(owner, name, words):
+    with pytest.raises(AttributeError) as found:
+        getattr(owner, name)
+    assert words in str(found.value)
+    assert repr(name) in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: stored_of((2, 3, 4), (96, 32, 8), 8),
+        lambda: take([np.ones((2, 2))] * 3, SimpleNamespace(owns=lambda given: False)),
+        lambda: shape_of((2, 3, 4)),
+    ],
+)
+def test_a_batch_is_one_sentence(given):
+    with pytest.raises(um.ParamError) as found:
+        given()
+    assert str(found.value).endswith(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "0 dimensions.*reshape"), (1, r"1 dimension, .*x\.reshape\(-1, 1\)")]
+)
+def test_a_number_and_a_vector_are_told_how_to_be_a_matrix(number, words):
+    with pytest.raises(um.ParamError, match=words):
+        stored_of((3,) * number, (8,) * number, 8)

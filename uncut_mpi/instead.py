@@ -1,0 +1,66 @@
+"""What is tried first and is not there: in one sentence what to do today instead."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+BATCH: Final = (
+    "a batch is multiplied one product after the other: plan the first "
+    "(session.plan), and execute that plan with each one's a=, b= and c="
+)
+_DIMENSIONS = {0: "a number is x.reshape(1, 1)", 1: "a vector is a matrix of one column, x.reshape(-1, 1)"}
+_ASYNCHRONOUS = "a call returns when the result is there: make it in a thread to do other work meanwhile"
+_SQUARE = "session.gemm(a, a.T) computes all of it, for complex matrices with a.H in the place of a.T"
+_EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
+
+_INSTEAD: Final = {
+    **dict.fromkeys(("wait", "blocking", "block", "asynchronous", "async_op", "igemm", "gemm_async"), _ASYNCHRONOUS),
+    **dict.fromkeys(("batch", "batched", "bmm", "einsum", "batched_gemm", "gemm_batched"), BATCH),
+    **dict.fromkeys(("epilogue", "epilog", "bias", "activation"), _EPILOGUE),
+    "gemm": "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm",
+    **dict.fromkeys(("syrk", "herk"), _SQUARE),
+    **dict.fromkeys(("syr2k", "her2k"), "it is two calls: session.gemm(a, b.T, c), session.gemm(b, a.T, c, beta=1.0)"),
+    **dict.fromkeys(("symm", "hemm", "trmm"), "fill in the other triangle, or zeros, and call session.gemm"),
+    **dict.fromkeys(("trsm", "gemv", "dot"), "there are products of two matrices alone; a vector is one of one column"),
+}
+_ALIASES = {"c": "out", "out": "c"}
+
+
+def dimensions_text(number: int) -> str:
+    """Return how many dimensions an array has instead of two, and what to do."""
+    mend = _DIMENSIONS.get(number, BATCH)
+    return f"{number} dimension{'s' if number != 1 else ''}, a matrix has two: {mend}"
+
+
+def no_attribute(owner: str, name: str) -> AttributeError:
+    """Return the error of an attribute that is not there; Python proposes one like it."""
+    return AttributeError(f"{owner} has no attribute {name!r}{_mend(name)}")
+
+
+def absent(self: object, name: str) -> Any:
+    """Stand in for `__getattr__`."""
+    raise no_attribute(f"a {type(self).__name__}", name)
+
+
+def bad_call(method: Callable[..., Any], named: Iterable[str], error: TypeError) -> str:
+    """Return what to say of a call with other arguments than there are."""
+    known = list(inspect.signature(method).parameters)
+    call = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+    unknown = next((name for name in named if name not in known), None)
+    if unknown is None:
+        return str(error).replace(f"{method.__qualname__}()", f"{call}()")
+    takes = ", ".join(name for name in known if name != "self")
+    return f"{call}() has no argument {unknown!r}{_mend(unknown, known)} (it takes {takes})"
+
+
+def _mend(name: str, known: Sequence[str] = ()) -> str:
+    plain = name.lower()
+    plain = plain[1:] if plain[:1] in "sdczh" and plain[1:] in _INSTEAD else plain
+    if plain in _INSTEAD:
+        return f": {_INSTEAD[plain]}"
+    alias = _ALIASES.get(plain)
+    close = [alias] if alias in known else difflib.get_close_matches(plain, known, 1)
+    return f": did you mean {close[0]!r}?" if close else ""
