@@ -276,7 +276,21 @@ def test_tensors_of_torch_are_registered_without_a_copy(comm, session, dtype):
     pointer = comm.rank != 0 or a.address == tensor.data_ptr()
     session.gemm(a, a, c, trans_b="T")
     right = comm.rank != 0 or np.array_equal(c.array.astype("f8"), data() @ data().T)
-    collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {c.array}")
+    collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {array_of(c)}")
+    for one in (a, c):
+        session.release(one)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_tensors_in_are_tensors_out(comm, session, dtype):
+    torch = pytest.importorskip("torch")
+    tensor = torch.full((3, 4 * comm.size), 0.5, dtype=getattr(torch, dtype))
+    made = um.matmul(comm, tensor, tensor.T.contiguous()[4 * comm.rank : 4 * comm.rank + 4])
+    a = session.distribute(tensor, um.Layout.rows())
+    c = session.gemm(a, a.T)
+    wanted = torch.full((3, 3), float(comm.size), dtype=tensor.dtype)
+    good = torch.equal(made, wanted) and torch.equal(c.local, wanted.repeat(1, comm.size)) and c.local is c.local
+    collective_assert(comm, good and torch.equal(c[:, :2].local, c.local[:, :2]), f"{made} {c.local}")
     for one in (a, c):
         session.release(one)
 

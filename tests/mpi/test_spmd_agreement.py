@@ -78,6 +78,24 @@ def test_the_error_of_one_rank_is_raised_on_all_and_names_it(comm, agree_all, gr
         same_everywhere(comm, agree_all, found, CapacityError, wanted)
 
 
+def test_an_error_that_ranks_share_is_not_chained_to_itself(comm, agree_all, group):
+    def fail():
+        raise CapacityError("8 bytes needed, 4 available")
+
+    def together(guilty):
+        with agreement.collective(group, "a test"):
+            if guilty in (comm.rank, None):
+                fail()
+
+    calls = [lambda: together(None), lambda: together(comm.size - 1), lambda: agreement.from_root(group, fail)]
+    for call in calls:
+        with pytest.raises(CapacityError) as found:
+            call()
+        error = found.value
+        agree_all(error.__cause__ is None, repr(error.__cause__))
+        agree_all(error.__context__ is None or error.__suppress_context__, repr(error.__context__))
+
+
 def test_one_error_of_all_ranks_names_none(comm, agree_all, group):
     found = raised(lambda: agreement.collective_result(group, ParamError("k = -1"), "a test"))
     agree_all(found == ("ParamError", "k = -1"), found)

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import pickle
 import re
+import sys
 import types
 
 import numpy as np
@@ -93,6 +94,21 @@ def test_the_array_of_a_conjugated_view_is_a_copy_as_numpy_gets_it():
     whole = matrix(DATA * (1 + 2j))
     whole.info = dataclasses.replace(whole.info, dtype=DType.c128)
     assert np.array_equal(whole.H.array, (DATA * (1 - 2j)).T)
+
+
+def test_what_this_rank_has_of_a_result_of_tensors_is_a_tensor(monkeypatch):
+    shown = []
+    tensors = types.SimpleNamespace(from_dlpack=lambda one: shown.append(one) or types.SimpleNamespace(of=one))
+    monkeypatch.setitem(sys.modules, "torch", tensors)
+    result = matrix(DATA)
+    assert result.local is DATA
+    result.of_torch = True
+    assert result.local.of.array is DATA
+    assert result.local is result.local  # so that a plan knows it again
+    assert result.local.of.strides == (3, 1)
+    assert np.array_equal(result.T.local.of.array, DATA.T)
+    assert len(shown) == 2
+    assert isinstance(result.array, np.ndarray)
 
 
 # -- operators, parts, copies --------------------------------------------------------------------

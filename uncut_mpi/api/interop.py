@@ -17,7 +17,7 @@ import numpy as np
 
 from uncut_mpi.api.arrays import shows, take
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.stored import stored_of
+from uncut_mpi.api.stored import shown_of
 from uncut_mpi.device.exported import Shown, translated
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, UncutError
@@ -375,8 +375,7 @@ def _memory_of(matrix: Matrix, local: Any, backend: Backend, *, writes: bool) ->
     taken = take(local, backend)
     if writes and not taken.writeable:
         raise ParamError(f"{matrix} is read-only here, and a tensor can be written: make a DTensor of a copy of it")
-    stored = stored_of(taken.array.shape, taken.array.strides, taken.array.itemsize)
-    return Shown(taken.array, (1, stored.ld) if stored.order == "F" else (stored.ld, 1))
+    return shown_of(taken.array)
 
 
 def show(matrix: Matrix, mesh: TorchMesh | JaxMesh, cuts: Cuts, own: Sequence[Rectangle], backend: Backend) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from uncut_mpi.api.exclusive import public_call
-from uncut_mpi.api.stored import turned
+from uncut_mpi.api.stored import shown_of, turned
 from uncut_mpi.api.views import View, info_of, piece_of, slices_of
+from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
 from uncut_mpi.mappings import Piece
@@ -228,6 +230,9 @@ class Matrix:
         self._whole = whole  # of which it is a view
         self._nothing: Any = None  # an array without elements, once it was asked for
         self._views: weakref.WeakValueDictionary[View, Matrix] = weakref.WeakValueDictionary()
+        self._tensors: tuple[Any, ...] | None = None  # `local` as tensors, once it was asked for
+        # Whether `local` is of torch: it was given so, or the session made the matrix of some that were.
+        self.of_torch = any(is_of_torch(type(one)) for one in local.arrays)
         self.closed, self.home = False, home  # until it is released
 
     @property
@@ -297,7 +302,8 @@ class Matrix:
         What this rank has of the matrix: the very array that was given, of the part's shape; without rows 0×n.
 
         Of a matrix in shared memory a view of this rank's part, of replicas this rank's. Of one that was made by
-        `Session.distribute_parts` a tuple of arrays, as they were given. Of a conjugated view a conjugated copy.
+        `Session.distribute_parts` a tuple of arrays, as they were given. Of a conjugated view a conjugated copy. Of a
+        new result a tensor of torch, where this rank's part of an operand is one.
         """
         if self.info.file:
             raise ParamError(
@@ -318,6 +324,10 @@ class Matrix:
             )
             if view.conjugated:
                 arrays = tuple(array.conj() for array in arrays)
+        if self.of_torch and not all(is_of_torch(type(one)) for one in arrays):
+            if self._tensors is None:
+                self._tensors = tuple(sys.modules["torch"].from_dlpack(shown_of(array)) for array in arrays)
+            arrays = self._tensors
         return arrays if self.info.dealt is None else arrays[0]
 
     @property
@@ -391,6 +401,7 @@ class Matrix:
             info = info_of(whole.info, view)
             array, (rows, cols) = whole._array, whole.shape  # none of files
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
+            found.of_torch = whole.of_torch
             if view.conjugated:
                 pass  # no array has its elements
             elif array is not None:

@@ -26,8 +26,8 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
 
     Returns
     -------
-    numpy.ndarray or cupy.ndarray
-        As many rows as `a_local` has, in memory of the same kind.
+    numpy.ndarray, cupy.ndarray or torch.Tensor
+        As many rows as `a_local` has, in memory of the same kind; a tensor where `a_local` or `b_local` is one.
 
     Raises
     ------

@@ -173,8 +173,12 @@ class Multiplies(SessionBase):
         with self._gate.exclusive():
             (first, second), scalars, choices, wanted = self._begin_converted("gemm", convert, told)
             if wanted == "auto":
-                return self._store.empty(self._fastest_result(first, second, scalars, choices))
-            return self._store.empty(new_result(first, second, choices.trans_a, choices.trans_b, wanted))
+                new = self._fastest_result(first, second, scalars, choices)
+            else:
+                new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
+            made = self._store.empty(new)
+            made.of_torch = first.of_torch or second.of_torch
+            return made
 
     def _fastest_result(self, a: Matrix, b: Matrix, scalars: Scalars, choices: Choices) -> NewMatrix:
         """Return the matrix for op(A) op(B) whose product is predicted to take the least time. Collective."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
+from uncut_mpi.device.exported import Shown
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.problem import StoredMatrix
+
+
+def shown_of(array: Any) -> Shown:
+    """Return a two-dimensional array of numpy or cupy for other libraries, bfloat16 too."""
+    stored = stored_of(array.shape, array.strides, array.itemsize)
+    return Shown(array, (1, stored.ld) if stored.order == "F" else (stored.ld, 1))
 
 
 def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:

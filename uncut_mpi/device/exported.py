@@ -243,8 +243,8 @@ def from_dlpack(given: Any, stream: int | None = None) -> Exported:
 def _refuse_pending(given: Any) -> None:
     """Refuse tensors that are more than their memory, as far as they can be asked."""
     name = type_text(given)
-    if any(_is_of_torch(base) and base.__name__ == "Tensor" for base in type(given).__mro__) and not (
-        _is_of_torch(type(given)) and type(given).__name__ in _PLAIN_TENSORS
+    if any(is_of_torch(base) and base.__name__ == "Tensor" for base in type(given).__mro__) and not (
+        is_of_torch(type(given)) and type(given).__name__ in _PLAIN_TENSORS
     ):
         mend = "use session.from_dtensor" if type(given).__name__ == "DTensor" else "pass a plain tensor"
         raise ParamError(
@@ -258,7 +258,8 @@ def _refuse_pending(given: Any) -> None:
             raise ParamError(f"{name} whose sign is not in its memory yet was given: pass x.{mend}()")
 
 
-def _is_of_torch(kind: type) -> bool:
+def is_of_torch(kind: type) -> bool:
+    """Return whether a type is one of torch's."""
     return kind.__module__.partition(".")[0] == "torch"
 
 

@@ -74,7 +74,9 @@ def _text(error: BaseException, trace: TracebackType | None) -> str:
     of_caller = [at for at, (frame, _) in enumerate(calls) if _package(frame) != _OURS]
     if not is_told(error):
         limit = of_caller[-1] + 1 if of_caller and isinstance(error, ParamError) else None  # their mistake, not ours
-        return "".join(traceback.format_exception(type(error), error, trace, limit))
+        cause = error.__cause__
+        chain = cause is None or str(cause) not in str(error)  # else it would say the same again
+        return "".join(traceback.format_exception(type(error), error, trace, limit, chain=chain))
     time.sleep(_LAST_WORDS_S)
     where = "".join(f" ({calls[at][0].f_code.co_filename}:{calls[at][1]})" for at in of_caller[-1:])
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}\n"

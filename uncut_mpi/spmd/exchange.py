@@ -59,7 +59,7 @@ def shared_segment(
         try:
             return _share(group, nbytes, purpose, True, timeout_s)
         except _CannotOpenError as error:
-            raise agreed(TopologyError(str(error))) from error
+            raise agreed(TopologyError(str(error))) from None
 
 
 class _CannotOpenError(Exception):
