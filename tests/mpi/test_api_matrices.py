@@ -364,6 +364,7 @@ def test_what_is_no_matrix_is_named_with_its_argument_and_call(comm, session):
         "upload: source is None: pass a Matrix": lambda: session.upload(None, matrix),
         "upload: target is an ndarray: pass a Matrix": lambda: session.upload(matrix, np.zeros((4, 4))),
         "A is None: pass a Matrix": lambda: session.gemm(None, matrix),
+        "A is a float: pass the matrices first, and factors by": lambda: session.gemm(1.0, matrix, matrix),
         "C is a str: pass a Matrix": lambda: session.plan(matrix, matrix, "C"),
         "None was given: the rank that has the array": lambda: session.register(None, root=last(session)),
     }

@@ -121,7 +121,7 @@ def test_ranks_that_ask_for_different_copies_get_one_error(comm, session):
         matrix.local[...] = 1.0
     same, x, y = Layout.rows(), a.info, b.info
     for words, call in (
-        (["layout: rows on ", "cols"], lambda: session.redistribute(a, [same, Layout.cols()][odd])),
+        (["layout: ", "rows on ", "cols on "], lambda: session.redistribute(a, [same, Layout.cols()][odd])),
         (["out: ", f"{y} on ", "None"], lambda: session.redistribute(a, Layout.cols(), out=[b, None][odd])),
         (["memory: ", "host on ", "device on "], lambda: session.redistribute(a, same, memory=["host", "device"][odd])),
         (["root: ", "0 on", "1 on "], lambda: session.scatter(np.ones((6, 6)), same, root=int(odd))),

@@ -8,6 +8,7 @@ collective call that makes or releases a matrix frees those which every rank has
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -202,6 +203,8 @@ class MatrixStore:
         if not isinstance(matrix, Matrix):
             mend = "(session.distribute(array, layout), session.register(array, root=...) or session.empty_host(shape))"
             mend = BATCH if is_batch(matrix) else f"pass a Matrix of this session {mend}"
+            if isinstance(matrix, numbers.Number) and name in ("A", "B", "C"):  # as in a call of BLAS
+                mend = "pass the matrices first, and factors by their names (alpha=, beta=)"
             raise ParamError(f"{name} is {'None' if matrix is None else type_text(matrix)}: {mend}")
         if matrix.home is not self._home:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
