@@ -107,6 +107,7 @@ def test_a_mismatch_names_what_differs_alone(session, comm, operands):
             ("memory", lambda: session.redistribute(c, um.Layout.rows(), memory="host" if last else "device")),
             ("order", lambda: session.empty_host((3, 4), order="F" if last else "C")),
             ("matrix", lambda: session.release(other if last else c)),
+            ("a number", lambda: session.agree(3 if last else 2, "a number")),
             ("max_plans", lambda: um.Session(comm, max_plans=5 if last else 6)),
         ):
             said = outcome(call)

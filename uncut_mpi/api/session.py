@@ -273,7 +273,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         Raises
         ------
         RankMismatchError
-            On all ranks, listing rank: value.
+            On all ranks, saying who has which.
         """
         with self._gate.exclusive():
             self._begin_converted("agree", lambda: value_text(what, value), lambda text: {what: text})

@@ -32,7 +32,7 @@ def named(*names: str) -> Callable[[tuple[object, ...]], dict[str, object]]:
 
 def value_text(what: object, value: object) -> str:
     """
-    Return what a value is, and its repr.
+    Return the repr of a value.
 
     Raises
     ------
@@ -42,6 +42,6 @@ def value_text(what: object, value: object) -> str:
     if not isinstance(what, str):
         raise ParamError(f"what = {shown(what)} is {type_text(what)}: pass what the value is, as a text")
     try:
-        return f"{what} {value!r}"
+        return repr(value)
     except Exception as error:  # whatever a caller's type raises
         raise ParamError(f"{what}, {type_text(value)}, cannot be compared: its repr raised {error!r}") from error
