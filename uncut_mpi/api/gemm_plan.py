@@ -282,7 +282,8 @@ class GemmPlan:
             if not alike or _parts_of(new) != _parts_of(old):
                 wanted, found = (f"{m.shape[0]}×{m.shape[1]} {m.dtype.name}, {_text(m, old, new)}" for m in (old, new))
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
-        check_written(infos_of(matrices))
+        first, second, result = infos_of(matrices)
+        check_written("C", result, A=first, B=second)
 
 
 def _parts_of(matrix: Matrix) -> tuple[Part, ...]:

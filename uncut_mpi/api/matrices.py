@@ -210,7 +210,7 @@ class MatrixStore:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
 
-    def check_files(self, matrices: Operands) -> None:
+    def check_files(self, matrices: Sequence[Matrix]) -> None:
         """Raise DataFileError if a file of this rank is no longer as long as it was. Local."""
         for matrix in matrices:
             if matrix.info.file:
@@ -263,14 +263,6 @@ class MatrixStore:
     def upload(self, source: Matrix, target: Matrix) -> None:
         """See `Session.upload`."""
         with agreement.collective(self._group, "uploading a matrix"):
-            source.info.check_in_memory()
-            target.info.check_in_memory()
-            if source.shape != target.shape or source.dtype is not target.dtype:
-                raise ParamError(f"{source} cannot be copied into {target}: shapes and types must be equal")
-            if source.whole.location != Location.host():
-                raise ParamError(f"{source} is not in shared host memory: use empty_host")
-            if target.info.read_only:
-                raise ParamError(f"{target} {target.info.read_only_text}")
             for part, array, there, address in self._own_parts(target):
                 block = source.array[there]
                 if target.info.file:

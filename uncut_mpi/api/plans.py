@@ -159,7 +159,7 @@ class PlanKey:
             return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
         problem, infos, read_in = read(infos)
-        check_written(infos)
+        check_written("C", c, A=a, B=b)
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             bounds = a.layout, b.layout, c.layout
@@ -171,30 +171,15 @@ class PlanKey:
 
     @classmethod
     def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
-        """
-        Return the key of C := A, where B is A as well and not read. Local.
-
-        Raises
-        ------
-        ParamError
-            If shapes, types or overlaps do not allow it.
-        """
+        """Return the key of C := A, where B is A as well and not read, of what `check_copy` lets pass. Local."""
         source, _, target = infos
-        source.check_in_memory()
-        shapes = source.layout.shape, target.layout.shape
-        if shapes[0] != shapes[1] or source.dtype is not target.dtype:
-            found = " and ".join(
-                f"{rows}×{cols} {one.dtype.name}" for (rows, cols), one in zip(shapes, (source, target), strict=True)
-            )
-            raise ParamError(f"matrices of {found} cannot be copied into each other: make them alike")
-        check_written(infos, ("matrix", "matrix", "out"))
         both = orders_for_copy(source.layout, target.layout)
         source, target = source.in_orders(both), target.in_orders(both)
         # What is not in the order in which the problem has both is transposed: as little as can be.
         orders = target.stored.order, source.stored.order
         reads = [(order, source.in_order(order), target.in_order(order)) for order in orders]
         order, a, c = min(reads, key=lambda read: sum(info.elements_not_in(read[0]) for info in read[1:]))
-        shape = shapes[0] if order == "F" else shapes[0][::-1]
+        shape = a.layout.shape if order == "F" else a.layout.shape[::-1]
         places = [_where(one, order) for one in (a, c)]
         lda, ldc = (
             one.parts[0].part.ld if isinstance(where, Location) else 0

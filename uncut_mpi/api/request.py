@@ -142,20 +142,37 @@ def infos_of(matrices: Operands) -> Infos:
     return a.info, b.info, c.info
 
 
-def check_written(infos: Infos, names: tuple[str, str, str] = ("A", "B", "C")) -> None:
-    """Raise ParamError if C cannot be written, or a part of it shares memory with A, B or another part of C."""
-    a, b, c = infos
-    written = names[2]
-    c.check_in_memory()
-    if c.read_only:
-        raise ParamError(f"{written} {c.read_only_text}")
-    for name, info in zip(names, (a, b), strict=False):
-        ranks = overlapping(info, c)
+def check_written(name: str, written: MatrixInfo, **read: MatrixInfo) -> None:
+    """
+    Raise ParamError if a matrix cannot be written, or a part of it shares memory with another or with what is read.
+
+    Every call that writes a caller's memory makes this check.
+
+    Parameters
+    ----------
+    name : str
+        What the caller calls it.
+    **read : MatrixInfo
+        What the call reads, by the caller's names.
+    """
+    written.check_in_memory()
+    if written.read_only:
+        raise ParamError(f"{name} {written.read_only_text}")
+    for other, info in read.items():
+        ranks = overlapping(info, written)
         if ranks:
-            where = f" ({name_ranks(ranks)})" if c.in_parts else ""
-            raise ParamError(f"{written} overlaps {name} in memory{where}: pass another matrix for the result")
-    ranks = overlapping_itself(c)
+            where = f" ({name_ranks(ranks)})" if written.in_parts else ""
+            raise ParamError(f"{name} overlaps {other} in memory{where}: pass another matrix for the result")
+    ranks = overlapping_itself(written)
     if ranks:
-        raise ParamError(
-            f"parts of {written} overlap in memory ({name_ranks(ranks)}): pass another matrix for the result"
-        )
+        raise ParamError(f"parts of {name} overlap in memory ({name_ranks(ranks)}): pass another matrix for the result")
+
+
+def check_copy(read: tuple[str, MatrixInfo], written: tuple[str, MatrixInfo]) -> None:
+    """Raise ParamError if a matrix cannot be copied into another; with what the caller calls them."""
+    (source_name, source), (name, target) = read, written
+    source.check_in_memory()
+    if source.layout.shape != target.layout.shape or source.dtype is not target.dtype:
+        found, wanted = ("{}×{} {}".format(*one.layout.shape, one.dtype.name) for one in (target, source))
+        raise ParamError(f"{name} is {found} and {source_name} {wanted}: shapes and types must be equal")
+    check_written(name, target, **{source_name: source})

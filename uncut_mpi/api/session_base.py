@@ -54,14 +54,3 @@ class SessionBase:
             self._gate.fail(call, error)
         self._gate.open(call, asked_of(asked))
         return asked
-
-    def _begin_with(self, call: str, **matrices: object) -> None:
-        """Open a call whose arguments are matrices of the session alone, by their names."""
-
-        def convert() -> dict[str, object]:
-            found = {name: self._store.check(f"{call}: {name}", matrix).info for name, matrix in matrices.items()}
-            for info in found.values():
-                info.check_in_memory()
-            return dict(found)
-
-        self._begin_converted(call, convert, dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,13 @@ import numpy as np
 from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import PlanKey
-from uncut_mpi.api.request import Choices, Request, Scalars, infos_of
+from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, own_memory, rank_of
 from uncut_mpi.api.wording import named
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.layout import Layout
-from uncut_mpi.model.locations import Memory, memory_of
+from uncut_mpi.model.locations import Location, Memory, memory_of
 
 
 class MovesMatrices(SessionBase):
@@ -129,16 +130,13 @@ class MovesMatrices(SessionBase):
                     wanted.check_memory(where)
                 return source, wanted, None, where
             target = self._store.check("redistribute: out", out)
-            if target.shape != source.shape:
-                raise ParamError(
-                    f"out is of shape {target.shape}, matrix of {source.shape}: pass one of the same shape"
-                )
             fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
             if memory is not None or not fits:
                 raise ParamError(
                     f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: pass the "
                     "layout of out, or None, and no memory, or no out"
                 )
+            check_copy(("matrix", source.info), ("out", target.info))
             return source, wanted, target, None
 
         with self._gate.exclusive():
@@ -163,8 +161,8 @@ class MovesMatrices(SessionBase):
             Of any location; one in shared host memory is returned as it is.
         """
         with self._gate.exclusive():
-            self._begin_with("download", matrix=matrix)
-            return self._store.download(matrix)
+            (found,) = self._begin_moved("download", lambda one: one.info.check_in_memory(), matrix=matrix)
+            return self._store.download(found)
 
     @public_call
     def upload(self, source: Matrix, target: Matrix) -> None:
@@ -174,11 +172,32 @@ class MovesMatrices(SessionBase):
         Raises
         ------
         ParamError
-            If shapes or types differ, or `source` is not in shared host memory.
+            If shapes or types differ, `source` is not in shared host memory, or `target` cannot be written, overlaps it
+            in memory or overlaps itself.
         """
+
+        def check(source: Matrix, target: Matrix) -> None:
+            check_copy(("source", source.info), ("target", target.info))
+            if source.whole.location != Location.host():
+                raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
+
         with self._gate.exclusive():
-            self._begin_with("upload", source=source, target=target)
-            self._store.upload(source, target)
+            self._store.upload(*self._begin_moved("upload", check, source=source, target=target))
+
+    def _begin_moved(self, call: str, check: Callable[..., None], **matrices: Matrix) -> list[Matrix]:
+        """Open a call that moves matrices without a plan; as with one, what the caller's stream does is awaited."""
+
+        def convert() -> list[Matrix]:
+            found = [self._store.check(f"{call}: {name}", matrix) for name, matrix in matrices.items()]
+            check(*found)
+            self._backend.mark_caller(None)
+            self._backend.await_caller()
+            self._store.check_files(found)
+            return found
+
+        return self._begin_converted(
+            call, convert, lambda found: {name: one.info for name, one in zip(matrices, found, strict=True)}
+        )
 
     def _copy(self, call: str, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another, as part of a call that has opened. Collective."""
