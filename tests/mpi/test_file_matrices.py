@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -140,14 +141,18 @@ def test_a_new_file_takes_a_result(comm, open_session, folder, order):
     paths = [save(comm, folder / f"{name}.npy", array) for name, array in (("a", a), ("b", b))]
     with open_session(comm, host_memory=ROOM, verify=True) as session:
         c = session.create_file(folder / "c.npy", (210, 190), "f64", order=order)
-        made = np.load(folder / "c.npy")
+        with open(folder / "c.npy.partial", "rb") as file:
+            made = np.load(file)
         collective_assert(comm, made.shape == (210, 190) and not made.any() and c.order == order, str(made.shape))
         comm.Barrier()
         session.gemm(*map(session.open_file, paths), c)
+        collective_assert(comm, not (folder / "c.npy").exists(), "an unfinished file has its name")
+        for _ in range(2):
+            session.commit(c)
         found = np.load(folder / "c.npy")
         collective_assert(comm, close(found, a @ b, 230) and found.flags.f_contiguous == (order == "F"), "a result")
         again = functools.partial(session.create_file, folder / "c.npy", (3, 3), "f64")
-        expect(comm, um.DataFileError, ["c.npy exists"], again)
+        expect(comm, um.DataFileError, ["c.npy exists", "pass overwrite=True"], again)
         nowhere = functools.partial(session.create_file, folder / "none" / "c.npy", (3, 3), "f64")
         expect(comm, um.DataFileError, ["cannot be created"], nowhere)
         huge = functools.partial(session.create_file, folder / "d.npy", (1 << 24, 1 << 24), "f64")
@@ -156,11 +161,76 @@ def test_a_new_file_takes_a_result(comm, open_session, folder, order):
         collective_assert(comm, not (folder / "d.npy").exists(), "what has no room is left")
         half = session.create_file(folder / "h.npy", (5, 4), "bf16")
         collective_assert(comm, half.dtype.name == "bf16", repr(half))
+        session.commit(half)
         session.release(half)
         half = session.open_file(folder / "h.npy", dtype="bf16")
         collective_assert(comm, half.shape == (5, 4), repr(half))
         expect(comm, um.ParamError, ["path = 7"], lambda: session.create_file(7, (3, 3), "f64"))
         expect(comm, um.ParamError, ["shape"], lambda: session.create_file(folder / "e.npy", (3,), "f64"))
+
+
+def left(comm, folder):
+    """What is in a folder now. Collective."""
+    comm.Barrier()
+    return comm.bcast(sorted(os.listdir(folder)) if comm.rank == 0 else None)
+
+
+def test_a_file_that_one_rank_cannot_open_is_taken_away_again(comm, open_session, folder, monkeypatch):
+    with open_session(comm) as session:
+        (folder / str(comm.rank)).mkdir()
+        comm.Barrier()
+        monkeypatch.chdir(folder / str(comm.rank))
+        if comm.size > 1:
+            for _ in range(2):
+                expect(
+                    comm,
+                    um.DataFileError,
+                    ["c.npy cannot be read"],
+                    lambda: session.create_file("c.npy", (9, 9), "f64"),
+                )
+            collective_assert(comm, left(comm, folder / "0") == [], "a file is left")
+        expect(comm, um.DataFileError, ["that no file can have"], lambda: session.create_file("a\0b", (9, 9), "f64"))
+
+
+@pytest.mark.parametrize("end", ["release", "close", "unwritten", "failed", "error"])
+def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(comm, open_session, folder, end):
+    path = folder / "c.npy"
+    if comm.rank == 0:
+        np.save(path, np.zeros(1))
+        path.chmod(0o600)
+    comm.Barrier()
+    with contextlib.suppress(um.ParamError), open_session(comm) as session:
+        a = session.empty_host((9, 9))
+        a.array[:] = 1.0
+        session.barrier()
+        c = session.create_file(path, (9, 9), "f64", overwrite=True)
+        again = functools.partial(session.create_file, path, (9, 9), "f64", overwrite=True)
+        expect(comm, um.DataFileError, ["c.npy.partial", "is writing it"], again)
+        if comm.rank == 0:
+            path.rename(folder / "was.npy")
+        comm.Barrier()
+        expect(comm, um.DataFileError, ["is unfinished, as", "c.npy.partial"], lambda: session.open_file(path))
+        if comm.rank == 0:
+            (folder / "was.npy").rename(path)
+        comm.Barrier()
+        if end != "unwritten":
+            session.gemm(a, a, c)
+        if end == "failed":
+            with pytest.MonkeyPatch.context() as patch:
+                if comm.rank == comm.size - 1:
+                    patch.setattr(session._backend.files, "copy", broken)
+                expect(comm, um.DataFileError, ["planted"], lambda: session.upload(a, c))
+        if end == "release":
+            session.release(c)
+        if end == "error":
+            session.gemm(a, a, a)
+    found, mode = np.load(path), path.stat().st_mode & 0o777
+    collective_assert(comm, (found.size == 81) == (end in ("release", "close")) and mode == 0o600, f"{found}, {mode:o}")
+    collective_assert(comm, left(comm, folder) == ["c.npy"], "something is left")
+
+
+def broken(*unused):
+    raise um.DataFileError("planted")
 
 
 def test_what_files_are_not_is_said_on_all_ranks(comm, open_session, folder):

@@ -12,9 +12,10 @@ import uncut_mpi.command.product as command_product
 from tests.helpers.collective import collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.sessions import measured_machine
+from uncut_mpi import unfinished
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix_files import MatrixFile
-from uncut_mpi.command import artifacts, streaming, streams
+from uncut_mpi.command import streaming, streams
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.gemm import main
 from uncut_mpi.model.costs import Disk
@@ -215,7 +216,7 @@ def test_an_interrupt_while_files_are_written_leaves_none_half_written(comm, job
     facts = folder / "facts.json"
     if comm.size > 1:
         return  # the others of a job end with it, and this test's ranks are to live on
-    for module, name in ((command_product.OutputFile, "commit"), (artifacts, "write_all")):
+    for module, name in ((command_product.OutputFile, "commit"), (unfinished, "write_all")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, interrupt)
             out_path = folder / f"{name}.npy"

@@ -23,7 +23,8 @@ WRITES = {
 
 NEW_MEMORY = """Session.matmul Session.scatter Session.gather Session.download Session.empty Session.empty_host
 Session.empty_device Session.create_file"""
-NO_ELEMENTS = """Session.agree Session.barrier Session.broken Session.close Session.distribute Session.distribute_parts
+NO_ELEMENTS = """Session.agree Session.barrier Session.broken Session.close Session.commit
+Session.distribute Session.distribute_parts
 Session.energy_j Session.from_dtensor Session.from_jax Session.gather_values Session.open_file Session.poison_softbuf
 Session.rank Session.register Session.release Session.size Session.together Session.versions
 Matrix.H Matrix.T Matrix.address Matrix.dtype Matrix.end Matrix.layout Matrix.local Matrix.local_indices Matrix.location
@@ -73,7 +74,7 @@ def shortened_file(session, path):
     c = session.create_file(path, (EDGE, EDGE), "f64", order="C")
     session.barrier()
     if session.rank == 0:
-        with open(path, "r+b") as file:
+        with open(path + ".partial", "r+b") as file:
             file.truncate(200)
     session.barrier()
     return session.empty_host((EDGE, EDGE)), c

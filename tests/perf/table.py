@@ -7,8 +7,9 @@ Products beside their floor, other libraries and an older version, all in turns 
 A problem is TYPE, SIZE (N or MxNxK) and places as ``--place`` has them, several with semicolons between. Its matrices
 are made once. For each of its places these take turns in random order: the default plan, those of the options
 (``name=value`` words), the plan of an older version under another name (``--old``; `old_version.sh` makes one), the
-compute floor, and of the other libraries the one that is fastest at its best setting; all of them are tried first. Each sample is the
-time of the slowest rank between two barriers. Libraries run in these processes, so that they start once.
+compute floor, and of the other libraries the one that is fastest at its best setting; all of them are tried first.
+Each sample is the time of the slowest rank between two barriers. Libraries run in these processes, so that they start
+once.
 
 The floor is the longest of three times: compute (every GPU multiplies an equal share at once, cuBLAS called directly),
 the busiest GPU port (each rank of a 2x2 grid needs its panels of A and B once, C travels once as a result; all ranks

@@ -19,6 +19,15 @@ def test_a_file_is_replaced_whole(tmp_path):
     assert os.listdir(tmp_path) == ["facts.x"]
 
 
+def test_a_file_that_is_replaced_keeps_its_mode(tmp_path):
+    path = tmp_path / "facts.x"
+    path.touch()
+    for mode in (0o600, 0o440):
+        path.chmod(mode)
+        write_file("--json", str(path), b"{}\n")
+        assert path.stat().st_mode & 0o777 == mode
+
+
 def test_a_file_that_cannot_be_completed_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "facts.x"
     path.write_text("old")

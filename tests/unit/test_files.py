@@ -11,9 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from uncut_mpi.api.matrix_files import open_matrix, open_operands, output_order
-from uncut_mpi.command import output as output_module
-from uncut_mpi.command.output import OutputFile, OutputTarget, check_output
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix, open_operands, output_order
+from uncut_mpi.command.output import check_output
 from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import lines_of
@@ -208,22 +207,14 @@ def test_the_result_has_the_order_of_c_else_of_both_inputs(tmp_path, a, b, c, ex
 # -- writing -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["nameless", "named"])
-def way(request, monkeypatch):
-    """Both ways to keep an unfinished file out of sight: without a name, and with a hidden one."""
-    if request.param == "named":
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
-    return request.param
-
-
 def create(path: pathlib.Path, array: np.ndarray, order: str = "F", *, overwrite: bool = False) -> OutputFile:
-    return OutputFile.create(str(path), *array.shape, DType.parse(array.dtype), order, overwrite=overwrite)
+    return OutputFile.create(str(path), array.shape, DType.parse(array.dtype), order, overwrite=overwrite)
 
 
 @ALL_DTYPES
 @ORDERS
 @pytest.mark.parametrize("source_order", ["C", "F"])
-def test_lines_written_apart_are_what_numpy_loads(tmp_path, dtype, order, source_order, way):
+def test_lines_written_apart_are_what_numpy_loads(tmp_path, dtype, order, source_order):
     expected = matrix(37, 23, dtype, source_order)
     path = tmp_path / "out.npy"
     with create(path, expected, order) as out:
@@ -238,12 +229,12 @@ def test_lines_written_apart_are_what_numpy_loads(tmp_path, dtype, order, source
     assert os.listdir(tmp_path) == ["out.npy"]
 
 
-def _write_share(target: OutputTarget, array: np.ndarray, share: int) -> None:
+def _write_share(target: MatrixFile, array: np.ndarray, share: int) -> None:
     lines = lines_of(target.num_lines, share, 2)
     target.write_lines(array[:, lines], lines)
 
 
-def test_other_processes_write_their_lines(tmp_path, way):
+def test_other_processes_write_their_lines(tmp_path):
     expected = matrix(30, 20, DType.f64)
     path = tmp_path / "out.npy"
     with create(path, expected) as out:
@@ -267,7 +258,7 @@ def test_many_blocks_and_strided_arrays_are_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1)])
-def test_empty_and_single_results_are_written(tmp_path, shape, way):
+def test_empty_and_single_results_are_written(tmp_path, shape):
     expected = matrix(*shape, DType.f32)
     with create(tmp_path / "out.npy", expected) as out:
         out.target.write_lines(expected)
@@ -275,7 +266,7 @@ def test_empty_and_single_results_are_written(tmp_path, shape, way):
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
-def test_a_discarded_file_leaves_nothing(tmp_path, way):
+def test_a_discarded_file_leaves_nothing(tmp_path):
     with create(tmp_path / "out.npy", np.ones((3, 3))) as out:
         out.target.write_lines(np.ones((3, 3)))
     assert os.listdir(tmp_path) == []
@@ -288,16 +279,36 @@ def _create_and_die(path: pathlib.Path) -> None:
     os.kill(os.getpid(), 9)
 
 
-def test_a_killed_process_leaves_nothing_where_files_can_be_nameless(tmp_path):
-    try:
-        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR))
-    except OSError:
-        pytest.skip("the file system has no O_TMPFILE")
-    process = multiprocessing.get_context("spawn").Process(target=_create_and_die, args=(tmp_path / "out.npy",))
+def test_what_a_killed_process_leaves_is_no_result_and_the_next_one_says_what_goes_on(tmp_path):
+    path = tmp_path / "out.npy"
+    process = multiprocessing.get_context("spawn").Process(target=_create_and_die, args=(path,))
     process.start()
     process.join(60)
     assert process.exitcode == -9
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["out.npy.partial"]
+    for refuse in (lambda: create(path, np.eye(3)), lambda: check_output(str(path), overwrite=False)):
+        with pytest.raises(DataFileError, match=r"out\.npy\.partial, a job that was cut short .*--overwrite"):
+            refuse()
+    assert os.listdir(tmp_path) == ["out.npy.partial"]
+    with create(path, np.eye(3), overwrite=True) as out:
+        out.target.write_lines(np.eye(3))
+        out.commit()
+    np.testing.assert_array_equal(np.load(path), np.eye(3))
+    assert os.listdir(tmp_path) == ["out.npy"]
+
+
+def test_a_file_that_is_being_written_is_not_taken_over(tmp_path):
+    path = tmp_path / "out.npy"
+    with create(path, np.eye(3)) as out:
+        for refuse in (
+            lambda: create(path, np.eye(3), overwrite=True),
+            lambda: check_output(str(path), overwrite=True),
+        ):
+            with pytest.raises(DataFileError, match="is writing it"):
+                refuse()
+        out.target.write_lines(np.eye(3))
+        out.commit()
+    np.testing.assert_array_equal(np.load(path), np.eye(3))
 
 
 def test_an_existing_file_is_kept_without_overwrite(tmp_path):
@@ -308,7 +319,7 @@ def test_an_existing_file_is_kept_without_overwrite(tmp_path):
     assert path.read_bytes() == b"mine"
 
 
-def test_a_file_that_appears_meanwhile_is_kept(tmp_path, way):
+def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
     path = tmp_path / "out.npy"
     with create(path, np.ones((3, 3))) as out:
         path.write_bytes(b"mine")
@@ -322,7 +333,6 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
     def link(*unused, **more):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     monkeypatch.setattr(os, "link", link)
     path = tmp_path / "out.npy"
     with create(path, np.eye(3)) as out:
@@ -337,7 +347,7 @@ def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["out.npy", "two.npy"]
 
 
-def test_an_existing_file_is_replaced_only_at_commit(tmp_path, way):
+def test_an_existing_file_is_replaced_only_at_commit(tmp_path):
     path = tmp_path / "out.npy"
     path.write_bytes(b"mine")
     with create(path, np.eye(3), overwrite=True) as out:
@@ -348,7 +358,7 @@ def test_an_existing_file_is_replaced_only_at_commit(tmp_path, way):
     assert os.listdir(tmp_path) == ["out.npy"]
 
 
-def test_a_symbolic_link_is_followed(tmp_path, way):
+def test_a_symbolic_link_is_followed(tmp_path):
     target = tmp_path / "there"
     target.mkdir()
     link = tmp_path / "out.npy"
@@ -360,7 +370,7 @@ def test_a_symbolic_link_is_followed(tmp_path, way):
     np.testing.assert_array_equal(np.load(target / "real.npy"), np.eye(3))
 
 
-def test_the_result_has_the_permissions_of_any_new_file(tmp_path, way):
+def test_the_result_has_the_permissions_of_any_new_file(tmp_path):
     other = tmp_path / "other"
     other.touch()
     with create(tmp_path / "out.npy", np.eye(3)) as out:
@@ -377,11 +387,11 @@ def test_bad_output_names_are_refused_before_any_work(tmp_path):
         check_output("/dev/null", overwrite=True)
 
 
-def test_a_full_disk_is_said_before_any_work_with_what_is_needed(tmp_path, monkeypatch, way):
+def test_a_full_disk_is_said_before_any_work_with_what_is_needed(tmp_path, monkeypatch):
     def full(descriptor, offset, size):
         raise OSError(errno.ENOSPC, "planted")
 
-    monkeypatch.setattr(output_module.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CapacityError, match=r"needs 8.000 MB.* available"):
         create(tmp_path / "out.npy", np.ones((1000, 1000)))
     assert os.listdir(tmp_path) == []

@@ -180,14 +180,21 @@ class Calls:
                 plan, binding = self.prepare(plan, matrices, request.choices)
             assert not isinstance(plan, PlanKey)  # just prepared
             keep(plan)
+            if c.info.file:
+                self.store.is_written(c, written=False)
             if type(plan) is Chunked:
-                return self._run_chunks(plan, request, traced=traced)
+                chunks = self._run_chunks(plan, request, traced=traced)
+                if c.info.file:
+                    self.store.is_written(c, written=True)
+                return chunks
             assert binding is not None  # ready or just prepared
             call = Call(self, request, binding, not all_ready, traced)
             if type(plan) is Trial:
                 self._try(plan, call, keep)
             else:
                 call.run()
+            if c.info.file:
+                self.store.is_written(c, written=True)
             return call
         finally:
             turns.release()

@@ -26,7 +26,7 @@ from uncut_mpi.api.matrix import (
     Matrix,
     MatrixInfo,
 )
-from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
@@ -94,6 +94,9 @@ class _Held:
     addresses: list[int]  # of each part in this process; 0 where it is not mapped
     grips: list[_Grip]
     opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
+    unfinished: bool = False  # a file that has no name yet
+    written: bool = False  # whether a call has written it to its end, and none has failed to do so since
+    output: OutputFile | None = None  # on rank 0, until it has its name
 
 
 class MatrixStore:
@@ -184,8 +187,15 @@ class MatrixStore:
         starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
         return self._deal([*zip(given, starts, strict=True)], None, matrix.shape, matrix.dtype)
 
-    def open_file(self, file: MatrixFile, *, writeable: bool) -> Matrix:
-        """See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own."""
+    def open_file(self, file: MatrixFile, *, writeable: bool, output: OutputFile | None = None) -> Matrix:
+        """
+        See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own.
+
+        Parameters
+        ----------
+        output : OutputFile, optional
+            On rank 0, of a file that has no name yet.
+        """
         self._collect()
         mine: list[_Mine] = []
         error: BaseException | None = None
@@ -194,7 +204,10 @@ class MatrixStore:
         except BaseException as caught:  # as in `_deal`
             error = caught
         layout = Layout.cols() if file.order == "F" else Layout.rows()
-        return self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
+        matrix = self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
+        held = self._held[matrix.info.number]
+        held.unfinished, held.output = bool(file.open_path), output
+        return matrix
 
     # -- using -------------------------------------------------------------------------------
 
@@ -262,6 +275,7 @@ class MatrixStore:
 
     def upload(self, source: Matrix, target: Matrix) -> None:
         """See `Session.upload`."""
+        self.is_written(target, written=False)
         with agreement.collective(self._group, "uploading a matrix"):
             for part, array, there, address in self._own_parts(target):
                 block = source.array[there]
@@ -273,6 +287,11 @@ class MatrixStore:
                     self._backend.from_host(
                         address, part.ld, np.asfortranarray(block if part.order == "F" else block.T)
                     )
+        self.is_written(target, written=True)
+
+    def is_written(self, matrix: Matrix, *, written: bool) -> None:
+        """Note whether what was last written to a matrix was written to its end; what was not, gets no name. Local."""
+        self._held[matrix.info.number].written = written
 
     def _move(self, address: int, part: Part, block: np.ndarray, *, writes: bool) -> None:
         """Copy a part of a matrix file into an array of its shape, or from it. Local."""
@@ -287,6 +306,27 @@ class MatrixStore:
 
     # -- releasing ---------------------------------------------------------------------------
 
+    def commit(self, number: int) -> None:
+        """See `Session.commit`, of the matrix of a number."""
+        held = self._held[number]
+        if not held.unfinished:
+            return
+        with agreement.collective(self._group, "completing a matrix file"):
+            for grip in held.grips:
+                if grip.window is not None:
+                    grip.window.flush()
+        held.unfinished = False
+        with agreement.collective(self._group, "completing a matrix file"):
+            if held.output is not None:
+                held.output.commit()
+
+    def drop_files(self) -> None:
+        """Remove the files that have no name yet. Local."""
+        for held in self._held.values():
+            held.unfinished = False
+            if held.output is not None:
+                held.output.discard()
+
     def release(self, matrix: Matrix) -> None:
         """See `Session.release`."""
         self._free([matrix.info.number])
@@ -298,10 +338,18 @@ class MatrixStore:
     def give_back_alone(self) -> None:
         """Unpin and unmap what this rank holds, when no rank can be asked any more. Local."""
         self.mappings.close_all()
+        self.drop_files()
         while self._held:
             self._let_go(self._held.popitem()[1].grips)
 
     def _free(self, numbers: list[int]) -> None:
+        error: BaseException | None = None
+        for held in map(self._held.__getitem__, numbers):
+            if held.unfinished and held.written:
+                try:
+                    self.commit(held.info.number)
+                except Exception as caught:  # of all ranks; the memory goes all the same
+                    error = caught
         with agreement.collective(self._group, "unmapping matrices"):
             for number in numbers:
                 for call in self.on_release:
@@ -316,7 +364,11 @@ class MatrixStore:
                     matrix.end()
                 held = self._held.pop(number)
                 self._dropped.discard(number)
+                if held.output is not None:
+                    held.output.discard()
                 self._let_go(held.grips)
+        if error is not None:
+            raise error
 
     def _let_go(self, grips: list[_Grip]) -> None:
         """Unpin and unmap host memory, unless another matrix lies in it: then that one is to do so."""
@@ -442,7 +494,7 @@ class MatrixStore:
         else:
             rows = share.start, share.stop
         try:
-            descriptor = open_regular(file.path, os.O_RDWR if writeable else os.O_RDONLY)
+            descriptor = open_regular(file.open_path or file.path, os.O_RDWR if writeable else os.O_RDONLY)
         except OSError as error:
             how = "read and written" if writeable else "read"
             raise DataFileError(f"{file.path} cannot be {how}: {reason(error)}") from None

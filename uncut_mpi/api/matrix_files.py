@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import io
 import os
+import stat
 import struct
 import textwrap
 import warnings
@@ -19,7 +20,8 @@ from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
-from uncut_mpi.regular import open_regular, reason
+from uncut_mpi.regular import kind_of, open_regular, reason, status_of
+from uncut_mpi.unfinished import OVERWRITE, UnfinishedFile, partial_of, unfinished_file, write_all
 from uncut_mpi.units import bytes_text
 
 # numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
@@ -50,6 +52,8 @@ class MatrixFile:
         Element type.
     offset_bytes : int
         Where the first element lies.
+    open_path : str
+        Its name as long as it is unfinished (`OutputFile`); empty for that of `path`.
     """
 
     path: str
@@ -58,6 +62,7 @@ class MatrixFile:
     order: Order
     dtype: DType
     offset_bytes: int
+    open_path: str = ""
 
     @property
     def num_lines(self) -> int:
@@ -92,7 +97,7 @@ class MatrixFile:
         runs = [slice(None)] if last - first == length else [slice(line, line + 1) for line in range(stop - start)]
         try:
             # Read and not mapped: a mapped file that somebody shortens ends the process that touches what was there.
-            descriptor = open_regular(self.path)
+            descriptor = open_regular(self.open_path or self.path)
             try:
                 for number, run in enumerate(runs):
                     at = self.offset_bytes + ((start + number) * length + first) * self.dtype.itemsize
@@ -106,32 +111,143 @@ class MatrixFile:
         except OSError as error:
             raise DataFileError(f"{self.path} cannot be read: {reason(error)}") from None
 
+    def write_lines(self, values: np.ndarray, lines: slice = slice(None)) -> None:
+        """
+        Write these lines; several processes may write different lines at once.
 
-def create_matrix(path: str, shape: tuple[int, int], dtype: DType, order: Order) -> MatrixFile:
-    """
-    Create a .npy file of zeros and return what it holds.
+        Parameters
+        ----------
+        values : ndarray, shape (rows, lines) in Fortran order or (lines, cols) in C order
+            Of the file's dtype and any layout.
+        lines : slice, default all
+            Which lines.
 
-    Raises
-    ------
-    DataFileError
-        If there is one already, or it cannot be created.
-    CapacityError
-        If the disk has no room for it.
+        Raises
+        ------
+        DataFileError
+            If the file cannot be written.
+        """
+        start, stop, _ = lines.indices(self.num_lines)
+        shape = (self.rows, stop - start) if self.order == "F" else (stop - start, self.cols)
+        if values.shape != shape or values.dtype != self.dtype.numpy:
+            raise ValueError(
+                f"{self.path}: an array of shape {values.shape} and dtype {values.dtype} "
+                f"was given for lines of shape {shape} and dtype {self.dtype.name}"
+            )
+        line_bytes = (self.rows if self.order == "F" else self.cols) * self.dtype.itemsize
+        at = self.offset_bytes + start * line_bytes
+        try:
+            descriptor = open_regular(self.open_path or self.path, os.O_WRONLY)
+            try:
+                for block in blocks(shape, self.order, self.dtype):
+                    at += write_all(descriptor, _raw(values[block], self.order), at)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise DataFileError(f"{self.path} cannot be written: {reason(error)}") from None
+
+
+class OutputFile:
     """
+    A matrix file that appears under its name only when it is complete; held by one rank.
+
+    A context manager that discards what was not committed; see `UnfinishedFile`.
+
+    Attributes
+    ----------
+    target : MatrixFile
+        What the other ranks need to write their lines.
+    """
+
+    def __init__(self, target: MatrixFile, unfinished: UnfinishedFile) -> None:
+        self.target, self._unfinished = target, unfinished
+
+    @classmethod
+    def create(
+        cls, path: str, shape: tuple[int, int], dtype: DType, order: Order, *, overwrite: bool, how: str = OVERWRITE
+    ) -> OutputFile:
+        """
+        Make the unfinished file, of zeros, with its header written and its whole size reserved on the disk.
+
+        Parameters
+        ----------
+        path : str
+            Name of the complete file. A symbolic link is followed.
+        shape, dtype, order
+            Of the matrix; bf16 is saved as numpy saves it, as elements of 2 bytes without a name.
+        overwrite : bool
+            Whether a file of that name may be replaced, or an unfinished one.
+        how : str
+            How the caller says so, for the error.
+
+        Raises
+        ------
+        DataFileError
+            If the file exists (without `overwrite`) or is being written, is no regular file, or its directory is
+            missing or cannot be written.
+        CapacityError
+            If the disk has no room for it.
+        """
+        check_new(path, overwrite=overwrite, how=how)
+        unfinished = unfinished_file(path, path, overwrite=overwrite, how=how, done="created")
+        try:
+            with os.fdopen(unfinished.descriptor, "wb", closefd=False) as file:
+                offset = write_header(file, shape, dtype, order)
+            reserve(unfinished.descriptor, path, offset + shape[0] * shape[1] * dtype.itemsize)
+        except BaseException:
+            unfinished.discard()
+            raise
+        # By the name that the caller gave: a rank for which that is another file has an error, as of any file.
+        open_path = unfinished.path if os.path.islink(path) else partial_of(path)
+        return cls(MatrixFile(path, *shape, order, dtype, offset, open_path), unfinished)
+
+    def commit(self) -> None:
+        """
+        Give the file its name, with all that was written to it safe on the disk.
+
+        Call it when every rank has written its lines.
+
+        Raises
+        ------
+        DataFileError
+            If the disk refuses, or a file of that name has appeared (without `overwrite`); the
+            unfinished file is discarded then.
+        """
+        path = self.target.path
+        if not self._unfinished.is_open:
+            raise ValueError(f"{path} was committed or discarded before")
+        try:
+            self._unfinished.commit()
+        except FileExistsError:
+            raise DataFileError(f"{path} exists, it has appeared meanwhile: name another file") from None
+        except OSError as error:
+            raise DataFileError(f"{path} cannot be completed: {reason(error)}") from None
+
+    def discard(self) -> None:
+        """Remove the unfinished file. After `commit`, or a second time, it does nothing."""
+        self._unfinished.discard()
+
+    def __enter__(self) -> OutputFile:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.discard()
+
+
+def check_new(path: str, *, overwrite: bool, how: str = OVERWRITE) -> None:
+    """Raise DataFileError if a file of this name is there and may not be replaced, or is no regular file."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:
-        raise DataFileError(f"{path} exists: open it (open_file), or name another file") from None
+        mode = status_of(path).st_mode
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            offset = write_header(file, shape, dtype, order)
-            reserve(file.fileno(), path, offset + shape[0] * shape[1] * dtype.itemsize)
-    except BaseException:
-        os.remove(path)
-        raise
-    return MatrixFile(path, *shape, order, dtype, offset)
+    if stat.S_ISDIR(mode):
+        raise DataFileError(f"{path} is a directory: name a file in it")
+    if not stat.S_ISREG(mode):
+        raise DataFileError(f"{path} is {kind_of(mode)}, not a regular file: name another one")
+    if not overwrite:
+        raise DataFileError(f"{path} exists: name another file, or {how} to replace it")
 
 
 def write_header(file: BinaryIO, shape: tuple[int, int], dtype: DType, order: Order) -> int:
@@ -180,7 +296,9 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
             offset = file.tell()
             length = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise DataFileError(f"{path} cannot be read: {reason(error)}") from None
+        there = isinstance(error, FileNotFoundError) and os.path.exists(partial_of(path))
+        more = f"; it is unfinished, as {partial_of(path)}: complete it first (Session.commit)" if there else ""
+        raise DataFileError(f"{path} cannot be read: {reason(error)}{more}") from None
     if len(shape) != 2:
         raise DataFileError(f"{path} holds an array of shape {shape}, which has {dimensions_text(len(shape))}")
     if bool in map(type, shape):  # a number to numpy
@@ -317,3 +435,9 @@ def _element_type(path: str, found: np.dtype[Any], asked: DType | None) -> DType
             f"{path} holds {element.name}, but dtype {asked.name} was given: leave it out or convert the file"
         )
     return element
+
+
+def _raw(block: np.ndarray, order: Order) -> memoryview:
+    """Return the bytes of a block in file order, without a copy where it lies so already."""
+    lines = np.ascontiguousarray(block.T if order == "F" else block)
+    return lines.reshape(-1).view(np.uint8).data

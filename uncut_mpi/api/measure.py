@@ -21,7 +21,6 @@ import logging
 import os
 import pathlib
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -39,6 +38,7 @@ from uncut_mpi.model.usual import ISSUED_S, usual_figures
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.unfinished import replace_file
 
 logger = logging.getLogger("uncut_mpi")
 
@@ -324,15 +324,6 @@ def _read(path: str | os.PathLike[str]) -> Machine | None:
 
 def _keep(path: pathlib.Path, text: str) -> None:
     # Best effort: a read-only home directory costs a measurement per session and nothing else.
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        replace_file(str(path), text.encode())

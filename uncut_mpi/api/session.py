@@ -317,6 +317,9 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         """
         Release every plan, matrix and buffer. Collective; a second call does nothing.
 
+        Files of `create_file` that calls have written get their names, as by `commit`; others are removed. So are all
+        that have no name yet where a ``with`` block is left by an error.
+
         After ``MPI.Finalize()`` it frees what this rank holds; in a fork of the process it does nothing.
 
         Raises
@@ -341,6 +344,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             if self._holdings.released:
                 lifetime.forget(self._ticket)
             elif self.broken:
+                self._store.drop_files()
                 self._gate.closed = True
                 if self._holdings.in_use:
                     self._calls.abandon()
@@ -350,6 +354,8 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not is_fork[0]:
+            self._store.drop_files()
         if error is None or is_agreed(error):
             self.close()
         elif not is_fork[0]:

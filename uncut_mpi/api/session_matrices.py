@@ -10,12 +10,12 @@ import numpy as np
 
 from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.matrix_files import MatrixFile, create_matrix, open_matrix
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
 from uncut_mpi.api.wording import named
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import shown
+from uncut_mpi.model.arguments import flag, shown
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Memory
@@ -309,63 +309,113 @@ class MakesMatrices(SessionBase):
             name, kind, writeable = self._begin_converted(
                 "open_file", convert, lambda asked: {"path": asked[0], "dtype": asked[1], "mode": mode}
             )
-            return self._open("opening a matrix file", lambda: open_matrix(name, kind), writeable=writeable)
+            opened = self._opened("opening a matrix file", lambda: open_matrix(name, kind))
+            return self._store.open_file(opened, writeable=writeable)
 
     @public_call
-    def create_file(self, path: str, shape: Sequence[int], dtype: object, *, order: Order = "F") -> Matrix:
+    def create_file(
+        self, path: str, shape: Sequence[int], dtype: object, *, order: Order = "F", overwrite: bool = False
+    ) -> Matrix:
         """
         Make a matrix file of zeros, and open it to be read and written. Collective.
+
+        Until it is complete it is called as `path` with ``.partial`` behind that, in the same folder. It gets its name
+        by `commit`, `release` or `close`; by the last two if the last call that wrote to it has succeeded, else they
+        remove it. An error that ends the session removes it, too. Only a job that is killed leaves it.
 
         Parameters
         ----------
         path : str or os.PathLike
-            A .npy file that does not exist; the same on all ranks.
+            A .npy file; the same on all ranks.
         shape, dtype : (int, int), str or DType
             Rows and columns, and the element type.
         order : {"F", "C"}
-            Whether columns or rows follow each other in the file.
+            Whether columns or rows follow each other in the file; columns by default, where new matrices in memory are
+            in C order.
+        overwrite : bool, default False
+            Whether it may replace a file of that name, when it is complete, and one that was left unfinished. It has
+            the mode of the file that it replaces.
 
         Returns
         -------
         Matrix
-            As of `open_file` with mode ``"r+"``. The file stays when the matrix is released.
+            As of `open_file` with mode ``"r+"``.
 
         Raises
         ------
         ParamError
             If an argument is none of these, or differs between ranks.
         DataFileError
-            On all ranks: if there is such a file, or it cannot be created.
+            On all ranks: if there is such a file, finished or not, or it cannot be created.
         CapacityError
             On all ranks, if the disk has no room for it.
         """
 
-        def convert() -> tuple[str, NewMatrix]:
-            return path_of(path), new_matrix(shape, dtype, order, Layout.rows(), "host")
+        def convert() -> tuple[str, NewMatrix, bool]:
+            wanted = new_matrix(shape, dtype, order, Layout.rows(), "host")
+            return path_of(path), wanted, flag("overwrite", overwrite)
+
+        made: OutputFile | None = None
+
+        def create() -> MatrixFile:
+            nonlocal made
+            about = wanted.shape, wanted.dtype, wanted.order
+            made = OutputFile.create(name, *about, overwrite=replaces, how="pass overwrite=True")
+            return made.target
 
         with self._gate.exclusive():
-            name, wanted = self._begin_converted(
-                "create_file", convert, lambda asked: {"path": asked[0], **asked[1].asked()}
+            name, wanted, replaces = self._begin_converted(
+                "create_file", convert, lambda asked: {"path": asked[0], **asked[1].asked(), "overwrite": asked[2]}
             )
-            return self._open(
-                "creating a matrix file",
-                lambda: create_matrix(name, wanted.shape, wanted.dtype, wanted.order),
-                writeable=True,
-            )
+            try:
+                opened = self._opened("creating a matrix file", create)
+                return self._store.open_file(opened, writeable=True, output=made)
+            except BaseException:
+                if made is not None:
+                    made.discard()
+                raise
 
-    def _open(self, what: str, on_root: Callable[[], MatrixFile], *, writeable: bool) -> Matrix:
-        """Return the matrix of a file that rank 0 opens. Collective."""
+    @public_call
+    def commit(self, matrix: Matrix) -> None:
+        """
+        Give a file of `create_file` its name, with all that was written to it safe on the disk. Collective.
+
+        The matrix can be used as before; what is written from now on changes the file. A second call does nothing.
+
+        Raises
+        ------
+        ParamError
+            If the matrix lies in no file.
+        DataFileError
+            On all ranks: if the disk refuses, or a file of that name has appeared meanwhile without ``overwrite=True``.
+            The unfinished file is removed then.
+        """
+
+        def convert() -> Matrix:
+            found = self._store.check("commit: matrix", matrix)
+            if not found.info.file:
+                raise ParamError(f"{found.info} lies in no file: pass a matrix of create_file")
+            return found
+
+        with self._gate.exclusive():
+            found = self._begin_converted("commit", convert, lambda found: {"matrix": found.info})
+            self._store.commit(found.info.number)
+
+    def _opened(self, what: str, on_root: Callable[[], MatrixFile]) -> MatrixFile:
+        """Return the file that rank 0 opens. Collective."""
         opened: MatrixFile | None = None
         with agreement.collective(self._group, what):
             if self.rank == 0:
                 opened = on_root()
-        found = self._group.allgather_objects(opened)[0]
-        assert found is not None  # else all ranks have raised
-        return self._store.open_file(found, writeable=writeable)
+        found: MatrixFile = self._group.allgather_objects(opened)[0]
+        return found
 
     @public_call
     def release(self, matrix: Matrix) -> None:
-        """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective."""
+        """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective.
+
+        A file of `create_file` that the last call has written gets its name, else it is removed.
+        """
 
         def convert() -> Matrix:
             found = self._store.check("release: matrix", matrix)

@@ -8,9 +8,9 @@ import select
 import stat
 from collections.abc import Mapping, Sequence
 
-from uncut_mpi.command.unfinished import UnfinishedFile
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.regular import kind_of, reason, status_of
+from uncut_mpi.unfinished import replace_file, unfinished_file
 
 PATIENCE_S = 30.0
 """How long the reader of a pipe or a terminal may take nothing."""
@@ -78,7 +78,7 @@ def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
     check_writable(f"{flag} {path}", path)
 
 
-def check_writable(what: str, path: str) -> None:
+def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:
     """
     Check that a file could appear under a name, or that what is there can be written to.
 
@@ -110,11 +110,8 @@ def check_writable(what: str, path: str) -> None:
         raise DataFileError(f"{what} cannot be written: there is no directory {parent}; make it first")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DataFileError(f"{what} cannot be written: this user may not write into {parent}")
-    try:
-        # Permissions do not tell all: file systems may be read-only, full, or make their files themselves.
-        UnfinishedFile(final).discard()
-    except OSError as error:
-        raise DataFileError(f"{what} cannot be written: {reason(error)}") from None
+    # Permissions do not tell all: file systems may be read-only, full, or make their files themselves.
+    unfinished_file(what, path, overwrite=overwrite).discard()
 
 
 def write_file(flag: str, path: str, content: bytes) -> None:
@@ -133,19 +130,9 @@ def write_file(flag: str, path: str, content: bytes) -> None:
         if _is_special(path):
             _write_stream(path, content)
             return
-        with UnfinishedFile(os.path.realpath(path)) as file:
-            write_all(file.descriptor, memoryview(content))
-            file.commit(overwrite=True)
+        replace_file(path, content)
     except OSError as error:
         raise DataFileError(f"{flag} {path} cannot be written: {reason(error)}") from None
-
-
-def write_all(descriptor: int, data: memoryview, at: int = 0) -> int:
-    """Write bytes to a file from a place on, and return how many; raises OSError."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:], at + done)
-    return done
 
 
 def is_same(one: str, other: str) -> bool:

@@ -13,11 +13,10 @@ import numpy as np
 
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
-from uncut_mpi.command.output import OutputFile
 from uncut_mpi.command.progress import Watch
 from uncut_mpi.command.streaming import InFile, Streamed
 from uncut_mpi.model.arguments import Number
@@ -300,7 +299,7 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
         with session.together("creating the output file"):
             if session.rank == 0:
                 output = OutputFile.create(
-                    arguments.out_path, product.m, product.n, product.dtype, result.order, overwrite=arguments.overwrite
+                    arguments.out_path, result.shape, product.dtype, result.order, overwrite=arguments.overwrite
                 )
         target = session.gather_values(output.target if output else None)[0]
         with session.together("writing the output file"):

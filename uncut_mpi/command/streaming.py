@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.file_array import FileArray
-from uncut_mpi.command.output import OutputFile, OutputTarget
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.lines import blocks, lines_of
@@ -79,15 +78,14 @@ class Streamed:
         output: OutputFile | None = None
         with session.together("creating the output file"):
             if session.rank == 0:
-                output = OutputFile.create(arguments.out_path, *shape, a.dtype, order, overwrite=arguments.overwrite)
+                output = OutputFile.create(arguments.out_path, shape, a.dtype, order, overwrite=arguments.overwrite)
         self._output = output
-        self._target: OutputTarget = session.gather_values(output.target if output else None)[0]
+        self._target: MatrixFile = session.gather_values(output.target if output else None)[0]
         try:
-            written = MatrixFile(self._target.open_path, *shape, order, a.dtype, self._target.offset_bytes)
             with self.naming():
                 self.a, self.b = (session.open_file(one.path, dtype=one.dtype) for one in (a, b))
-                self.c = session.open_file(written.path, dtype=a.dtype, mode="r+")
-            self.result = InFile.of(written)
+                self.c = session.open_file(self._target.open_path, dtype=a.dtype, mode="r+")
+            self.result = InFile.of(self._target)
             first_c = self.result if self._before is None else InFile.of(self._before)
             self.values = InFile.of(a), InFile.of(b), first_c
             self.paths = a.path, b.path, self._target.path

@@ -9,6 +9,7 @@ such an address is ended by the system, and gets no wrong numbers.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import mmap
 import os
 from typing import Final
@@ -47,6 +48,13 @@ class FileWindow:
     def holds(self, address: int) -> bool:
         """Return whether an address is one of its bytes."""
         return 0 <= address - self.address < self.nbytes
+
+    def flush(self) -> None:
+        """Return when all that was written to it is safe on the disk."""
+        try:
+            os.fsync(self.descriptor)
+        except OSError as error:
+            raise self.error(error.errno or errno.EIO) from None
 
     def shorter(self) -> DataFileError:
         """Return the error of a file that has become shorter."""
