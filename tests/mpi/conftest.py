@@ -11,51 +11,63 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import opener
 
-ON_TWO, ON_THREE, ON_FOUR = range(1, 3), range(1, 4), range(1, 5)
 ALONE_AND_ON_THREE = (1, 3)
-"""For what goes wrong on a rank: with three there is also one that is neither it nor the one that tells."""
-IN_PAIRS = (1, 2, 4)
-RANKS = {
-    **dict.fromkeys(("test_api_arguments", "test_api_arrays", "test_odd_arguments"), ON_TWO),
-    **dict.fromkeys(("test_api_measure", "test_api_references", "test_api_tuning", "test_bench"), ON_TWO),
-    **dict.fromkeys(("test_command", "test_gemm_files"), ON_TWO),
-    "test_api_random_arguments": (2,),
-    **dict.fromkeys(("test_calibrate", "test_peers"), ON_THREE),
-    **dict.fromkeys(("test_api_cut_short", "test_api_memory", "test_api_opening", "test_sessions"), ALONE_AND_ON_THREE),
-    **dict.fromkeys(("test_file_matrices", "test_gemm_errors", "test_mixed_calls"), ALONE_AND_ON_THREE),
-    **dict.fromkeys(("test_parts_memory", "test_random_arrays", "test_same_memory"), ALONE_AND_ON_THREE),
-    **dict.fromkeys(("test_api_epochs", "test_api_trace", "test_fuzz"), ON_FOUR),
+"""Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""
+FILES = {
+    (1,): "random_arrays",
+    # What is of each rank itself, or between two; commands, whose ranks do the same.
+    (2,): """api_arguments api_arrays api_measure api_random_arguments api_references api_tuning bench chunks command
+        complex gemm_files odd_arguments out_of_core spmd_abort""",
+    # What one rank does, and the others are told.
+    (3,): """api_cut_short api_epochs api_flags api_life api_matrices api_memory api_opening api_trace
+        file_matrices gemm_errors interop mixed_calls parts_memory peers same_memory sessions spmd_agreement
+        spmd_exchange spmd_group spmd_turns unpinned_memory""",
+    (2, 3): "api_start",
+    (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
-    **dict.fromkeys(("test_api_layouts", "test_api_matrices", "test_gemm_layouts"), IN_PAIRS),
-    **dict.fromkeys(("test_complex", "test_interop", "test_out_of_core", "test_redistribute", "test_views"), IN_PAIRS),
+    (4,): "api_layouts redistribute views",
+    (1, 4): "cyclic gemm_layouts",
+    (1, 2, 3, 4): "fuzz",
+    # Eight are more than cores, and than a machine of four has.
+    (2, 8): "host_executor",
+    (1, 2, 4, 8): "gemm",
 }
-"""On how many ranks files run: on others they take longer and do nothing else."""
-
-RANKS_OF_TESTS = {
-    # Types, transposes, scalars and edges are of each rank's own tasks.
-    **dict.fromkeys(("every_transpose_and_order_with_leading_dimensions", "edges_of_size"), ON_TWO),
-    **dict.fromkeys(("every_type_accumulates_and_rounds_as_it_should", "every_option_gives_the_right_product"), ON_TWO),
-    **dict.fromkeys(("scalars_and_what_they_leave_unread", "more_than_5000_operations_on_one_lane"), ON_TWO),
-    **dict.fromkeys(("large_products_with_every_transpose_type_and_order",), ON_TWO),
-    **dict.fromkeys(("columns_that_are_not_aligned_are_copied_by_who_holds_them",), ON_TWO),
-    # One rank does nothing that each of two does not.
-    **dict.fromkeys(("every_op_in_every_order_is_right",), (2,)),
+TESTS = {
+    # Types, transposes, scalars and edges are of each rank's own tasks; what is said of a call depends on no number.
+    (1, 2): """edges_of_size every_option_gives_the_right_product every_transpose_and_order_with_leading_dimensions
+        every_type_accumulates_and_rounds_as_it_should large_products_from_the_corner""",
     # A machine of three ranks has what one of two has, and ports.
-    **dict.fromkeys(("everything_is_measured_printed_and_kept_for_the_next_session",), ALONE_AND_ON_THREE),
-    **dict.fromkeys(("large_products_at_edges_of_size", "large_products_from_the_corner"), ON_THREE),
-    # What is dealt to ranks, or goes over another, is another thing on three and four.
-    **dict.fromkeys(("tiles_that_are_dealt_out", "tiles_and_results_go_round_slow_links"), ON_FOUR),
-    **dict.fromkeys(("bands_between_devices", "ranks_that_do_not_compute_hold_matrices"), ON_FOUR),
+    (1, 3): "everything_is_measured_printed_and_kept_for_the_next_session",
+    (2,): """a_calibration_keeps_the_disk_for_sessions a_directory_that_cannot_be_made_is_an_error_that_names_the_flag
+        a_machine_is_kept_whatever_happens_to_the_second_file a_machine_of_other_hardware_is_refused_on_every_rank
+        a_plan_runs_with_other_scalars_and_arrays a_repeated_call_asks_the_device_for_nothing_but_to_run
+        columns_that_are_not_aligned_are_copied_by_who_holds_them counted_tasks_and_bytes_equal_the_schedule
+        gemm_without_out_makes_the_result large_products_at_edges_of_size
+        large_products_with_every_transpose_type_and_order more_than_5000_operations_on_one_lane
+        output_names_the_file_that_is_kept_and_json_one_more products_are_timed_beside_copies_within_a_device
+        repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing scalars_and_what_they_leave_unread
+        the_disk_of_a_folder_is_measured_and_nothing_is_left_there the_quick_form_says_so
+        the_quick_form_says_that_it_takes_the_place_of_a_whole_one the_same_matrix_may_be_a_and_b
+        what_cannot_be_done_is_said_before_anything_is_measured what_holds_products_back_is_no_part_of_their_time""",
+    # What is dealt to ranks, or goes over another, is another thing on four.
+    (4,): """bands_between_devices ranks_that_do_not_compute_hold_matrices tiles_and_results_go_round_slow_links
+        tiles_that_are_dealt_out""",
+    (1, 4): "blocks_of_unequal_shares private_host_memory_of_a_rank",
+    (4, 8): "large_products_of_columns_of_ranks more_ranks_than_tiles_leave_ranks_without_work",
 }
-"""The same of single tests."""
+RANKS, RANKS_OF_TESTS = (
+    {f"test_{name}": ranks for ranks, names in table.items() for name in names.split()} for table in (FILES, TESTS)
+)
+"""On how many ranks files and single tests run: on others they take longer and find nothing else."""
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
     """Leave out what is the same on so many ranks; None has pytest decide."""
     from mpi4py import MPI
 
-    size = MPI.COMM_WORLD.size
-    return True if size not in RANKS.get(collection_path.stem, (size,)) else None
+    if not collection_path.stem.startswith("test_"):
+        return None
+    return True if MPI.COMM_WORLD.size not in RANKS.get(collection_path.stem, ALONE_AND_ON_THREE) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from mpi4py import MPI
 
     size = MPI.COMM_WORLD.size
-    names = {f"test_{name}" for name, ranks in RANKS_OF_TESTS.items() if size not in ranks}
+    names = {name for name, ranks in RANKS_OF_TESTS.items() if size not in ranks}
     out = [item for item in items if item.originalname in names]
     if out:
         config.hook.pytest_deselected(items=out)
