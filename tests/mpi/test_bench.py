@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import uncut_mpi.command.bench_measure as bench_measure
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
-from uncut_mpi.command.bench_arguments import TRIED
 from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, DeviceError, agreed
 from uncut_mpi.model.arguments import there_are
@@ -74,8 +72,7 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
     collective_assert(comm, ("auto against uncut" in said) == (comm.rank == 0), said)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tmp_path, monkeypatch, kept):
+def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tmp_path, monkeypatch):
     measure, measured = bench_measure.Measurer.measure, []
     ask, asked = BaselineProcess.ask, []
     verify, verified = bench_measure.check_result, []
@@ -97,8 +94,7 @@ def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tm
     monkeypatch.setattr(bench_measure.Measurer, "measure", noted)
     monkeypatch.setattr(bench_measure, "check_result", checked)
     monkeypatch.setattr(BaselineProcess, "ask", listening)
-    if not kept:  # as if the matrices were large
-        monkeypatch.setattr(bench_measure, "_KEPT", 2**62)
+    monkeypatch.setattr(bench_measure, "_KEPT", 2**62)  # as if the matrices were large
     path = mpi_tmp_path / "bench.jsonl"
     words = ["--sample", "2", "--methods", "auto,numpy", "--rounds", "3", "--repeat", "8", "--time-cap", "600"]
     collective_assert(comm, run(comm, path, *words) == 0)
@@ -111,44 +107,9 @@ def test_rounds_have_every_method_in_turn_and_settings_of_the_first(comm, mpi_tm
     collective_assert(comm, measured == wanted and len(cases) == 2, str(measured))
     chosen = [setting for _, setting in asked]
     # One library on two problems, three rounds each; its process is asked by rank 0 alone.
-    wanted = [None, None] if kept else [None, chosen[:1], chosen[:1], None, chosen[3:4], chosen[3:4]]
+    wanted = [None, chosen[:1], chosen[:1], None, chosen[3:4], chosen[3:4]]
     collective_assert(comm, [settings for settings, _ in asked] == (wanted if comm.rank == 0 else []), str(asked))
     collective_assert(comm, verified == [6, 12], f"verified after {verified} measurements")
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_energy_is_that_of_calls_for_as_long_as_its_counter_needs(comm, mpi_tmp_path, monkeypatch, known):
-    call, called = bench_measure.timed_call, []
-
-    def counted(session, plan, arguments):
-        call(session, plan, arguments)
-        called.append(len(called))
-        return 0.01
-
-    def energy_j(self):
-        # One rank that cannot read it is enough for nobody to wait.
-        return 3.0 * len(called) if known or self.rank < self.size - 1 else None
-
-    monkeypatch.setattr(bench_measure, "timed_call", counted)
-    monkeypatch.setattr(bench_measure.Session, "energy_j", energy_j)
-    path = mpi_tmp_path / "bench.jsonl"
-    words = ["--methods", "auto", "--sample", "1", "--repeat", "5"]
-    collective_assert(comm, run(comm, path, *words) == 0)
-    (row,) = results(comm, path)
-    # Two calls to begin with, one for warm-up and five timed ones: 0.04 s of them before the last, of 0.5 s.
-    collective_assert(comm, len(called) == 2 + 1 + 5 + (46 if known else 0), str(len(called)))
-    wanted = 3.0 * comm.size if known else None
-    good = row["joules"] == wanted and row["samples_s"] == [0.01] * 5
-    collective_assert(comm, good, f"{row['joules']} {row['samples_s']}")
-
-
-def test_schedules_are_tried_before_they_are_timed(comm, mpi_tmp_path):
-    path = mpi_tmp_path / "bench.jsonl"
-    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "tuned,auto") == 0)
-    tuned, auto = results(comm, path)
-    good = tuned["passed"] and len(tuned["samples_s"]) == 3 and 1 <= tuned["tried"] <= TRIED and auto["tried"] == 1
-    collective_assert(comm, good, f"{tuned}\n{auto}")
-    collective_assert(comm, comm.size == 1 or tuned["tried"] > 1, f"{tuned}")
 
 
 def test_another_library_computes_the_same_products(comm, mpi_tmp_path):
@@ -242,22 +203,6 @@ def test_a_library_that_dies_is_left_out_and_started_again(comm, mpi_tmp_path, m
     collective_assert(comm, good, f"{first}\n{second}")
 
 
-@pytest.mark.parametrize(("much", "started"), [(16, 1), (2**62, 2)])
-def test_a_library_that_keeps_memory_ends_after_large_problems(comm, mpi_tmp_path, monkeypatch, much, started):
-    begun, start = [], BaselineProcess.__init__
-
-    def counted(self, *arguments):
-        begun.append(1)
-        start(self, *arguments)
-
-    monkeypatch.setattr(BaselineProcess, "__init__", counted)
-    monkeypatch.setattr(bench_measure, "HOARDERS", ("numpy",))
-    monkeypatch.setattr(bench_measure, "_MUCH", much)
-    path = mpi_tmp_path / "bench.jsonl"
-    collective_assert(comm, run(comm, path, "--methods", "numpy", "--sample", "2") == 0)
-    collective_assert(comm, len(begun) == (started if comm.rank == 0 else 0), f"{len(begun)} processes")
-
-
 def test_any_failure_of_rank_0_alone_is_told_to_all(comm, mpi_tmp_path, monkeypatch):
     def refuse(self, *arguments):
         raise DeviceError("no more files")
@@ -307,15 +252,6 @@ def test_a_file_that_is_not_ours_is_left_as_it_is(comm, mpi_tmp_path, capfd):
     collective_assert(comm, comm.rank or f"--compute {comm.size + 1}: {there_are(comm.size, 'rank')}" in said, said)
 
 
-def test_fewer_ranks_compute_where_it_is_asked_for(comm, mpi_tmp_path):
-    path = mpi_tmp_path / "bench.jsonl"
-    counts = sorted({1, comm.size})
-    words = ["--sample", "1", "--methods", "uncut", "--compute", ",".join(map(str, counts))]
-    collective_assert(comm, run(comm, path, *words) == 0)
-    rows = results(comm, path)
-    collective_assert(comm, [row["compute"] for row in rows] == counts, str(rows))
-
-
 def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_path, machines, monkeypatch, capfd):
     def too_large(*_: object, **__: object) -> None:
         raise agreed(CapacityError("rank 0 needs 5 bytes, 4 are there: use more ranks"))
@@ -334,16 +270,6 @@ def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_pa
     collective_assert(comm, comm.rank or "1 result, 0 of them wrong, 0 not verified, 0 left out" in said, said)
 
 
-def test_a_scheduler_that_cannot_plan_a_problem_is_left_out_and_the_others_go_on(comm, mpi_tmp_path):
-    path = mpi_tmp_path / "bench.jsonl"
-    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "bands,cyclic:64") == 0)  # in host memory
-    rows = {row["method"]: row for row in results(comm, path)}
-    bands = rows["bands"]
-    collective_assert(comm, bands["median_s"] is None and "between devices only" in bands["reason"], str(rows))
-    cyclic = rows["cyclic:64"]
-    collective_assert(comm, cyclic["passed"] is True and cyclic["scheduler"] == "cyclic", str(rows))
-
-
 def test_bands_are_measured_with_a_transposed_and_the_others_without(comm, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(bench_job, "cases_of", lambda *_: [Case(96, 64, 80, "0,0,0")])
     path = mpi_tmp_path / "bench.jsonl"
@@ -352,21 +278,6 @@ def test_bands_are_measured_with_a_transposed_and_the_others_without(comm, mpi_t
     stored = {method: row["trans_a"] for method, row in rows.items()}
     collective_assert(comm, stored == {"auto": "N", "bands:16": "T", "uncut": "N"}, str(stored))
     collective_assert(comm, all(row["passed"] is True for row in rows.values()), str(rows))
-
-
-def test_results_of_another_run_are_not_gone_on_with(comm, mpi_tmp_path, capfd):
-    path = mpi_tmp_path / "bench.jsonl"
-    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)
-    collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut", "--seed", "9") == 2)
-    said = capfd.readouterr().err
-    collective_assert(comm, comm.rank or "line 1: seed was 0, here it is 9" in said, said)
-    comm.Barrier()
-    if comm.rank == 0:
-        path.write_text("a note\n")
-    comm.Barrier()
-    collective_assert(comm, run(comm, path, "--sample", "1") == 2)
-    said = capfd.readouterr().err
-    collective_assert(comm, comm.rank or "line 1: not a result of this command" in said, said)
 
 
 def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch):
@@ -382,18 +293,6 @@ def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", machines)
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)  # measured again, and right
     collective_assert(comm, [row["passed"] for row in results(comm, path)] == [False, True])
-
-
-def test_results_are_added_to_a_regular_file_alone(comm, capfd, mpi_tmp_path):
-    if comm.rank == 0:
-        os.mkfifo(mpi_tmp_path / "pipe")
-        (mpi_tmp_path / "deep").write_text("[" * 100_000 + "\n")
-    comm.Barrier()
-    for name, said in (("pipe", "named pipe"), ("deep", "not a result"), ("", "not the name of a file")):
-        status = main([*SMALL, "--output", str(mpi_tmp_path / name) if name else name], comm)
-        out, err = capfd.readouterr()
-        good = comm.rank != 0 or (said in err and err.count("\n") == 1)
-        collective_assert(comm, status == 2 and good and not out, f"status {status} {out}{err}")
 
 
 def test_what_does_not_fit_is_multiplied_in_cubes_and_verified(comm, mpi_tmp_path):

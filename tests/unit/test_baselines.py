@@ -14,11 +14,11 @@ import time
 import numpy as np
 import pytest
 
-from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task, wide
+from tests.helpers.baselines import expected, make_task
 from uncut_mpi.baselines.job import as_cyclic
-from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges, splits
+from uncut_mpi.baselines.library import Library, Product, Unsupported
 from uncut_mpi.baselines.serve import _Server, load, serve
-from uncut_mpi.baselines.task import MOVED, Task, words
+from uncut_mpi.baselines.task import words
 from uncut_mpi.command import bench_baselines
 from uncut_mpi.command.bench_baselines import BASELINES, BaselineError, BaselineProcess, environment
 from uncut_mpi.device.cuda.library import import_cupy
@@ -97,15 +97,6 @@ def begin(task):
 # -- asking ----------------------------------------------------------------------------------------
 
 
-def test_a_task_survives_the_pipe():
-    with make_task(3, 4, 5, DType.bf16, (0, None, 2), (1, 2)) as (task, matrices):
-        again = Task.from_json(json.loads(words(task.to_json())))
-        assert again == task
-        assert (matrices.a.shape, matrices.b.shape, matrices.c.shape) == ((3, 5), (5, 4), (3, 4))
-        assert all(matrix.flags.f_contiguous for matrix in (matrices.a, matrices.b, matrices.c, matrices.out))
-        assert np.isnan(matrices.out.astype(np.float64)).all()
-
-
 def test_the_best_setting_is_kept_and_hopeless_ones_are_tried_once(pretended):
     library = Counting(["3", "2", "4", "2.5"])
     with make_task(2, 2, 2, DType.f64, (None,) * 3, (0,)) as (task, matrices):
@@ -160,16 +151,6 @@ def test_a_product_that_cannot_be_freed_ends_its_process(pretended, monkeypatch)
         assert last == {"error": "OSError: stuck", "ends": True}
 
 
-def test_a_library_that_is_missing_is_said_to_every_task():
-    def loading():
-        raise Unsupported("Nothing is not installed")
-
-    answers = io.BytesIO()
-    serve(io.BytesIO(words({"do": "begin"}) * 2), answers, loading)
-    told = [json.loads(line) for line in answers.getvalue().splitlines()]
-    assert told == [{"error": "Nothing is not installed", "ends": False}] * 2
-
-
 # -- processes -------------------------------------------------------------------------------------
 
 
@@ -192,11 +173,6 @@ def test_a_library_of_several_processes_that_is_not_installed_says_so(monkeypatc
         started.ask({"do": "begin"})
     assert started.alive
     started.close()
-
-
-def test_a_library_that_does_not_exist_is_none():
-    with pytest.raises(KeyError, match="nothing"):
-        load("nothing", "host", 1)
 
 
 def test_a_process_computes_what_it_is_asked():
@@ -245,14 +221,6 @@ def test_a_process_that_ends_is_named_with_its_last_words():
     assert not process.alive
 
 
-def test_a_silent_process_is_ended():
-    process = BaselineProcess("numpy", "host", ["0"])
-    os.kill(process._process.pid, 19)  # SIGSTOP
-    with pytest.raises(BaselineError, match=r"numpy gave no answer for 0\.2 s"):
-        process.ask({"do": "begin"}, patience_s=0.2)
-    assert not process.alive
-
-
 def test_of_several_processes_the_first_that_fails_is_told_and_none_is_waited_for(monkeypatch):
     monkeypatch.setattr(bench_baselines, "_END_S", 0.2)
     started = BaselineProcess("numpy", "host", ["0"])
@@ -293,17 +261,6 @@ def test_the_environment_has_all_devices_and_nothing_of_the_job():
     assert found["XLA_FLAGS"] == "--xla_force_host_platform_device_count=3"
 
 
-def test_a_job_has_a_part_of_the_cores_and_a_launcher_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "cpu_count", lambda: 9)
-    monkeypatch.setenv("LD_LIBRARY_PATH", "/here")
-    ours = bench_baselines.job_environment(str(tmp_path), 2)
-    assert (ours["LD_LIBRARY_PATH"], ours["OMP_NUM_THREADS"]) == (f"{tmp_path}:/here", "4")
-    found = environment({**ours, "PMI_RANK": "0", "OMPI_MCA_ess": "x"}, "cuda", ["GPU-b", "GPU-a"], job=True)
-    assert found["OMP_NUM_THREADS"] == "4"
-    assert found["OMPI_MCA_hwloc_base_binding_policy"] == "none"
-    assert not {"PMI_RANK", "OMPI_MCA_ess"} & set(found)
-
-
 @pytest.mark.parametrize(
     ("library", "place", "said"),
     [
@@ -320,110 +277,6 @@ def test_matrices_that_a_library_does_not_take_are_said(pretended, library, plac
         (answer,) = converse(counting, begin(task))
     assert answer.get("error") == said
     assert answer.get("setting") == (None if said else "1")
-
-
-# -- products --------------------------------------------------------------------------------------
-
-
-def test_ways_to_share_a_product():
-    assert splits(1) == {"1 device": (1, 1, 1)}
-    assert splits(4) == {
-        "1 device": (1, 1, 1),
-        "1x4 blocks of C": (1, 4, 1),
-        "2x2 blocks of C": (2, 2, 1),
-        "4x1 blocks of C": (4, 1, 1),
-        "4 parts of k": (1, 1, 4),
-    }
-    assert (
-        ranges(10, 3) == [slice(0, 3), slice(3, 6), slice(6, 10)]
-        or sum(part.stop - part.start for part in ranges(10, 3)) == 10
-    )
-
-
-@pytest.mark.parametrize("dtype", list(DType))
-@pytest.mark.parametrize("place", [(None, None, None), (1, 0, 2), (0, None, 0)])
-@pytest.mark.parametrize("name", ["torch", "jax"])
-def test_sharded_products_are_right_in_every_setting(name, place, dtype, monkeypatch):
-    pytest.importorskip(name)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    with make_task(24, 16, 32, dtype, place, (0, 2, 1, 3)) as (task, matrices):
-        product = load(name, "host", 4).open(task, matrices)
-        kinds = 2 if name == "jax" and None in place else 1  # host memory page-locked by JAX, or not
-        assert len(product.settings) == kinds * 5 - (name == "torch" and dtype.is_half)
-        wanted = expected(task, matrices)
-        for setting in product.settings:
-            matrices.out.fill(np.nan)
-            product.reset()
-            product.call(setting)
-            product.store()
-            # γ_k of the accumulator on sums below 32·1.24 + 1.2, and one rounding of the type (Higham 2002, 3.1).
-            bound = (82 if dtype.is_complex else 41) * (
-                40 * dtype.accumulator.unit_roundoff + (dtype.unit_roundoff if dtype.is_half else 0)
-            )
-            np.testing.assert_allclose(wide(matrices.out), wanted, rtol=0, atol=bound, err_msg=setting)
-        product.close()
-
-
-def test_uneven_extents_go_to_jax_in_the_ways_it_can(monkeypatch):
-    pytest.importorskip("jax")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    with make_task(25, 16, 31, DType.f64, (None,) * 3, (0, 1, 2, 3)) as (task, matrices):
-        product = load("jax", "host", 4).open(task, matrices)
-        assert product.settings[:2] == ["1 device", "1x4 blocks of C"]
-        assert product.settings[2:] == ["1 device, page-locked", "1x4 blocks of C, page-locked"]
-        product.close()
-
-
-PDGEMM = [("pdgemm", 1, DType.f64), ("pdgemm", 2, DType.f64), ("pdgemm", 2, DType.f32), ("pdgemm", 4, DType.f64)]
-PDGEMM += [("pdgemm", 2, DType.c64), ("pdgemm", 2, DType.c128)]
-DTENSOR = [("dtensor", 2, dtype) for dtype in (DType.f32, DType.bf16, DType.c128)] + [("dtensor", 4, DType.f64)]
-
-
-@pytest.mark.parametrize(("name", "ranks", "dtype"), PDGEMM + DTENSOR)
-def test_each_process_multiplies_what_it_has_or_moves_it_first(name, ranks, dtype):
-    if name == "dtensor":
-        pytest.importorskip("torch")
-    process = BaselineProcess(name, "host", list(map(str, range(ranks))))
-    moved, refused = {}, {}
-    for placement, task, matrices in dealt_tasks(dtype, ranks):
-        try:
-            settings = check_every_setting(process.ask, task, matrices, placement)
-        except BaselineError as error:
-            if "is not installed" in str(error):
-                process.close()
-                pytest.skip(str(error))
-            refused[placement] = str(error)
-        else:
-            moved[placement] = {setting.startswith(MOVED) for setting in settings}
-    assert process.alive
-    process.close()
-    # ScaLAPACK has no word for these.
-    assert all("block-cyclic matrices alone" in said for said in refused.values()), refused
-    assert all(name == "pdgemm" and ("uneven" in one or one.endswith("@C")) for one in refused), refused
-    if ranks > 1:
-        assert False in moved["rows,rows,rows"]
-        assert (False in moved["rows,cols,rows"]) == (name == "dtensor")
-        assert ranks > 2 or (False in moved["cyclic:8,cyclic:8,cyclic:8"]) == (name == "pdgemm")
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "dtype"),
-    [
-        ("jax", 2, DType.c128),
-        ("jax", 4, DType.bf16),
-        *(("scipy", 1, DType[name]) for name in ("f64", "f32", "c64", "c128")),
-    ],
-)
-def test_one_process_multiplies_what_is_dealt_to_its_devices(name, ranks, dtype, monkeypatch):
-    pytest.importorskip(name)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    server = _Server(load(name, "host", ranks))
-    for placement, task, matrices in dealt_tasks(dtype, ranks):
-        settings = check_every_setting(server.answer, task, matrices, placement)
-        moves = name == "jax" and ("cyclic" in placement or "uneven" in placement)
-        assert {setting.startswith(MOVED) for setting in settings} == {moves}, placement
 
 
 def test_a_layout_is_block_cyclic_if_every_process_has_just_that():

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
-import numpy as np
 import pytest
 
-from uncut_mpi.command.bench_arguments import METHODS, STEPS, BenchArguments, cases_of, options_of, parse_bench
+from uncut_mpi.command.bench_arguments import STEPS, BenchArguments, cases_of, options_of, parse_bench
 from uncut_mpi.command.bench_measure import Work, combined
 from uncut_mpi.command.bench_summary import (
     BEST,
     Totals,
     best_of,
-    case_of,
-    largest_small,
     speedup,
     summary_text,
     totals,
 )
-from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.datasets import Case, layouts, paralia, uncut_irregular
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options, plan
-from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.planning.planner import ablation_options
 from uncut_mpi.view.rates import draw_rates
 
 
@@ -92,13 +85,6 @@ def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
         parse_bench(words.split())
 
 
-def test_help_names_every_method() -> None:
-    with pytest.raises(HelpRequested) as asked:
-        parse_bench(["--help"])
-    told = asked.value.text[asked.value.text.index("methods:\n  auto") :]
-    assert all(method in told for method in METHODS)
-
-
 def test_methods_are_schedules() -> None:
     assert options_of("auto", None, 4) == ScheduleOptions()
     assert options_of("one", (2,), 4) == ScheduleOptions(devices=(2,))
@@ -113,21 +99,6 @@ def test_methods_are_schedules() -> None:
     assert options_of("kblocks", (0, 1), 4) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
     assert [*(options_of(step, None, 4) for step in STEPS), options_of("uncut", None, 4)] == steps
-
-
-def test_paralias_four_variants_are_methods() -> None:
-    given = parse_bench(["--methods", "cyclic:comm-opt,cyclic,cyclic:edp,cyclic:pdp"])
-    options = [options_of(method, None, 6) for method in given.methods]
-    assert [(one.scheduler, one.metric) for one in options[1:]] == [("cyclic", name) for name in ("time", "edp", "pdp")]
-    # Without choice: an uneven machine's slow devices get as much as the others.
-    machine = load_machine("vulcan-8xv100-uneven").subset(range(6))
-    problem = GemmProblem(4096, 6144, 512, DType.f64)
-    made = plan(problem, Placement.parse("0,0,0"), 6, machine, dataclasses.replace(options[0], tile=1024)).schedule
-    products = made.tasks[made.tasks["kind"] == Kind.GEMM]
-    assert np.bincount(products["rank"]).tolist() == [4] * 6
-    assert options_of("cyclic:comm-opt", (1, 3), 6).devices == (1, 3)
-    with pytest.raises(ParamError, match="with devices: by it cyclic chooses who computes"):
-        options_of("cyclic:edp", (1, 3), 6)
 
 
 def test_bands_get_an_a_that_is_stored_transposed() -> None:
@@ -253,59 +224,12 @@ ROWS = [
 ]
 
 
-def test_rates_of_each_rank_have_a_mean_and_a_spread_as_parsecs_paper_has_them() -> None:
-    rows = [
-        row(1000, 1000, "h,h,h", "auto", 1.0, samples_s=[1.0, 2.0]),
-        row(1000, 1000, "h,h,h", "parsec:64+2", 2.0, samples_s=[2.0]),
-        row(2000, 1000, "h,h,h", "parsec:64+2", 4.0, samples_s=[4.0, 4.0]),
-        row(2000, 1000, "h,h,h", "auto", None, samples_s=[]),
-    ]
-    text = summary_text(rows, ["auto", "parsec:64+2"])
-    table = text.partition("mean and standard deviation of its calls\n")[2].partition("\n\n")[0]
-    # 2 GFLOP in 1 and 2 s on 4 ranks: 0.5 and 0.25 GFLOP/s of each.
-    assert [line.split() for line in table.splitlines()] == [
-        ["auto", "parsec:64+2"],
-        ["f64", "1000×1000×1000", "h,h,h,", "4", "ranks", "0.375", "±", "0.12", "0.25", "±", "0"],
-        ["f64", "2000×2000×1000", "h,h,h,", "4", "ranks", "-", "0.5", "±", "0"],
-    ]
-    assert "standard deviation" not in summary_text(ROWS, ["auto", "uncut"])
-
-
-def test_problems_are_told_apart_by_shape_and_place() -> None:
-    assert [case_of(ROWS[at]).shape for at in (0, 3, 5)] == ["square", "fat-thin", "thin-fat"]
-    assert [case_of(ROWS[at]).data for at in (0, 3, 5, 7)] == ["host", "one-device", "devices", "mixed"]
-
-
 def test_speedups_are_those_of_problems_that_both_have_done() -> None:
     found = speedup(ROWS, "auto", "uncut", 4)
     assert found is not None
     assert (found.problems, found.slower) == (2, 1)
     assert (found.mean, found.least, found.most) == pytest.approx((math.sqrt(1.6), 0.8, 2.0))
     assert (found.energy, found.edp) == (None, None)
-
-
-def test_energies_are_compared_where_both_are_known() -> None:
-    rows = [
-        *(row(1000, k, "h,h,h", "auto", 1.0, joules=100.0) for k in (100, 1000, 9000)),
-        *(row(1000, k, "h,h,h", "one", s, compute=1, joules=j) for k, s, j in ((100, 2.0, 50.0), (1000, 8.0, 400.0))),
-        row(1000, 9000, "h,h,h", "one", 3.0, compute=1),
-    ]
-    found = speedup(rows, "auto", "one", 4)
-    assert found is not None
-    assert found.mean == pytest.approx(48 ** (1 / 3))
-    assert found.energy == pytest.approx(math.sqrt(0.5 * 4))
-    assert found.edp == pytest.approx(math.sqrt(1.0 * 32))
-    lines = summary_text(rows, ["auto", "one"]).splitlines()
-    at = lines.index("auto against one, on 4 ranks: time, energy, EDP of one / of auto")
-    assert lines[at + 1].split() == ["problems", "mean", "least", "most", "slower", "energy", "EDP"]
-    assert lines[at + 2].split() == ["all", "3", "3.634", "2.000", "8.000", "0", "1.414", "5.657"]
-    one = speedup(ROWS, "auto", "one", 4)  # on one rank, whatever computes otherwise
-    assert one is not None
-    assert (one.problems, one.mean) == (1, 4.0)
-    back = speedup(ROWS, "one", "auto", 4)
-    assert back is not None
-    assert (back.problems, back.mean) == (1, 0.25)
-    assert speedup(ROWS, "kblocks", "auto", 4) is None
 
 
 def test_numbers_of_ranks_are_not_compared_with_each_other() -> None:
@@ -369,16 +293,6 @@ def test_every_problem_is_shown_beside_its_floor() -> None:
     assert "In brackets" not in summary_text(rows, ["auto", "dtensor"])
 
 
-def test_groups_are_those_of_problems_that_both_have_done() -> None:
-    rows = [
-        *(row(1000, 1000, "h,h,h", method, 1.0) for method in ("auto", "bands")),
-        row(1000, 100, "0,0,0", "bands", None, limited_by="", reason="no"),
-    ]
-    text = summary_text(rows, ["auto", "bands"])
-    assert "size:" not in text
-    assert "data:" not in text
-
-
 def test_rates_are_sums_over_sums() -> None:
     both = 2e-12 * (1000**3 + 1000**2 * 100)
     assert totals(ROWS, "uncut", 4) == Totals(2, pytest.approx(both / 2.4), 0.0, 0.0, 4)
@@ -387,45 +301,6 @@ def test_rates_are_sums_over_sums() -> None:
     found = totals(ROWS, "auto", 4)
     assert (found.problems, found.gflop_per_j) == (3, pytest.approx(1e3 * both / 110))
     assert found.edp_i == pytest.approx(both / 110 * both / 1.5)  # (TFLOP/s)² / W
-
-
-def test_half_of_the_problems_are_small() -> None:
-    assert largest_small([]) == 0
-    assert largest_small([row(10, 10, "h,h,h", "auto", 1.0)]) == 2000
-    rows = [row(10, k, "h,h,h", method, 1.0) for k in (5, 6, 7, 8, 9) for method in ("auto", "one")]
-    assert largest_small(rows) == 200 * 6
-    # Problems of as many operations stay together.
-    rows = [row(10, k, place, "auto", 1.0) for k, place in ((1, "h,h,h"), (9, "h,h,h"), (9, "0,0,0"), (9, "0,0,h"))]
-    assert largest_small(rows) == 200
-    rows = [row(10, k, place, "auto", 1.0) for k, place in ((9, "h,h,h"), (1, "h,h,h"), (1, "0,0,0"), (1, "0,0,h"))]
-    assert largest_small(rows) == 200
-
-
-def test_rates_stand_for_both_halves() -> None:
-    rows = [
-        row(1000, 1000, "h,h,h", "auto", 1.0, joules=100.0),
-        row(1000, 4000, "h,h,h", "auto", 2.0, joules=200.0),
-        row(1000, 1000, "h,h,h", "one", 4.0, compute=1),
-    ]
-    lines = summary_text(rows, ["auto", "one"]).splitlines()
-    assert "small: problems of up to 2 GFLOP" in lines[0]
-    assert lines[1].split() == [
-        "problems",
-        "GFLOP/s",
-        *["GFLOP/s", "per", "rank", "GFLOP/s", "per", "W", "EDP_i,", "(GFLOP/s)²/W"],
-    ]
-    rates = ["2", "4", "3.333", "0.5", "1", "0.8333", "0.02", "0.04", "0.03333"]
-    assert lines[3].split() == ["auto", "4", "1", "1", "2", *rates, "0.04", "0.16", "0.1111"]
-    assert lines[4].split() == ["one", "1", "1", "-", "1", *2 * ["0.5", "-", "0.5"], *6 * ["-"]]
-    # Headings stand over their columns.
-    assert lines[1].index("GFLOP/s per rank") - lines[1].index("GFLOP/s ") == 27
-    assert len(lines[2]) == len(lines[3])
-    fast = [{**one, "median_s": one["median_s"] / 1e6, "joules": None} for one in rows]
-    lines = summary_text(fast, ["auto", "one"]).splitlines()
-    assert lines[1].split() == ["problems", "TFLOP/s", "TFLOP/s", "per", "rank"]
-    assert lines[3].split() == ["auto", "4", "1", "1", "2", "2000", "4000", "3333", "500", "1000", "833.3"]
-    alike = summary_text([row(10, 10, "h,h,h", "auto", 1.0)], ["auto"]).splitlines()
-    assert alike[0] == "All operations over all times and joules."
 
 
 def test_the_summary_says_everything_once() -> None:
@@ -444,79 +319,7 @@ def test_the_summary_says_everything_once() -> None:
     assert "  left out: f64 1000×1000×9000 at 0,1,2, uncut on 4 ranks: rank 0 needs more" in lines
 
 
-def test_a_library_that_is_missing_has_one_line() -> None:
-    missing = [row(1000, k, "h,h,h", "jax", None, reason="JAX is not installed") for k in (10, 20, 30)]
-    other = row(1000, 40, "h,h,h", "jax", None, reason="no memory")
-    lines = summary_text([*ROWS, *missing, other], ["auto", "jax"]).splitlines()
-    told = [line for line in lines if "jax" in line and "left out" in line]
-    assert told == [
-        "  left out: jax, 3 problems: JAX is not installed",
-        "  left out: f64 1000×1000×40 at h,h,h, jax on 4 ranks: no memory",
-    ]
-
-
-def test_large_numbers_have_large_units() -> None:
-    rows = [row(40000, k, "h,h,h", "auto", 1.0) for k in (40000, 60000)]
-    assert "small: problems of up to 128 TFLOP, half of them" in summary_text(rows, ["auto"])
-
-
 def test_the_picture_is_a_png() -> None:
     pytest.importorskip("matplotlib")
     assert draw_rates(ROWS, ["auto", "uncut", "one"]).startswith(b"\x89PNG")
     assert draw_rates([], ["auto"]).startswith(b"\x89PNG")
-
-
-def drawn_rates(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], methods: list[str]) -> Any:
-    pytest.importorskip("matplotlib")
-    from uncut_mpi.view import rates
-
-    kept: list[Any] = []
-    monkeypatch.setattr(rates, "to_png", lambda figure: kept.append(figure) or b"")
-    draw_rates(rows, methods)
-    return kept[0]
-
-
-def test_the_picture_joins_problems_of_one_shape_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = [(1000, 1000), (2000, 2000), (4000, 4000), (1000, 4000), (2000, 8000), (3000, 700)]
-    rows = [row(m, k, "h,h,h", "auto", 1.0) for m, k in shapes]
-    (axis,) = drawn_rates(monkeypatch, rows, ["auto"]).axes
-    joined = sorted(sorted(line.get_xdata().tolist()) for line in axis.get_lines())
-    assert joined == sorted(
-        sorted(2.0 * m * m * k for m, k in family) for family in (shapes[:3], shapes[3:5], shapes[5:])
-    )
-    # Nothing is cut off at the top.
-    assert axis.get_ylim()[1] > 1.02 * 1e3 * max(one["tflop_per_s"] for one in rows)
-    assert axis.get_ylabel() == "rate, GFLOP/s"
-    assert axis.xaxis.get_major_formatter()(1e12) == "1 TFLOP"
-
-
-def test_the_legend_of_a_narrow_picture_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = ["cyclic:comm-opt", "cyclic:round-robin", "kblocks", "auto"]
-    rows = [row(4096, 4096, "h,h,h", method, 1e-3, count) for method in methods for count in (1, 2, 4, 8)]
-    figure = drawn_rates(monkeypatch, rows, methods)
-    figure.draw_without_rendering()
-    (legend,), (axis,) = figure.legends, figure.axes
-    box = legend.get_window_extent()
-    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
-    assert 0 <= box.y0 < box.y1 <= axis.get_window_extent().y0
-    assert axis.get_window_extent().height > 200  # pixels: the legend takes nothing from it
-    assert axis.get_ylabel() == "rate, TFLOP/s"
-
-
-def test_the_picture_says_what_was_measured_where_and_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = {"device": "Model X", "ranks": 4, "backend": "cuda", "version": "1.2.3"}
-    rows = [
-        row(1000, 1000, "h,h,h", "auto", 1.0, date="2026-01-02T03:04:05+00:00", **about),
-        row(1000, 100, "h,h,h", "uncut", 1.0, date="2026-01-04T03:04:05+00:00", **about),
-        row(1000, 9000, "h,h,h", "one", 1.0, compute=1, date="2026-01-03T03:04:05+00:00", **about),
-    ]
-    figure = drawn_rates(monkeypatch, rows, ["auto", "uncut", "one"])
-    words = figure.get_suptitle()
-    assert "Rate of C := alpha op(A) op(B) + beta C" in words
-    for word in ("4 × Model X", "cuda", "uncut_mpi 1.2.3", "2026-01-02 to 2026-01-04"):
-        assert word in words
-    legend = [text.get_text() for one in figure.legends for text in one.get_texts()]
-    assert legend[:3] == ["auto, 4 ranks", "uncut, 4 ranks", "one, 1 rank"]
-    assert {"square", "fat-thin", "thin-fat"} <= {text.split(":")[0] for text in legend[3:]}
-    assert "unknown" not in words
-    assert "Model" not in drawn_rates(monkeypatch, [], ["auto"]).get_suptitle()
