@@ -234,7 +234,7 @@ def test_overlap_of_rectangles_of_one_leading_dimension_is_exact(orders, dtype):
     rng = random.Random(11)
     seen = {True: 0, False: 0}
     apart_but_interleaved = 0
-    for _ in range(3000):
+    for _ in range(1200):
         ld = rng.randint(1, 7)
         x, y = (rectangle(rng, order, ld, rng.randint(1, 5), dtype) for order in orders)
         truth = bool(byte_set(x) & byte_set(y))
@@ -242,12 +242,12 @@ def test_overlap_of_rectangles_of_one_leading_dimension_is_exact(orders, dtype):
         assert overlap(y, x) is truth, f"{y}\n{x}"
         seen[truth] += 1
         apart_but_interleaved += not truth and spans_meet(x, y)
-    assert min(*seen.values(), apart_but_interleaved) > 100  # every kind was tried often
+    assert min(*seen.values(), apart_but_interleaved) > 33  # every kind was tried often
 
 
 def test_overlap_of_any_two_matrices_is_never_missed_and_never_claimed_for_spans_apart():
     rng = random.Random(13)
-    for _ in range(2000):
+    for _ in range(800):
         x, y = (
             rectangle(rng, rng.choice("FC"), rng.randint(1, 6), rng.randint(1, 4), rng.choice(DTYPES)) for _ in range(2)
         )

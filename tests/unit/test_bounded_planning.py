@@ -33,15 +33,12 @@ def planned(m: int, n: int, k: int, place: str = "h,h,h", machine: Machine | Non
 
 
 @pytest.mark.parametrize("scheduler", ["kblocks", "auto"])
-@pytest.mark.parametrize("k", [10**9, 2 * 10**9])
-def test_a_long_k_has_a_plan(k: int, scheduler: str) -> None:
-    assert len(planned(4, 4, k, scheduler=scheduler).schedule.tasks) <= FEW
+def test_a_long_k_has_a_plan(scheduler: str) -> None:
+    assert len(planned(4, 4, 2 * 10**9, scheduler=scheduler).schedule.tasks) <= FEW
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1 << 55, 1, 1), (1, 1 << 55, 1), (1, 1, 1 << 55), (1 << 45, 3, 5), (3, 1 << 30, 1 << 25)]
-)
+@pytest.mark.parametrize(("m", "n", "k"), [(1 << 55, 1, 1), (1, 1, 1 << 55), (3, 1 << 30, 1 << 25)])
 def test_what_can_be_addressed_has_a_plan(m: int, n: int, k: int, scheduler: str) -> None:
     made = planned(m, n, k, machine=ROOMY, scheduler=scheduler)
     assert 0 < len(made.schedule.tasks) <= FEW
@@ -58,9 +55,9 @@ def test_the_largest_extents_have_a_plan_or_too_little_memory(shape: tuple[int, 
     assert len(made.schedule.tasks) <= FEW
 
 
-@pytest.mark.parametrize("shape", [(1 << 58, 1, 1), (1, 1 << 58, 1), (1, 1, 1 << 58), (3, 1 << 30, 1 << 25)])
+@pytest.mark.parametrize("shape", [(1, 1, 1 << 58), (3, 1 << 30, 1 << 25)])
 def test_what_is_chosen_for_the_largest_extents_is_bounded_too(shape: tuple[int, int, int]) -> None:
-    # It tries the rules of all of them: one shape for each extent, and one of two long extents, have it all.
+    # It tries the rules of all of them: one shape of one long extent and one of two have it all.
     made = planned(*shape, machine=ROOMY, scheduler="auto")
     assert 0 < len(made.schedule.tasks) <= FEW
     assert made.predicted_s > 0

@@ -19,9 +19,9 @@ def planned(word: str, ranks: int, dtype: DType) -> Planned:
     return plan(problem, placement, ranks, load_machine("h200-4x").subset(range(ranks)), ScheduleOptions())
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize("along", ["cols", "rows"])
-@pytest.mark.parametrize("dtype", [DType.f64, DType.bf16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    ("ranks", "along", "dtype"), [(2, "cols", DType.bf16), (4, "cols", DType.f64), (4, "rows", DType.bf16)]
+)
 def test_cyclic_blocks_are_expected_to_take_little_longer_than_one_block_each(
     ranks: int, along: str, dtype: DType
 ) -> None:

@@ -87,7 +87,7 @@ def random_tiles(seed: int) -> Schedule:
     return plan(problem, placement, ranks, machine, options).schedule
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(0, 160, 40)])
+@pytest.mark.parametrize("seeds", [range(40), range(40, 80)])
 def test_tiles_of_any_layouts_are_proved_and_right_on_numbers(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
     monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
@@ -127,7 +127,7 @@ def test_tiles_of_parts_that_end_at_different_places_are_right_on_numbers() -> N
         check(plan(problem, placement, 3, Machine.uniform(3), options).schedule, 1)
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in range(0, 240, 40)])
+@pytest.mark.parametrize("seeds", [range(40), range(40, 80)])
 def test_any_layouts_make_schedules_that_are_proved_and_right_on_numbers(seeds: range) -> None:
     for seed in seeds:
         check(random_case(seed), seed)

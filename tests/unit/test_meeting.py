@@ -8,7 +8,7 @@ import numpy as np
 
 from uncut_mpi import _native
 
-RECORD_BYTES, ROUNDS = 64, 400
+RECORD_BYTES, ROUNDS = 64, 150
 MET = (1, 2)
 
 

@@ -85,19 +85,19 @@ def check(make: object, *args: object, **kwargs: object) -> None:
     assert repr(made) == repr(dataclasses.replace(made))
 
 
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.dictionaries(NAMES, ODD, max_size=2))
 def test_odd_options(values: dict[str, object]) -> None:
     check(ScheduleOptions, **values)
 
 
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.dictionaries(OF_BLOCKING, ODD, max_size=2))
 def test_odd_blockings(values: dict[str, object]) -> None:
     check(Blocking, **values)
 
 
-@settings(max_examples=700, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(ODD, min_size=3, max_size=3), st.dictionaries(OF_PROBLEM, ODD, max_size=2))
 def test_odd_problems(extents: list[object], values: dict[str, object]) -> None:
     check(GemmProblem, *extents, **{"dtype": DType.f64, **values})
@@ -105,7 +105,7 @@ def test_odd_problems(extents: list[object], values: dict[str, object]) -> None:
         check(GemmProblem, *[8] * at, extents[at], *[8] * (2 - at), DType.f64)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(ODD, ODD, ODD)
 def test_odd_matrices_and_places(one: object, two: object, three: object) -> None:
     check(StoredMatrix, one, two, three)
@@ -122,7 +122,7 @@ def test_odd_matrices_and_places(one: object, two: object, three: object) -> Non
     check(GemmProblem.from_operands, matrix, one, matrix, dtype=DType.f64)
 
 
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(ODD, st.dictionaries(st.sampled_from([one.name for one in dataclasses.fields(Machine)]), ODD, max_size=2))
 def test_odd_machines_and_types(one: object, values: dict[str, object]) -> None:
     machine = Machine.uniform(3)

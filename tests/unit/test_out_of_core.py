@@ -72,7 +72,7 @@ def turns_of_rings(schedule: Schedule) -> float:
 
 def test_any_blocks_slots_and_problems_are_right() -> None:
     turns = []
-    for seed in range(60):
+    for seed in range(30):
         rng = random.Random(seed)
         ranks = rng.choice((1, 2, 3, 4, 6))
         machine = dataclasses.replace(Machine.uniform(ranks), serial_copies=rng.random() < 0.5)
@@ -82,7 +82,7 @@ def test_any_blocks_slots_and_problems_are_right() -> None:
         assert oracle.is_wrong(schedule) == "", seed
         if ((schedule.buffers["role"] == Role.PANEL) & (schedule.buffers["matrix"] <= Matrix.B)).any():
             turns.append(turns_of_rings(schedule))
-    assert sum(one >= 3 for one in turns) > 6
+    assert sum(one >= 3 for one in turns) > 3
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
@@ -133,7 +133,7 @@ def test_what_is_there_of_the_next_block_does_not_come_again() -> None:
 
 def test_any_budget_from_the_least_on_is_kept() -> None:
     blocks, refused = [], []
-    for seed in range(24):
+    for seed in range(10):
         rng = random.Random(seed)
         ranks = rng.choice((1, 2, 3))
         problem, placement = random_problem(rng, 40), random_placement(rng, ranks)
@@ -152,7 +152,7 @@ def test_any_budget_from_the_least_on_is_kept() -> None:
             verify(made.schedule, lower(made.schedule))
             assert oracle.is_wrong(made.schedule) == "", (seed, budget)
             blocks.append(blocks_of_c(made.schedule))
-    assert sum(one >= 3 for one in blocks) > 15
+    assert sum(one >= 3 for one in blocks) > 6
     assert all("would do with" in text for text in refused), refused
 
 

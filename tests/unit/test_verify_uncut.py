@@ -23,7 +23,7 @@ from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.verify import verify
 
-CASES = {1: 300, 2: 400, 3: 400, 4: 400, 6: 400, 8: 300, 12: 200, 16: 200, 31: 100, 64: 100}
+CASES = {1: 60, 2: 60, 3: 90, 4: 120, 8: 90, 16: 40, 64: 20}
 """How many random cases with at most so many ranks."""
 
 
