@@ -177,22 +177,6 @@ def test_the_end_of_a_job_leaves_no_shared_memory(on_rank_0):
     on_rank_0(check)
 
 
-def test_without_the_hook_the_same_job_hangs(on_rank_0):
-    start = (
-        "from mpi4py import MPI\nfrom uncut_mpi.spmd.abort import unlink_mpi_segments\n"
-        "comm = MPI.COMM_WORLD\ncomm.Barrier()\nunlink_mpi_segments()  # this job will be killed\n"
-    )
-
-    def check(tmp_path):
-        raises = tmp_path / "raises"
-        process = started(tmp_path, f"{WAIT}open({str(raises)!r}, 'w').close()\nraise ValueError\n", start=start)
-        assert jobs.wait_for(raises)
-        status, output, errors = jobs.ended(process, 1)  # with the hook it ends in a tenth of a second
-        assert status is None, output + errors
-
-    on_rank_0(check)
-
-
 def test_an_interrupt_and_an_error_in_a_thread_end_the_job(on_rank_0):
     def check(tmp_path):
         status, output = job(tmp_path, WAIT + "raise KeyboardInterrupt\n")

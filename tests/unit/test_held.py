@@ -150,8 +150,7 @@ def test_a_rank_begins_with_rows_or_columns_of_c_for_which_it_holds_all(which: s
 
 @pytest.mark.parametrize("counts", [(16, 16, 16, 16), (0, 31, 2, 31), (64, 0, 0, 0), (1, 3, 41, 19), (20, 20, 24, 0)])
 @pytest.mark.parametrize("which", ACROSS)
-@pytest.mark.parametrize("dtype", [DType.f64, DType.bf16])
-@pytest.mark.parametrize("first", [8, 64])
+@pytest.mark.parametrize(("dtype", "first"), [(DType.f64, 8), (DType.bf16, 64)])
 @pytest.mark.parametrize("c", ["in parts", "in host memory", "on one rank"])
 def test_rows_and_columns_of_any_extents(counts: tuple[int, ...], which: str, dtype: DType, first: int, c: str) -> None:
     layouts, grid, how = ACROSS[which]

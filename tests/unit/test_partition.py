@@ -70,7 +70,7 @@ def test_areas_are_what_was_asked_for() -> None:
     assert [place for strip in two.places for place in strip] == [0, 2, 0, 3, 1, 3, 1, 4]
 
 
-@pytest.mark.parametrize("count", range(1, 9))
+@pytest.mark.parametrize("count", [1, 2, 5, 7])
 def test_the_edges_of_columns_are_the_shortest(count: int) -> None:
     rng = random.Random(count)
     areas = sorted((rng.uniform(0.1, 1) for _ in range(count)), reverse=True)
