@@ -17,7 +17,7 @@ from tests.helpers.collective import allgather, collective_assert
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
-EXAMPLES = 600
+EXAMPLES = 300
 
 
 class Hostile:

@@ -28,17 +28,6 @@ def test_importing_the_package_loads_neither_mpi_nor_cuda():
     assert loaded.strip() == "[]"
 
 
-def test_planning_and_model_load_neither_mpi_nor_cuda():
-    code = (
-        "import importlib, pkgutil, sys, uncut_mpi.model, uncut_mpi.planning\n"
-        "for room in (uncut_mpi.model, uncut_mpi.planning):\n"
-        "    for found in pkgutil.walk_packages(room.__path__, room.__name__ + '.'):\n"
-        "        importlib.import_module(found.name)\n"
-        "print(sorted(set(sys.modules) & {'mpi4py', 'cupy'}), 'uncut_mpi.planning.schedule' in sys.modules)"
-    )
-    assert run(code).strip() == "[] True"
-
-
 def test_every_public_name_can_be_had_and_is_documented():
     code = (
         "import uncut_mpi\n"

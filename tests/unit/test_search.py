@@ -63,7 +63,7 @@ def test_the_choice_is_the_best_simulated_and_no_worse_than_the_heuristics() -> 
         assert made.digest() == result.best.schedule.digest()
 
 
-@pytest.mark.parametrize("options", [None, ScheduleOptions(metric="edp"), ScheduleOptions(scheduler="kblocks")])
+@pytest.mark.parametrize("options", [None, ScheduleOptions(metric="edp")])
 def test_what_is_said_of_a_candidate_is_what_its_schedule_says(options: ScheduleOptions | None) -> None:
     machine = load_machine("h200-4x")
     result = find(cube(3000), "0,1,2", machine, options=options)
