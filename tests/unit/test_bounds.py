@@ -14,6 +14,7 @@ from uncut_mpi.model.bounds import bound, bound_of_files
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import QUICK, Machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem
 
@@ -135,6 +136,12 @@ def test_a_device_gives_and_takes_no_more_than_its_ports():
     out, into, alone = 16e6 / 160e9, 8e6 / 150e9, 2e9 / 1e9
     assert found.terms["out of rank 1"] == pytest.approx(out * alone / (out + alone))
     assert found.terms["into rank 0"] == pytest.approx(into * alone / (into + alone))
+
+
+def test_what_several_devices_hold_need_not_leave_any():
+    placement = Places.parse("replicated,replicated,rows").bound(CUBE, 2)
+    terms = bound(dataclasses.replace(CUBE, reads_c=False), placement, machine(2)).terms
+    assert not [name for name in terms if name.startswith("out of")]
 
 
 def test_without_a_product_only_c_moves():

@@ -146,7 +146,7 @@ def test_where_chunks_that_lie_alike_are_too_few_the_other_extent_is_cut(shape, 
 
 
 def test_a_few_bytes_of_host_memory_are_too_few_in_words(capsys):
-    assert main(["-m", "100", "--place", "f,f,f", "--host-memory", "8"]) == 2
+    assert main(["-m", "30", "--place", "f,f,f", "--host-memory", "8"]) == 2
     assert "copies of matrices in files" in " ".join(capsys.readouterr().err.split())
 
 
@@ -183,5 +183,5 @@ def test_little_host_memory_asks_for_smaller_blocks_until_there_are_too_many(cap
     words = ["-m", "300", "-n", "200", "-k", "100", "--ranks", "2", "--place", "f,f,f"]
     assert main([*words, "--host-memory", "6kB"]) == 0
     assert "of 6.000 kB allowed" in capsys.readouterr().out
-    assert main(["-m", "2000", "--ranks", "2", "--place", "f,f,f", "--host-memory", "3kB"]) == 2
+    assert main(["-m", "1500", "--ranks", "1", "--place", "f,f,f", "--host-memory", "3kB"]) == 2
     assert "500000 are the most" in " ".join(capsys.readouterr().err.split())
