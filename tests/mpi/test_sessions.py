@@ -102,6 +102,17 @@ def test_dropped_matrices_are_freed_by_the_next_collective_call(comm, open_sessi
     collective_assert(comm, held == {numbers[-1]}, f"held {held} of {numbers}")
 
 
+def test_a_matrix_that_one_rank_alone_has_dropped_stays_with_all(comm, open_session):
+    with open_session(comm) as session:
+        kept = [session.empty_host((8, 8))]
+        number = kept[0].info.number
+        if comm.rank == 0:
+            kept.clear()
+            gc.collect()
+        session.empty_host((2, 2))
+        collective_assert(comm, number in session._store._held, f"{number} is gone")
+
+
 def test_a_softbuf_grows_for_a_larger_problem_and_small_plans_go_on(comm, open_session):
     with open_session(comm) as session:
         small = make_operands(session, Case(20, 20, 20))
