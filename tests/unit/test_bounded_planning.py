@@ -32,9 +32,8 @@ def planned(m: int, n: int, k: int, place: str = "h,h,h", machine: Machine | Non
     return plan(problem, Placement.parse(place), machine.num_ranks, machine, ScheduleOptions(**options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scheduler", ["kblocks", "auto"])
-def test_a_long_k_has_a_plan(scheduler: str) -> None:
-    assert len(planned(4, 4, 2 * 10**9, scheduler=scheduler).schedule.tasks) <= FEW
+def test_a_long_k_has_a_plan() -> None:
+    assert len(planned(4, 4, 2 * 10**9, scheduler="kblocks").schedule.tasks) <= FEW
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
