@@ -9,7 +9,6 @@ import pytest
 
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.grid_bounds import best_grid_bound
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
@@ -145,12 +144,6 @@ def test_a_budget_of_any_size_bounds_each_schedule_as_well() -> None:
     problem, place = GemmProblem(4, 4, 10**10, DType.f64), Placement.parse("h,h,h")
     result = search(problem, place, 4, ROOMY, ScheduleOptions(blocking=Blocking(first=64)), budget_tasks=1 << 60)
     assert max(len(one.schedule.tasks) for one in result.candidates[:3]) <= 4_000_000
-
-
-def test_grid_bounds_of_every_set_of_many_ranks_are_refused() -> None:
-    machine = Machine.uniform(64)
-    with pytest.raises(ParamError, match=r"64 ranks, .*name some \(subsets\)"):
-        best_grid_bound(GemmProblem(64, 64, 64, DType.f64), Placement.parse("h,h,h"), machine)
 
 
 def test_columns_of_many_ranks_are_found_once() -> None:

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.routing import best_source, pipeline
+from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.grid_bounds import grid_bound
 from uncut_mpi.model.link_map import LinkMap, slowdown
 from uncut_mpi.model.locations import host_index, in_host
 from uncut_mpi.model.machine import Machine
@@ -75,7 +75,7 @@ def karolina() -> Machine:
 
 def test_uncut_gemms_1_the_node_peaks_at_137_6_tflop_per_s() -> None:
     problem = problem_of(4096, 4096, 4096)
-    compute_s = grid_bound(problem, HHH, karolina(), grid=(2, 4, 1)).terms["compute"]
+    compute_s = bound(problem, HHH, karolina()).terms["compute"]
     assert problem.flops / compute_s == pytest.approx(137.6e12)
     reached = karolina().gemm_rate(DType.f64)[0] / 19.5e12
     assert reached == pytest.approx(0.88, abs=0.005)  # 12% less than the data sheet's peak

@@ -4,8 +4,7 @@ What no schedule can beat on a machine, if its rates are the best there are.
 Every term is a time below which some resource cannot have done what any schedule must ask of it. The bound is the
 largest of them. None assumes a process grid, a tile or an order. Waiting, latency and the filling of pipelines are left
 out, so that a term can only be too low. What links can carry together is what their ports allow
-(`uncut_mpi.model.ports.least_time`). `bound` derives each term. Bounds that hold for one process grid, and are higher,
-are in `uncut_mpi.model.grid_bounds`.
+(`uncut_mpi.model.ports.least_time`). `bound` derives each term.
 """
 
 from __future__ import annotations

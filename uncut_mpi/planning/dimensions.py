@@ -13,14 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
 from uncut_mpi.planning.candidates import Candidate, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.evaluation import Evaluation
-from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.grid import ProcessGrid, grids
 from uncut_mpi.planning.options import BEGINS, BLOCK_ORDERS, COMBINES, DELIVERIES, ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.rank_sets import ALL_COUNTS, MOST_SIDE, SHARE_TOLERANCE, RankSets, in_columns, is_cut

@@ -145,3 +145,17 @@ def share_starts(extent: int, shares: Sequence[float], step: int) -> list[int]:
     starts = [0, *(step * units_before for units_before in itertools.accumulate(blocks))]
     starts[-1] = extent
     return starts
+
+
+def grids(num_ranks: int, *, split_k: bool = True) -> list[tuple[int, int, int]]:
+    """Return all (r, c, s) with r·c·s = `num_ranks`: least s first, then the most square, then the least r."""
+    divisors = [number for number in range(1, num_ranks + 1) if num_ranks % number == 0]
+    found = [
+        (rows, cols, num_ranks // rows // cols)
+        for rows, cols in itertools.product(divisors, divisors)
+        if num_ranks % (rows * cols) == 0
+    ]
+    return sorted(
+        (grid for grid in found if split_k or grid[2] == 1),
+        key=lambda grid: (grid[2], abs(grid[0] - grid[1]), grid[0]),
+    )

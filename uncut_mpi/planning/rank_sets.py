@@ -10,12 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import room_for_panels
-from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.grid import ProcessGrid, grids
 from uncut_mpi.planning.options import COMBINES, ScheduleOptions, changed
 from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use

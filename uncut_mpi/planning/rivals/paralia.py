@@ -18,12 +18,12 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import GemmShape
-from uncut_mpi.model.grid_bounds import grids
 from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.grid import grids
 
 TILE_STEP: Final = 256
 """Tile edges that `tile_edge` looks at are multiples of it, as those of the paper's database (section 3.4)."""
