@@ -231,10 +231,6 @@ class KBlocksRun:
         """Bytes of copies from one memory to another."""
 
     @property
-    def host_link_bytes(self) -> int:
-        """Of those, bytes between host memory and a device."""
-
-    @property
     def held_bytes(self) -> int:
         """Bytes of the buffers of all ranks."""
 

@@ -187,7 +187,7 @@ def test_auto_is_ahead_of_it(extents: tuple[int, int, int], ranks: int, gib: int
 
 def is_frugal_or_fast(ours: Planned, theirs: Planned) -> bool:
     is_less = over_host_links(ours.schedule) <= over_host_links(theirs.schedule)
-    return is_less or ours.predicted_s < 0.95 * theirs.predicted_s
+    return is_less or ours.predicted_s < theirs.predicted_s
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -208,36 +208,20 @@ def test_auto_moves_no_more_over_host_links_or_is_faster(seed: int) -> None:
 
 def test_options_of_a_plan_give_the_same_plan_again() -> None:
     machine, problem = load_machine("h200-4x").subset(range(2)), GemmProblem(8192, 8192, 8192, DType.f64, reads_c=False)
-    budget = ScheduleOptions(device_memory=512 << 20)
-    made = plan(problem, HOST, 2, machine, budget)
-    assert made.options.scheduler == "parsec"
+    made = plan(problem, HOST, 2, machine, ScheduleOptions("parsec", device_memory=512 << 20))
     again = plan(problem, HOST, 2, machine, made.options.of_its_scheduler)
     assert again.schedule.digest() == made.schedule.digest()
-    of_kblocks = plan(problem, HOST, 2, machine, dataclasses.replace(budget, scheduler="kblocks")).options
+    of_kblocks = plan(problem, HOST, 2, machine, ScheduleOptions("kblocks", device_memory=512 << 20)).options
     assert of_kblocks.of_its_scheduler == of_kblocks
 
 
-def test_a_tie_is_broken_by_none_that_moves_more_over_host_links() -> None:
-    machine, problem = load_machine("h200-4x").subset(range(3)), GemmProblem(10000, 6144, 16384, DType.f32)
-    theirs = plan(problem, HOST, 3, machine, ScheduleOptions("parsec", device_memory=322122547))
-    ours = plan(problem, HOST, 3, machine, ScheduleOptions(device_memory=322122547))
-    assert is_frugal_or_fast(ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("words", "scheduler"),
-    [
-        ("-m 8192 --ranks 2 --device-memory 512MiB", "parsec"),
-        ("-m 8192 --ranks 2 --devices 0,1 --device-memory 512MiB", "parsec"),
-        ("-m 8192 -n 2048 -k 8192 --device-memory 256MiB --scheduler kblocks", "kblocks"),
-    ],
-)
-def test_it_is_tried_where_the_scheduler_is_not_named(
-    capsys: pytest.CaptureFixture[str], words: str, scheduler: str
-) -> None:
-    assert plan_command([*words.split(), "--beta", "0", "--machine", "h200-4x"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("plan ")]
-    assert line.split()[1] == f"{scheduler},"
+def test_one_block_of_c_with_the_deepest_k_blocks_is_tried() -> None:
+    # Without it the best is expected to take an eighth longer.
+    machine, problem = load_machine("h200-4x").subset([0]), GemmProblem(4096, 4096, 16384, DType.f64, reads_c=False)
+    found = plan(problem, HOST, 1, machine, ScheduleOptions(device_memory=512 << 20)).options.blocking
+    assert found.c_rows >= 4096
+    assert found.c_cols >= 4096
+    assert found.first == found.block > 3000
 
 
 def test_a_plan_says_what_the_equation_says(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
@@ -250,9 +234,7 @@ def test_a_plan_says_what_the_equation_says(capsys: pytest.CaptureFixture[str], 
     model = ParsecModel(8, 8, 8, devices=2, memory=300e6 / 2**23)
     assert facts["parsec_bytes"] == pytest.approx(2 * model.per_gpu(model.choose()) * 2**23)
     assert facts["parsec_bytes"] == pytest.approx(2 * (2 * 64 + 2 * 32 + 32) * 2**23)
-    share, _, rule = line.rpartition(", ")[2].partition("×")
-    assert 0 < float(share) <= 1
-    assert rule.startswith("; its rule takes ")
+    assert 0 < float(line.rpartition(", ")[2].removesuffix("×")) <= 1
     assert plan_command(words) == 0
     assert "PaRSEC" not in capsys.readouterr().out
 

@@ -308,9 +308,7 @@ def _parsec(facts: PlanFacts) -> list[str]:
     problem = facts.result.best.schedule.problem
     into = sum(port.into_bytes for port in facts.traffic.ports)
     into += 0 if problem.reads_c else problem.m * problem.n * problem.dtype.itemsize
-    rival = next((one for one in facts.result.candidates if one.options.scheduler == "parsec"), None)
-    took = f"; its rule takes {time_text(rival.predicted_s)}" if rival is not None else ""
-    return [parsec_text(facts.parsec_bytes, into) + took]
+    return [parsec_text(facts.parsec_bytes, into)]
 
 
 def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:

@@ -170,7 +170,6 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def_ro("seconds", &KRun::seconds)
         .def_ro("num_products", &KRun::num_products)
         .def_ro("moved_bytes", &KRun::moved_bytes)
-        .def_ro("host_link_bytes", &KRun::host_link_bytes)
         .def_ro("held_bytes", &KRun::held_bytes)
         .def("make",
              [](KRun &self, const SimulatedMachine &machine) {

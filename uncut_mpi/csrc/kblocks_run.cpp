@@ -32,14 +32,10 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
     return found;
 }
 
-struct Moved {
-    std::int64_t all = 0;         // from one memory to another
-    std::int64_t host_links = 0;  // of it, between host memory and a device
-};
-
-Moved moved_by(const KTables &tables, const KLayout &layout) {
+// Returns the bytes that are copied from one memory to another.
+std::int64_t moved_by(const KTables &tables, const KLayout &layout) {
     const KProblem &problem = layout.request.problem;
-    Moved moved;
+    std::int64_t moved = 0;
     for (const TaskRecord &task : tables.tasks) {
         if (task.kind != copy_task) continue;
         const LaneRecord &lane = tables.lanes[static_cast<std::size_t>(task.lane)];
@@ -47,11 +43,7 @@ Moved moved_by(const KTables &tables, const KLayout &layout) {
         const OperandRecord &to = tables.operands[static_cast<std::size_t>(task.first_operand)];
         const RegionRecord &region = tables.regions[static_cast<std::size_t>(to.region)];
         const bool sums = layout.buffers[static_cast<std::size_t>(region.buffer)].dtype != problem.dtype;
-        const std::int64_t nbytes =
-            region.rows * region.cols * (sums ? problem.accumulator_itemsize() : problem.itemsize());
-        moved.all += nbytes;
-        if (in_host(lane.source, problem.num_ranks) != in_host(lane.destination, problem.num_ranks))
-            moved.host_links += nbytes;
+        moved += region.rows * region.cols * (sums ? problem.accumulator_itemsize() : problem.itemsize());
     }
     return moved;
 }
@@ -79,11 +71,9 @@ void KRun::make(Workplace &at) {
         for (const double end : at.times.end)
             seconds = std::max(seconds, end);
         progress = progress_of(made, at.times, request.problem.num_ranks);
-        const Moved moved = moved_by(made, layout);
-        moved_bytes = moved.all;
+        moved_bytes = moved_by(made, layout);
         num_products = std::count_if(made.tasks.begin(), made.tasks.end(),
                                      [](const TaskRecord &task) { return task.kind == gemm_task; });
-        host_link_bytes = moved.host_links;
         held_bytes = std::accumulate(taken.begin(), taken.end(), std::int64_t{0});
     }
     if (keeps) {

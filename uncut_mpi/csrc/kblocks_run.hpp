@@ -31,9 +31,8 @@ struct KRun {
     double seconds = 0;  // end of the last task
     Progress progress{};
     std::int64_t num_products = 0;
-    std::int64_t moved_bytes = 0;      // by copies from one memory to another
-    std::int64_t host_link_bytes = 0;  // of them, between host memory and a device
-    std::int64_t held_bytes = 0;       // in buffers of all ranks
+    std::int64_t moved_bytes = 0;  // by copies from one memory to another
+    std::int64_t held_bytes = 0;   // in buffers of all ranks
     // If they are kept.
     KTables tables{};
     std::vector<BufferRecord> buffers{};

@@ -31,15 +31,12 @@ class Taken(NamedTuple):
         What it copies from one memory to another.
     held_bytes : int
         Its buffers on all devices.
-    host_link_bytes : int
-        Of `moved_bytes`, what goes between host memory and a device.
     products : int
         How many of its tasks are products.
     """
 
     moved_bytes: int
     held_bytes: int
-    host_link_bytes: int
     products: int
 
 
@@ -109,9 +106,8 @@ class Candidate:
             return self.known
         moved = self.schedule.bytes_by_link()
         held = int(self.schedule.softbuf_bytes().sum())
-        host_link_bytes = moved["host_to_device"] + moved["device_to_host"]
         products = int((self.schedule.tasks["kind"] == Kind.GEMM).sum())
-        return Taken(sum(moved.values()) - moved["local"], held, host_link_bytes, products)
+        return Taken(sum(moved.values()) - moved["local"], held, products)
 
     @property
     def energy_j(self) -> float:

@@ -248,7 +248,7 @@ class Evaluation:
                 return None
             simulated = Once(functools.partial(simulation_of, made, run, self._machine, self._simulations.machine))
             progress = functools.partial(progress_of_run, run)
-            taken = Taken(run.moved_bytes, run.held_bytes, run.host_link_bytes, run.num_products)
+            taken = Taken(run.moved_bytes, run.held_bytes, run.num_products)
             return self._candidate(made.options, made, run.seconds, simulated, progress, taken)
 
         self._begun.append((options, ended))

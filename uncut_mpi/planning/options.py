@@ -295,7 +295,7 @@ class ScheduleOptions:
         """"uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per rank.
         "cyclic": PARALiA's. "bands": Choi's, between devices only. "parsec": that of PaRSEC's
         product out of core. "auto": a search by simulation, among "kblocks" and
-        "uncut" (and "parsec" where not all fits), chooses what is not fixed below.""",
+        "uncut", chooses what is not fixed below.""",
         default="auto",
         words=SCHEDULERS,
     )

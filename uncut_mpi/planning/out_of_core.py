@@ -180,6 +180,14 @@ class _Model:
             rows = min(extents.rows, (room - of_b * cols) / (of_c * cols + of_a))
         return rows, cols
 
+    def deepest(self, slots: int, c_slots: int) -> list[int]:
+        """Return the depth of the deepest k-blocks beside all of C; none where C does not fit."""
+        extents = self.extents
+        left = extents.room - c_slots * self.bytes_of_c() * extents.rows * extents.cols
+        each = self._item * (slots * extents.rows + (self._b_slots or slots) * extents.cols)
+        depth = int(left / each) // self.step * self.step
+        return [] if depth < self.step else [min(depth, extents.k)]
+
     def seconds(self, cut: _Cut) -> float:
         """Return what a cut takes on the rank with the most to do."""
         extents, item = self.extents, self._item
@@ -221,11 +229,12 @@ def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Cut]
         depths.append(max(model.step, depths[-1] // 2 // model.step * model.step))
     while not asked.block and model.on_disk and depths[0] < extents.k:  # where long runs count
         depths.insert(0, min(2 * depths[0], extents.k))
-    for depth in depths:
-        for slots in (asked.slots,) if asked.slots else _SLOTS:
-            if (slots - 1) * depth >= extents.k and not asked.slots:
-                continue
-            for c_slots in (asked.c_slots,) if asked.c_slots else range(1, MOST_C_SLOTS + 1):
+    for slots in (asked.slots,) if asked.slots else _SLOTS:
+        for c_slots in (asked.c_slots,) if asked.c_slots else range(1, MOST_C_SLOTS + 1):
+            deepest = model.deepest(slots, c_slots) if asked.c_rows and asked.c_cols and not asked.block else []
+            for depth in [*depths, *deepest]:
+                if (slots - 1) * depth >= extents.k and not asked.slots:
+                    continue
                 cut = _cut_of(model, asked, (depth, slots, c_slots), extents.room)
                 if cut is not None:
                     yield cut

@@ -7,8 +7,7 @@ descent). `uncut` follows. Then comes the best of each other kind: on another gr
 elsewhere. The budget counts tasks of what is tried, never time, so that equal inputs give equal choices on any machine.
 A call that takes little is tried in few ways only. A candidate whose bound is no better than the best is not simulated.
 Of all that are as fast, to a per cent, the choice is one that copies little, then one that holds little, or one of few
-products (`_with_ties_broken`). Where ranks have not room for all PaRSEC's rule is tried, too: what moves more over host
-links has to be faster by 5 %.
+products (`_with_ties_broken`).
 """
 
 from __future__ import annotations
@@ -53,9 +52,6 @@ _MOST_OUT_OF_CORE: Final = 1_000_000
 Tasks that are tried besides for each second of a call for which ranks have not room, and at most: such calls are long,
 and their schedules have many tasks. A core tries half a million each second (2 cores of an AMD EPYC).
 """
-
-_FASTER_THAN_PARSEC: Final = 0.95
-"""The part of its time that pays for moving more over host links than PaRSEC's rule does."""
 
 _WORTH_IT: Final = 1.6
 """The best of another kind that takes so many times as long as `kblocks`' best is not improved by itself."""
@@ -153,43 +149,21 @@ def search(
             explorer = _Explorer(problem, placement, num_ranks, machine, tried)
             explorer.explore(made_with, budget)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
-    found, most = _as_frugal_as_parsec(found)
-    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, placement, most)]
+    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, placement)]
     return SearchResult(chosen, tried.discarded, tried.spent, asked.metric)
 
 
-def _as_frugal_as_parsec(found: list[Candidate]) -> tuple[list[Candidate], int | None]:
-    """
-    Return candidates, and what the choice may move over host links (bytes; None: anything).
-
-    Those that are hardly faster than PaRSEC's and move more come last.
-    """
-    rival = next((one for one in found if one.options.scheduler == "parsec"), None)
-    if rival is None or found[0].value <= _FASTER_THAN_PARSEC * rival.value:
-        return found, None
-    most = rival.taken.host_link_bytes
-    first = next(at for at, one in enumerate(found) if one.taken.host_link_bytes <= most)
-    return found[first:] + found[:first], most
-
-
-def _with_ties_broken(found: list[Candidate], placement: Placement, most: int | None = None) -> list[Candidate]:
+def _with_ties_broken(found: list[Candidate], placement: Placement) -> list[Candidate]:
     """
     Return candidates, first of those as good as the first one (`TIE`) one that copies little, and then holds little.
 
     Of matrices in parts of devices, and where the first one has not room for all, it is one that copies least in few
     products. Those are large, so what the model does not know of small ones does not count. What is held without room
-    for all is limited anyway, and is by the scheduler of the first one. Those that move more over host links than
-    `most` bytes are none of them.
+    for all is limited anyway.
     """
     best = found[0]
     in_turn = best.options.blocking.slots > 0
     tied = [one for one in found if one.value <= (1 + TIE) * best.value]
-    if most is not None:
-        tied = [one for one in tied if one.taken.host_link_bytes <= most]
-    if in_turn:
-        tied = [one for one in tied if one.options.scheduler == best.options.scheduler]
-    if len(tied) == 1:
-        return found
     slack = _ALMOST if placement.in_parts or in_turn else _AS_LITTLE
     rules = [("moved_bytes", slack)]
     rules += [] if in_turn else [("held_bytes", slack)]
@@ -226,13 +200,10 @@ class _Explorer:
             try:
                 starts = self._usual_starts(kblocks)
                 if starts and starts[0].options.blocking.slots:
+                    self._begin_with(*self._with_all_of_c(kblocks))
                     budget += min(_MOST_OUT_OF_CORE, round(_OUT_OF_CORE_PER_S * starts[0].predicted_s))
+                    budget += self._evaluation.spent - spent  # what there is to begin with
                     self._evaluation.allow(budget)
-                    if asked.scheduler == "auto" and set(asked.given) <= {"devices"}:
-                        before = self._evaluation.spent
-                        self._begin_with(changed(asked, scheduler="parsec"))
-                        budget += self._evaluation.spent - before
-                        self._evaluation.allow(budget)
                 for one in starts:
                     dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
                     done |= _traits(self._descend(one, kblocks, dimensions))
@@ -294,6 +265,14 @@ class _Explorer:
         slots, of_c = asked.blocking.slots or USUAL_SLOTS, asked.blocking.c_slots
         ways = [{"slots": slots, "c_slots": one} for one in ((of_c,) if of_c else range(1, MOST_C_SLOTS + 1))]
         return [changed(asked, blocking=changed(asked.blocking, splits=1, **way)) for way in ways]
+
+    def _with_all_of_c(self, asked: ScheduleOptions) -> list[ScheduleOptions]:
+        """Return one block of C for each rank with the deepest k-blocks beside it, all alike: A and B enter once."""
+        if asked.blocking.rings_given or asked.blocking.first or not self._in_rings(asked):
+            return []
+        problem = self._problem
+        way = {"splits": 1, "slots": 2, "c_rows": problem.m, "c_cols": problem.n, "first": problem.k}
+        return [changed(asked, blocking=changed(asked.blocking, **way))]
 
     def _explore_tiles(self, asked: ScheduleOptions) -> None:
         """Improve what `uncut` chooses by itself, on all ranks or one, if it is not far behind."""
