@@ -82,7 +82,7 @@ def test_an_order_has_one_process_behind_the_other_and_so_has_that_of_a_window()
         order = random_order(rng)
         table = dealt(order.extent, order.block, order.num_parts, order.source)
         assert order.indices.tolist() == [*itertools.chain.from_iterable(table)]
-        assert order.positions[order.indices].tolist() == [*range(order.extent)]
+        assert order.position(order.indices).tolist() == [*range(order.extent)]
         assert not order.is_plain or order.indices.tolist() == [*range(order.extent)]
         start = rng.randint(0, order.extent)
         stop = rng.randint(start, order.extent)
@@ -199,7 +199,7 @@ def bound(layout: Layout, shape: tuple[int, int], ranks: int) -> BoundLayout:
 def element_at(layout: BoundLayout, row: int, col: int) -> tuple[int, int, int]:
     """Return who holds an element, and where in its array."""
     places = [
-        at if order is None else int(order.positions[at]) for at, order in zip((row, col), layout.orders, strict=True)
+        at if order is None else int(order.position(at)) for at, order in zip((row, col), layout.orders, strict=True)
     ]
     ((rank, found),) = [
         (part.location.rank or 0, (places[0] - part.rows[0], places[1] - part.cols[0]))

@@ -31,7 +31,7 @@ from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.session_moves import MovesMatrices
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
-from uncut_mpi.api.wording import value_text
+from uncut_mpi.api.wording import value_digest
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, is_agreed, note_told
 from uncut_mpi.instead import absent
@@ -266,7 +266,8 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         Parameters
         ----------
         value : object
-            Compared by its ``repr``.
+            Compared by value: numbers, texts, bytes, arrays of numbers, frozen dataclasses such as `Layout`, and lists,
+            tuples, sets and dicts of these.
         what : str
             What it is, for the error.
 
@@ -274,9 +275,15 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         ------
         RankMismatchError
             On all ranks, saying who has which.
+        ParamError
+            On all ranks, if it is not defined when such values are equal.
         """
         with self._gate.exclusive():
-            self._begin_converted("agree", lambda: value_text(what, value), lambda text: {what: text})
+            try:
+                digest = value_digest(what, value)
+            except Exception as error:
+                self._gate.fail("agree", error)
+            self._gate.open("agree", lambda: {what: value}, digest)
 
     @public_call
     def together(self, what: str) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -90,10 +90,18 @@ class CyclicOrder:
         """Which element is at each position; read-only."""
         return _indices(self)
 
-    @property
-    def positions(self) -> np.ndarray:
-        """At which position each element is; read-only."""
-        return _positions(self)
+    def index(self, position: int) -> int:
+        """Return which element is at a position, without looking at others."""
+        starts = [*itertools.accumulate(self.counts, initial=0)]
+        part = min(bisect.bisect_right(starts, position), self.num_parts) - 1
+        local = position - starts[part] + (self.skip if part == self.source else 0)
+        return indxl2g(local, self.block, part, self.source, self.num_parts) - self.skip
+
+    def position(self, index: Any) -> Any:
+        """Return at which position an element is, or each of an array of them, without looking at others."""
+        part = indxg2p(index + self.skip, self.block, self.source, self.num_parts)
+        local = indxg2l(index + self.skip, self.block, self.num_parts) - self.skip * (part == self.source)
+        return np.array([*itertools.accumulate(self.counts, initial=0)])[part] + local
 
     def window(self, start: int, stop: int) -> CyclicOrder:
         """Return the order of the elements from `start` to before `stop`, as processes have them."""
@@ -103,7 +111,8 @@ class CyclicOrder:
 
     def within(self, positions: tuple[int, int], start: int, stop: int) -> tuple[int, int]:
         """Return which positions of what one process has are of elements from `start` to before `stop`."""
-        first, last = np.searchsorted(self.indices[slice(*positions)], (start, stop)).tolist()
+        span = range(*positions)
+        first, last = (bisect.bisect_left(span, one, key=self.index) for one in (start, stop))
         return positions[0] + first, positions[0] + last
 
     def in_window(self, positions: tuple[int, int], start: int, stop: int) -> tuple[int, int]:
@@ -119,14 +128,6 @@ class CyclicOrder:
 def _indices(order: CyclicOrder) -> np.ndarray:
     owners = (order.source + (np.arange(order.extent) + order.skip) // order.block) % order.num_parts
     found = np.argsort(owners, kind="stable")
-    found.flags.writeable = False
-    return found
-
-
-@functools.lru_cache(maxsize=64)
-def _positions(order: CyclicOrder) -> np.ndarray:
-    found = np.empty(order.extent, np.int64)
-    found[order.indices] = np.arange(order.extent)
     found.flags.writeable = False
     return found
 
@@ -209,6 +210,8 @@ class Cyclic:
                 return None
             values[name] = numbers[0], numbers[1]
         if "block" not in values or "grid" not in values:
+            return None
+        if any(skip and skip >= block for skip, block in zip(values.get("skip", (0, 0)), values["block"], strict=True)):
             return None
         return cls(**values, grid_order="C" if words[-1] == "order=C" else "R")
 

@@ -336,6 +336,8 @@ class Layout:
         ParamError
             If the layout is not for so many ranks, or `num_ranks` is needed and None.
         """
+        if num_ranks is not None and (num_ranks := count("num_ranks", num_ranks)) < 1:
+            raise ParamError(f"num_ranks = {num_ranks}: pass a number of ranks from 1 on")
         if self.ranks is not None:
             if num_ranks is not None and max(self.ranks) >= num_ranks:
                 raise ParamError(
@@ -408,10 +410,11 @@ class Layout:
         ParamError
             If the matrix has no such element, or as of `holders`.
         """
+        shape, row, col = _pair("shape", shape), count("row", row), count("col", col)
         if not (0 <= row < shape[0] and 0 <= col < shape[1]):
             raise ParamError(f"a matrix of {shape[0]}x{shape[1]} has no row {row} with column {col}: both count from 0")
         down, along = (
-            index if order is None else int(order.positions[index])
+            index if order is None else int(order.position(index))
             for index, order in zip((row, col), self.orders(shape), strict=True)
         )
         holders = self.holders(num_ranks)

@@ -165,7 +165,7 @@ def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> 
     if own == other:
         return (Run(0, *extent),)
     indices = np.arange(*extent) if own is None else own.indices[slice(*extent)]
-    places = indices if other is None else other.positions[indices]
+    places = indices if other is None else other.position(indices)
     edges = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
     firsts = places[edges[:-1]].tolist()
     return tuple(
