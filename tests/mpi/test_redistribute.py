@@ -96,7 +96,10 @@ def test_what_cannot_be_copied_is_one_error_on_all_ranks(comm, session):
     blocks = Layout.blocks([2, 2], [4], ranks=[0, comm.size - 1]) if comm.size > 1 else Layout.rows()
     a, other = session.empty((4, 4), "f64", blocks), session.empty((4, 4), "f32", Layout.whole(0))
     for words, call in (
-        (["out is 4×4 f32 and matrix 4×4 f64", "equal"], lambda: session.redistribute(a, Layout.whole(0), out=other)),
+        (
+            ["out is of shape 4×4 and type f32, matrix of 4×4 and type f64", "equal"],
+            lambda: session.redistribute(a, Layout.whole(0), out=other),
+        ),
         (
             ["out is of layout whole(0)", "layout rows and"],
             lambda: session.redistribute(a, Layout.rows(), out=other),

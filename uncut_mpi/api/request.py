@@ -173,6 +173,6 @@ def check_copy(read: tuple[str, MatrixInfo], written: tuple[str, MatrixInfo]) ->
     (source_name, source), (name, target) = read, written
     source.check_in_memory()
     if source.layout.shape != target.layout.shape or source.dtype is not target.dtype:
-        found, wanted = ("{}×{} {}".format(*one.layout.shape, one.dtype.name) for one in (target, source))
-        raise ParamError(f"{name} is {found} and {source_name} {wanted}: shapes and types must be equal")
+        found, wanted = ("{}×{} and type {}".format(*one.layout.shape, one.dtype.name) for one in (target, source))
+        raise ParamError(f"{name} is of shape {found}, {source_name} of {wanted}: shapes and types must be equal")
     check_written(name, target, **{source_name: source})
