@@ -16,6 +16,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import allgather, carried, collective_assert
+from uncut_mpi import unfinished
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import Probe
@@ -298,7 +299,7 @@ def test_a_directory_that_cannot_be_written_costs_a_measurement_and_nothing_else
             cache.mkdir(parents=True)
             cache.chmod(0o500)
         # Root may write everywhere, so the refusal is that of the system call.
-        monkeypatch.setattr(measuring.tempfile, "mkstemp", refuse)
+        monkeypatch.setattr(unfinished, "open_regular", refuse)
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))
     comm.Barrier()
     found = [machine_of(comm).num_ranks for _ in range(2)]
@@ -311,16 +312,11 @@ def refuse(*arguments, **options):
 
 
 def test_a_full_disk_leaves_no_half_written_file(comm, cache, monkeypatch, measurements):
-    true_fdopen = os.fdopen
+    def full(descriptor, data, at):
+        os.pwrite(descriptor, data[: len(data) // 2], at)
+        raise OSError(28, "No space left on device")
 
-    def full(handle, *arguments, **options):
-        stream = true_fdopen(handle, *arguments, **options)
-        if arguments == ("w",):
-            stream.close()
-            raise OSError(28, "No space left on device")
-        return stream
-
-    monkeypatch.setattr(measuring.os, "fdopen", full)
+    monkeypatch.setattr(unfinished, "write_all", lambda descriptor, data: full(descriptor, data, 0))
     machine = machine_of(comm)
     monkeypatch.undo()
     collective_assert(comm, machine.num_ranks == comm.size and not stamps(cache), f"left {stamps(cache)}")

@@ -171,8 +171,9 @@ class PlanKey:
 
     @classmethod
     def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
-        """Return the key of C := A, where B is A as well and not read, of what `check_copy` lets pass. Local."""
+        """Return the key of C := A, where B is A as well and not read; a conjugated A is refused. Local."""
         source, _, target = infos
+        source.check_in_memory()
         both = orders_for_copy(source.layout, target.layout)
         source, target = source.in_orders(both), target.in_orders(both)
         # What is not in the order in which the problem has both is transposed: as little as can be.
