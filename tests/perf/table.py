@@ -23,6 +23,7 @@ plan began and ended.
 
 import argparse
 import contextlib
+import functools
 import importlib
 import json
 import pathlib
@@ -38,6 +39,7 @@ from mpi4py import MPI
 import uncut_mpi as um
 from uncut_mpi.baselines.serve import load
 from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.planning.grid import ProcessGrid
@@ -45,7 +47,7 @@ from uncut_mpi.planning.grid import ProcessGrid
 ALPHA, BETA = 1.2345, 0.1154  # with a larger beta halves would overflow in some hundred calls
 CUDA_TYPES = {"f64": 1, "f32": 0, "tf32": 0, "f16": 2, "bf16": 14}
 COMPUTE_TYPES = {"f64": 70, "f32": 68, "tf32": 77, "f16": 68, "bf16": 68}
-JOBS = ("cublasmp", "dtensor")
+IN_RANKS, APART = ("dtensor",), ("cublasmp", "cublasxt")
 WARMUP, FEWEST, MOST, TURNS_S = 3, 7, 40, 3.0
 TRIES, HOPELESS = 3, 1.5
 PORT_BYTES, HOST_BYTES = 512 << 20, 192 << 20
@@ -289,18 +291,24 @@ class Library:
     """Another library in these processes: in all of them, or in the first alone."""
 
     def __init__(self, name):
-        self.name, self.takes_part = name, name in JOBS or COMM.rank == 0
-        self.library = everywhere(lambda: load(name, "cuda", COMM.size) if self.takes_part else None)
+        self.name, self.takes_part = name, name in IN_RANKS or COMM.rank == 0
+        self.library = everywhere(lambda: self.loaded() if self.takes_part else None)
+
+    def loaded(self):
+        """Return the library."""
+        return load(self.name, "cuda", COMM.size)
 
     def open(self, task, matrices):
         """Take a problem on."""
         self.product = everywhere(lambda: self.library.open(task, matrices) if self.takes_part else None)
 
     def call(self, setting):
-        """Compute once."""
+        """Compute once; return the seconds if the library tells them, None if they are to be taken here."""
+        told = 0.0
         if self.takes_part:
-            self.product.call(setting)
+            told = self.product.call(setting)
             cupy.cuda.Device(COMM.rank).use()
+        return told if self.name in APART else None
 
     def prepare(self):
         """Do what need not be timed before a call."""
@@ -313,8 +321,8 @@ class Library:
         def once():
             self.prepare()
             start = time.perf_counter()
-            self.call(setting)
-            return time.perf_counter() - start
+            told = self.call(setting)
+            return time.perf_counter() - start if told is None else told
 
         COMM.Barrier()
         return max(COMM.allgather(everywhere(once)))
@@ -350,14 +358,64 @@ class Library:
         everywhere(lambda: self.product.close() if self.takes_part else None)
 
 
+class Apart:
+    """A library in processes of its own, as it slows what else runs in its processes; seen as `Library.library`."""
+
+    def __init__(self, name, devices):
+        self.process = BaselineProcess(name, "cuda", devices)
+
+    def open(self, task, matrices):
+        """Take a problem on, its matrices copied; return it."""
+        self.close()
+        self.matrices = matrices
+        self.shared = SharedTask(matrices.a, matrices.b, matrices.c, task.dtype)
+        asked = self.shared.task(task.alpha, task.beta, task.place, task.compute)
+        self.settings = [self.process.ask({"do": "begin", "task": asked.to_json()})["setting"]]
+        return self
+
+    def prepare(self):
+        """Nothing: it prepares when it is asked to compute."""
+
+    def call(self, setting):
+        """Compute once and return how long that took."""
+        return self.process.ask({"do": "time", "count": 1})["samples_s"][0]
+
+    def reset(self):
+        """Make a result that nobody writes one that cannot pass."""
+        self.shared.poison()
+
+    def store(self):
+        """Compute from the first C, put the result where the matrices are, and take the problem on again."""
+        self.process.ask({"do": "end"})
+        self.matrices.out[...] = self.shared.result()
+
+    def close(self):
+        """Give the memory back."""
+        if hasattr(self, "shared"):
+            self.shared.close()
+            del self.shared
+
+
+class ApartLibrary(Library):
+    """A library in processes of its own, whose times are those that they tell."""
+
+    def __init__(self, name, devices):
+        self.devices = devices
+        super().__init__(name)
+
+    def loaded(self):
+        """Return it."""
+        return Apart(self.name, self.devices)
+
+
 class Libraries:
     """The other libraries, of which one is measured in turns: the fastest, each at its best setting."""
 
-    def __init__(self, names):
+    def __init__(self, names, devices):
         self.loaded, self.refused = [], {}
         for name in names:
             try:
-                self.loaded.append(Library(name))
+                self.loaded.append(ApartLibrary(name, devices) if name in APART else Library(name))
             except RuntimeError as error:
                 self.refused[name] = str(error)
         say("libraries:", [one.name for one in self.loaded], self.refused or "")
@@ -389,6 +447,11 @@ class Libraries:
         if best is not None:
             best.open(task, matrices)
         return best, found
+
+
+def executed(plan):
+    """Compute once."""
+    plan.execute(ALPHA, BETA)
 
 
 def measure(asked, versions, floor, libraries, problem, text):
@@ -430,7 +493,7 @@ def measure(asked, versions, floor, libraries, problem, text):
             version.forget(result)
             plans.append(plan)
             cases.append({"way": words or ("ours" if version is ours else "old"), **facts})
-            ways.append((lambda: None, lambda plan=plan: plan.execute(ALPHA, BETA)))
+            ways.append((lambda: None, functools.partial(executed, plan)))
     share, _ = shares(m, n, k, COMM.size)
     cases.append({"way": "floor"})
     ways.append((lambda: None, floor.product(*share, dtype, problem.values)))
@@ -452,8 +515,8 @@ def measure(asked, versions, floor, libraries, problem, text):
         prepare()
         COMM.Barrier()
         start = time.perf_counter()
-        work()
-        samples[at].append(time.perf_counter() - start)
+        told = work()
+        samples[at].append(time.perf_counter() - start if told is None else told)
     for case, mine in zip(cases, samples, strict=True):
         mine = [max(of_ranks) for of_ranks in zip(*COMM.allgather(mine), strict=True)][WARMUP:]
         case |= {"seconds": statistics.median(mine), "spread_s": [min(mine), max(mine)], "samples_s": mine}
@@ -540,7 +603,9 @@ def main():
     versions = [Ours("uncut_mpi", asked.machine and pathlib.Path(asked.machine).read_text())]
     if asked.old:  # which plans with the same machine
         versions.append(Ours(asked.old, versions[0].session.machine.to_json()))
-    libraries, floor = Libraries([name for name in asked.libraries.split(",") if name]), Floor(versions[0].session)
+    session = versions[0].session
+    libraries = Libraries([name for name in asked.libraries.split(",") if name], session.device_uuids)
+    floor = Floor(session)
     for text in asked.problems:
         problem = None
         for place in text.split()[2].split(";"):
