@@ -332,6 +332,7 @@ class Library:
         medians, failed = {}, {}
         for setting in COMM.bcast(self.product.settings if COMM.rank == 0 else None):
             try:
+                everywhere(lambda: self.product.reset() if self.takes_part else None)
                 self.timed(setting)  # compiles, allocates
                 samples = [self.timed(setting)]
                 while len(samples) < TRIES and samples[0] <= HOPELESS * min(medians.values(), default=samples[0]):
@@ -362,11 +363,14 @@ class Apart:
     """A library in processes of its own, as it slows what else runs in its processes; seen as `Library.library`."""
 
     def __init__(self, name, devices):
+        self.name, self.devices = name, devices
         self.process = BaselineProcess(name, "cuda", devices)
 
     def open(self, task, matrices):
         """Take a problem on, its matrices copied; return it."""
         self.close()
+        if not self.process.alive:  # which a failure has ended
+            self.process = BaselineProcess(self.name, "cuda", self.devices)
         self.matrices = matrices
         self.shared = SharedTask(matrices.a, matrices.b, matrices.c, task.dtype)
         asked = self.shared.task(task.alpha, task.beta, task.place, task.compute)
@@ -381,11 +385,11 @@ class Apart:
         return self.process.ask({"do": "time", "count": 1})["samples_s"][0]
 
     def reset(self):
-        """Make a result that nobody writes one that cannot pass."""
-        self.shared.poison()
+        """Nothing: its processes begin with the first C."""
 
     def store(self):
-        """Compute from the first C, put the result where the matrices are, and take the problem on again."""
+        """Compute from the first C, and put the result where the matrices are; that ends the problem."""
+        self.shared.poison()
         self.process.ask({"do": "end"})
         self.matrices.out[...] = self.shared.result()
 
@@ -446,6 +450,7 @@ class Libraries:
                 one.close()
         if best is not None:
             best.open(task, matrices)
+            everywhere(lambda: best.product.reset() if best.takes_part else None)
         return best, found
 
 
