@@ -45,9 +45,9 @@ def absent(self: object, name: str) -> Any:
     raise no_attribute(f"a {type(self).__name__}", name)
 
 
-def bad_call(method: Callable[..., Any], named: Iterable[str], error: TypeError) -> str:
+def bad_call(method: Callable[..., Any], named: Iterable[str], error: TypeError | None = None) -> str:
     """Return what to say of a call with other arguments than there are."""
-    known = list(inspect.signature(method).parameters)
+    known = [one.name for one in inspect.signature(method).parameters.values() if one.kind != one.VAR_KEYWORD]
     call = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
     unknown = next((name for name in named if name not in known), None)
     if unknown is None:

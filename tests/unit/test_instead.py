@@ -29,9 +29,10 @@ def methods():
 
 @pytest.mark.parametrize("method", [*methods()])
 def test_an_argument_that_is_not_there_is_told_with_those_that_are(method):
-    known = [name for name in inspect.signature(method).parameters if name != "self"]
+    named = inspect.signature(method).parameters
+    known = [name for name, one in named.items() if name != "self" and one.kind != one.VAR_KEYWORD]
     with pytest.raises(TypeError) as found:
-        method(**{known[-1] + "s": 1})
+        method(*([None] if "self" in named else []), **{known[-1] + "s": 1})
     name = method.__name__
     assert str(found.value).startswith(f"{name}() has no argument '{known[-1]}s': did you mean '{known[-1]}'?")
     assert str(found.value).endswith(f"(it takes {', '.join(known)})")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from uncut_mpi.api.arrays import is_array
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.chunked import AnyPlan, Chunked
-from uncut_mpi.api.exclusive import public_call
+from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
-from uncut_mpi.instead import absent
+from uncut_mpi.instead import absent, bad_call
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Placement
@@ -75,7 +75,6 @@ class GemmPlan:
         """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
         return isinstance(self._plan, Trial)
 
-    @public_call
     def execute(
         self,
         alpha: Number = 1.0,
@@ -85,6 +84,7 @@ class GemmPlan:
         b: Any = None,
         c: Any = None,
         stream: Any = None,
+        **unknown: Any,
     ) -> CallResult:
         """
         Compute C := alpha op(A) op(B) + beta C. Collective.
@@ -110,9 +110,14 @@ class GemmPlan:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        with self._calls.gate.exclusive():
-            request = self._request("execute", alpha, beta, a, b, c, stream)
-            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
+        try:  # as `public_call` does, and 1.5 µs quicker
+            if unknown:
+                raise TypeError(bad_call(GemmPlan.execute, unknown))
+            return self._execute(alpha, beta, a, b, c, stream)
+        except BaseException as error:
+            del self, a, b, c, stream, unknown
+            end_call(error)
+            raise
 
     @public_call
     def trace(
@@ -273,6 +278,11 @@ class GemmPlan:
     def __repr__(self) -> str:
         done = self._shown.summary
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
+
+    def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
+        with self._calls.gate.exclusive():
+            request = self._request("execute", alpha, beta, a, b, c, stream)
+            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     def _check_fit(self, matrices: Operands) -> None:
         for name, old, new in zip("ABC", self._operands, matrices, strict=True):
