@@ -45,15 +45,22 @@ def absent(self: object, name: str) -> Any:
     raise no_attribute(f"a {type(self).__name__}", name)
 
 
-def bad_call(method: Callable[..., Any], named: Iterable[str], error: TypeError | None = None) -> str:
-    """Return what to say of a call with other arguments than there are."""
-    known = [one.name for one in inspect.signature(method).parameters.values() if one.kind != one.VAR_KEYWORD]
+def bad_call(method: Callable[..., Any], named: Iterable[str], error: BaseException | None = None) -> str:
+    """Return what to say of a call with other arguments than there are; empty for an error that it raised itself."""
+    begun = error is not None and (error.__traceback__ is None or error.__traceback__.tb_next is not None)
+    if begun or not isinstance(error, TypeError | None):
+        return ""
+    every = inspect.signature(method).parameters.values()
+    taken = {one.name: one for one in every if one.name not in ("self", "cls") and one.kind is not one.VAR_KEYWORD}
     call = method.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-    unknown = next((name for name in named if name not in known), None)
-    if unknown is None:
-        return str(error).replace(f"{method.__qualname__}()", f"{call}()")
-    takes = ", ".join(name for name in known if name != "self")
-    return f"{call}() has no argument {unknown!r}{_mend(unknown, known)} (it takes {takes})"
+    unknown = next((name for name in named if name not in taken), None)
+    if unknown is not None:
+        return f"{call}() has no argument {unknown!r}{_mend(unknown, [*taken])} (it takes {', '.join(taken)})"
+    if str(error).endswith(" given"):
+        by_position = ", ".join(name for name, about in taken.items() if about.kind is not about.KEYWORD_ONLY)
+        takes = f"only {by_position}" if by_position else "nothing"
+        return f"{call}() takes {takes} by position: name the others, and pass several values as one sequence"
+    return str(error).replace(f"{method.__qualname__}()", f"{call}()")
 
 
 def _mend(name: str, known: Sequence[str] = ()) -> str:

@@ -27,8 +27,8 @@ def public_call(method: Callable[_P, _R]) -> Callable[_P, _R]:
         try:
             return method(*arguments, **named)
         except BaseException as error:
-            if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
-                error.args = (bad_call(method, named, error),)  # it has not even begun
+            if wrong := bad_call(method, named, error):
+                error.args = (wrong,)
             del arguments, named
             end_call(error)
             raise

@@ -7,14 +7,16 @@ decimals. A truth value is no whole number, text is no number, and nothing is ro
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.instead import bad_call
 
 BackendName: TypeAlias = Literal["auto", "cuda", "host"]
 Number: TypeAlias = float | complex
@@ -29,6 +31,30 @@ MOST_BYTES: Final = 2**62
 _SHOWN_CHARACTERS = 60
 _MOST = (1 << 63) - 1
 _MOST_ITEMS = 1 << 16
+_Class = TypeVar("_Class", bound=type[Any])
+
+
+def value_of_callers(kind: _Class) -> _Class:
+    """Let a class, and its public class methods, refuse arguments that are not there with a `ParamError`."""
+    for name, member in [*vars(kind).items()]:
+        if name == "__init__":
+            setattr(kind, name, _called_right(member))
+        elif isinstance(member, classmethod) and not name.startswith("_"):
+            setattr(kind, name, classmethod(_called_right(member.__func__)))
+    return kind
+
+
+def _called_right(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except TypeError as error:
+            if wrong := bad_call(function, named, error):
+                raise ParamError(wrong) from None
+            raise
+
+    return called
 
 
 def whole_number(name: str, value: object) -> int:

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import count, counted, items, shown
+from uncut_mpi.model.arguments import count, counted, items, shown, value_of_callers
 from uncut_mpi.model.cyclic import NUMBERS, Cyclic, joined, split
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part
@@ -61,6 +61,7 @@ class LocalArray(NamedTuple):
     ld: int = 0
 
 
+@value_of_callers
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
     """

@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias, get_args
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import count, shown, there_are
+from uncut_mpi.model.arguments import count, shown, there_are, value_of_callers
 
 ANY_DEVICE: Final = -3
 """Destination of a lane that carries a rank's copies to all other devices."""
@@ -35,6 +35,7 @@ class Space(enum.IntEnum):
     HOST = 1
 
 
+@value_of_callers
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Location:
     """

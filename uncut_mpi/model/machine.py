@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError, TopologyError
-from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, word
+from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, value_of_callers, word
 from uncut_mpi.model.costs import Disk, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Port, fair_rates
@@ -47,6 +47,7 @@ def _unknown() -> np.ndarray:
     return np.zeros(0)
 
 
+@value_of_callers
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Machine(Remade):
     """

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 from uncut_mpi.errors import ParamError, PlanError
-from uncut_mpi.model.arguments import shown, there_are, type_text
+from uncut_mpi.model.arguments import shown, there_are, type_text, value_of_callers
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Extent, Part
 
@@ -29,6 +29,7 @@ Where: TypeAlias = Location | BoundLayout
 """Where a matrix lives: whole in one memory, or in parts."""
 
 
+@value_of_callers
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
     """

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import count, shown, there_are, type_text
+from uncut_mpi.model.arguments import count, shown, there_are, type_text, value_of_callers
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, check_metric
 from uncut_mpi.planning.option_fields import (
@@ -57,6 +57,7 @@ MOST_BLOCKS = 4096
 MOST_TRIED = 16
 
 
+@value_of_callers
 @documented
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocking:
@@ -277,6 +278,7 @@ _TRIES: Final = Kind("int", _tries)
 _TILED = ("uncut", "cyclic", "bands", "parsec")
 
 
+@value_of_callers
 @documented
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduleOptions:
