@@ -145,9 +145,20 @@ def release_frames(error: BaseException) -> None:
         errors += [other for other in found if all(other is not known for known in errors)]
 
 
+def reason(error: BaseException) -> str:
+    """Return what was wrong, of a file without its name; of an error that says nothing its type."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return (said or str(error)).strip() or type(error).__name__
+
+
+def named(error: BaseException) -> str:
+    """Return an error's type and what it says, if it says something."""
+    return f"{type(error).__name__}: {error}".strip().removesuffix(":")
+
+
 def to_wire(error: BaseException) -> tuple[str, str]:
     """Return (type name, message) of an error, to be carried to other ranks."""
-    return type(error).__name__, str(error) or repr(error)
+    return type(error).__name__, str(error).strip() or repr(error)
 
 
 def from_wire(name: str, message: str, *, rank: int) -> UncutError:

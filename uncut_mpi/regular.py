@@ -51,7 +51,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
     Raises
     ------
     OSError
-        If it cannot be opened, or is something else; `reason` says which.
+        If it cannot be opened, or is something else; `uncut_mpi.errors.reason` says which.
     """
     try:
         _check_kind(status_of(path).st_mode)
@@ -82,11 +82,6 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, f"it holds more than {most_bytes} bytes")
     return content
-
-
-def reason(error: OSError) -> str:
-    """Return what was wrong, without the name of the file."""
-    return error.strerror or str(error)
 
 
 def _check_kind(mode: int) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError, UncutError
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError, UncutError, reason
 from uncut_mpi.free_memory import OF_NODE, available_bytes
 from uncut_mpi.mappings import object_name
 from uncut_mpi.numa import interleaved
@@ -345,8 +345,8 @@ def _failed(error: OSError, doing: str, mend: str = "") -> UncutError:
     """Return what to raise where the system refuses: of a limit of this process which one."""
     for number, limit in ((errno.EFBIG, "file sizes (ulimit -f)"), (errno.EMFILE, "open files (ulimit -n)")):
         if error.errno == number:
-            return CapacityError(f"{doing} failed ({error.strerror}): raise the limit of {limit}")
-    return DeviceError(f"{doing} failed ({error.strerror}){mend}")
+            return CapacityError(f"{doing} failed ({reason(error)}): raise the limit of {limit}")
+    return DeviceError(f"{doing} failed ({reason(error)}){mend}")
 
 
 def _check_room(nbytes: int, purpose: str, kind: int) -> None:
@@ -476,7 +476,7 @@ def _refused(parts: _Parts, path: str, error: OSError) -> TopologyError:
         )
     where = f"its {_SHM} is not ours" if parts.kind == _FILE else "it has ended"
     return TopologyError(
-        f"{path}, shared memory of process {parts.pid}, cannot be opened ({error.strerror}): {where}, or it has "
+        f"{path}, shared memory of process {parts.pid}, cannot be opened ({reason(error)}): {where}, or it has "
         "withdrawn the memory; start all ranks in one container and keep it until every peer has mapped it"
     )
 

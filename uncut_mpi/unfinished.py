@@ -14,8 +14,8 @@ import os
 import stat
 from typing import Final
 
-from uncut_mpi.errors import DataFileError
-from uncut_mpi.regular import open_regular, reason
+from uncut_mpi.errors import DataFileError, reason
+from uncut_mpi.regular import open_regular
 
 OVERWRITE: Final = "give --overwrite"
 """How commands are told to replace a file."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
 import json
+import pathlib
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +32,41 @@ from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 # -- errors ----------------------------------------------------------------------------------------
 
 TREE = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, UncutError)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), AssertionError(), OSError(), OSError(5, None), ValueError(" ")])
+def test_an_error_that_says_nothing_is_told_by_its_type(error: BaseException) -> None:
+    assert errors.reason(error)
+    for said in (errors.reason(error), errors.named(error), " ".join(errors.to_wire(error))):
+        assert not said.endswith((":", " "))
+    assert errors.named(error).startswith(type(error).__name__)
+    assert errors.named(KeyError("x")) == "KeyError: 'x'"
+    assert errors.reason(FileNotFoundError(2, "No such file", "x.npy")) == "No such file"
+
+
+def test_what_others_raise_is_told_through_one_function() -> None:
+    """Other errors may have no text: a sentence that ends with it would end at its colon."""
+    found, looked_at = [], 0
+    folder = pathlib.Path(errors.__file__).parent
+    trees = {path: ast.parse(path.read_text()) for path in folder.rglob("*.py") if path.name != "errors.py"}
+    ours = {one.name for tree in trees.values() for one in ast.walk(tree) if isinstance(one, ast.ClassDef)}
+    ours |= {cls.__name__ for cls in TREE}
+    for path, tree in trees.items():
+        if path.parent.name in ("baselines", "planning"):
+            continue  # the one tells of other processes, in the other Python and the core raise, with texts
+        for handler in ast.walk(tree):
+            if not isinstance(handler, ast.ExceptHandler) or handler.type is None or handler.name is None:
+                continue
+            looked_at += 1
+            types = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            if {ast.unparse(one) for one in types} <= ours:
+                continue
+            for one in ast.walk(handler):
+                bare = f"{{{handler.name}}}", f"{{{handler.name}.strerror}}", f"str({handler.name})"
+                if isinstance(one, ast.FormattedValue | ast.Call) and ast.unparse(one).strip("f'\"") in bare:
+                    found.append(f"{path.relative_to(folder)}:{one.lineno}")
+    assert looked_at > 50
+    assert not found, "tell it with errors.reason or errors.named"
 
 
 @pytest.mark.parametrize("cls", TREE)

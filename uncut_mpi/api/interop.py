@@ -20,7 +20,7 @@ from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.stored import shown_of
 from uncut_mpi.device.exported import Shown, translated
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.errors import ParamError, UncutError, named
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.arguments import counted, type_text
 from uncut_mpi.model.layout import Layout, Rectangle
@@ -393,6 +393,6 @@ def show(matrix: Matrix, mesh: TorchMesh | JaxMesh, cuts: Cuts, own: Sequence[Re
         raise
     except Exception as error:
         raise ParamError(
-            f"{matrix} cannot be a {mesh.kind} where it is ({type(error).__name__}: {error}): use memory without gaps, "
+            f"{matrix} cannot be a {mesh.kind} where it is ({named(error)}): use memory without gaps, "
             "on the host from a multiple of 64 bytes on, as session.empty makes it"
         ) from error

@@ -43,6 +43,7 @@ from uncut_mpi.errors import (
     UncutError,
     agreed,
     is_agreed,
+    reason,
 )
 from uncut_mpi.instead import BATCH
 from uncut_mpi.mappings import Piece, ground_of, object_name
@@ -53,7 +54,7 @@ from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.positions import indices_of, picked
-from uncut_mpi.regular import open_regular, reason
+from uncut_mpi.regular import open_regular
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -427,7 +428,9 @@ class MatrixStore:
             start = -flat.ctypes.data % HOST_ALIGNMENT
             return flat[start : start + nbytes].view(dtype.numpy).reshape(shape, order=order)
         except MemoryError as error:
-            raise CapacityError(f"there is no host memory for a part of {shape[0]}×{shape[1]}: {error}") from error
+            raise CapacityError(
+                f"there is no host memory for a part of {shape[0]}×{shape[1]}: {reason(error)}"
+            ) from error
 
     def _deal(
         self,

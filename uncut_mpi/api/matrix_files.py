@@ -15,12 +15,12 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError, DataFileError
+from uncut_mpi.errors import CapacityError, DataFileError, reason
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
-from uncut_mpi.regular import kind_of, open_regular, reason, status_of
+from uncut_mpi.regular import kind_of, open_regular, status_of
 from uncut_mpi.unfinished import OVERWRITE, UnfinishedFile, partial_of, unfinished_file, write_all
 from uncut_mpi.units import bytes_text
 

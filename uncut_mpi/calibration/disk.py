@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from uncut_mpi.errors import DataFileError
+from uncut_mpi.errors import DataFileError, reason
 from uncut_mpi.model.costs import Disk
-from uncut_mpi.regular import reason
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.units import bytes_text

@@ -8,8 +8,8 @@ import select
 import stat
 from collections.abc import Mapping, Sequence
 
-from uncut_mpi.errors import DataFileError
-from uncut_mpi.regular import kind_of, reason, status_of
+from uncut_mpi.errors import DataFileError, reason
+from uncut_mpi.regular import kind_of, status_of
 from uncut_mpi.unfinished import replace_file, unfinished_file
 
 PATIENCE_S = 30.0

@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from uncut_mpi.baselines.task import Task, words
+from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd.launcher import own_mpiexec
@@ -124,7 +125,7 @@ class BaselineProcess:
             )
         except OSError as error:
             self._free()
-            raise BaselineError(f"the process of {name} cannot be started: {error.strerror or error}") from None
+            raise BaselineError(f"the process of {name} cannot be started: {reason(error)}") from None
         finally:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, bound)

@@ -19,9 +19,9 @@ from uncut_mpi.command.bench_summary import SINGLE, SUMMED, Row, summary_text
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
-from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed
+from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed, reason
 from uncut_mpi.model.arguments import counted, there_are
-from uncut_mpi.regular import open_regular, reason
+from uncut_mpi.regular import open_regular
 from uncut_mpi.view.figure import import_figure
 from uncut_mpi.view.rates import draw_rates
 

@@ -33,7 +33,7 @@ from uncut_mpi.command.product import (
     timed_call,
     verify_product,
 )
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, named
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
@@ -319,7 +319,7 @@ class Measurer:
             except BaselineError as error:
                 told = {}, str(error)
             except Exception as error:  # the other ranks wait for an answer, whatever it is
-                told = {}, f"{type(error).__name__}: {error}"
+                told = {}, named(error)
         facts: Facts
         facts, reason = self._session.gather_values(told)[0]
         if reason is not None:

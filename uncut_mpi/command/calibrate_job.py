@@ -28,7 +28,7 @@ from uncut_mpi.command.calibrate_arguments import CalibrateArguments
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.command.rehearsal import rehearse
-from uncut_mpi.errors import DataFileError, UncutError
+from uncut_mpi.errors import DataFileError, UncutError, reason
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement
@@ -219,7 +219,7 @@ def _write(path: str, text: str, *, by_flag: bool) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
     except OSError as error:
         raise DataFileError(
-            f"the machine cannot be kept in {os.path.dirname(path)}: {error.strerror}; set XDG_CACHE_HOME, or name a "
+            f"the machine cannot be kept in {os.path.dirname(path)}: {reason(error)}; set XDG_CACHE_HOME, or name a "
             "file with --output"
         ) from None
     write_file("the machine file", path, text.encode())

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.model.arguments import MOST_BYTES, Number, bytes_in
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
-from uncut_mpi.regular import read_regular, reason
+from uncut_mpi.regular import read_regular
 from uncut_mpi.view.render import check_suffix
 
 MOST_COUNT: Final = 2**31 - 1
@@ -181,7 +181,7 @@ def options_of(text: str) -> dict[str, object]:
             f"{shown(text)} is neither a JSON object, as '{{\"tile\": 2048}}', nor a file: {reason(error)}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"{where} is no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"{where} is no JSON: {reason(error)}") from None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"{where} holds no JSON object: write names and values in braces")
     return found

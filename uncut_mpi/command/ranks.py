@@ -12,7 +12,7 @@ from typing import Any
 from uncut_mpi.command import streams
 from uncut_mpi.command.entry import FAILED, Arguments, Say, conclude, takes_output, tell
 from uncut_mpi.command.help import HelpRequested
-from uncut_mpi.errors import INTERRUPTED, StallError, UncutError
+from uncut_mpi.errors import INTERRUPTED, StallError, UncutError, named
 from uncut_mpi.spmd import launcher
 
 
@@ -118,7 +118,7 @@ def run_on_ranks(
         run = load()
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
-        streams.to_errors(f"{name}: {type(error).__name__}: {error}\n")
+        streams.to_errors(f"{name}: {named(error)}\n")
         streams.flush_last()
         return FAILED
     except KeyboardInterrupt:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.errors import ParamError, UncutError, named
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 
@@ -139,7 +139,7 @@ def translated(given: Any) -> Iterator[None]:
         raise
     except Exception as error:
         raise ParamError(
-            f"{type_text(given)} cannot show its memory ({type(error).__name__}: {error}): "
+            f"{type_text(given)} cannot show its memory ({named(error)}): "
             "pass a dense array in the memory of this rank's device or of the host"
         ) from error
 

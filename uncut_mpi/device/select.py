@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from uncut_mpi.device.interface import Backend
+from uncut_mpi.errors import reason
 
 
 def visible_gpus() -> tuple[list[str], str]:
@@ -14,7 +15,7 @@ def visible_gpus() -> tuple[list[str], str]:
     try:
         from uncut_mpi.device.cuda import visible_devices
     except ImportError as error:
-        return [], str(error)
+        return [], reason(error)
     return visible_devices()
 
 

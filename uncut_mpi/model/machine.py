@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.errors import ParamError, TopologyError, named
 from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, value_of_callers, word
 from uncut_mpi.model.costs import Disk, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
@@ -506,7 +506,7 @@ class Machine(Remade):
             raise
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
             raise ParamError(
-                f"not a machine file: {type(error).__name__}: {error}; name one that python -m uncut_mpi.calibrate has "
+                f"not a machine file: {named(error)}; name one that python -m uncut_mpi.calibrate has "
                 "written, or a machine that ships with the package"
             ) from None
 

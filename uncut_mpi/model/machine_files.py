@@ -6,10 +6,10 @@ import pathlib
 from importlib import resources
 from typing import Final
 
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.model.arguments import shown
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.regular import read_regular, reason
+from uncut_mpi.regular import read_regular
 
 _FOLDER: Final = resources.files("uncut_mpi") / "machines"
 _SUFFIX: Final = ".json"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.errors import INTERRUPTED, ParamError, is_told
+from uncut_mpi.errors import INTERRUPTED, ParamError, is_told, named
 from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
 
@@ -79,7 +79,7 @@ def _text(error: BaseException, trace: TracebackType | None) -> str:
         return "".join(traceback.format_exception(type(error), error, trace, limit, chain=chain))
     time.sleep(_LAST_WORDS_S)
     where = "".join(f" ({calls[at][0].f_code.co_filename}:{calls[at][1]})" for at in of_caller[-1:])
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}\n"
+    return f"{' '.join(named(error).split())}{where}\n"
 
 
 def _package(frame: FrameType) -> str:

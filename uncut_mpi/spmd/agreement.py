@@ -19,7 +19,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import PeerFailedError, RankMismatchError, StallError, UncutError, agreed, from_wire, to_wire
+from uncut_mpi.errors import (
+    PeerFailedError,
+    RankMismatchError,
+    StallError,
+    UncutError,
+    agreed,
+    from_wire,
+    named,
+    to_wire,
+)
 from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
 
 DIGEST_BYTES = 16
@@ -94,7 +103,7 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     try:
         mine = dict(_texts(describe()))
     except Exception as error:  # the mismatch is what must be said, on every rank
-        mine = {"arguments": f"(cannot be shown: {error})"}
+        mine = {"arguments": f"(cannot be shown: {named(error)})"}
     texts = group.allgather_objects(mine, "comparing arguments")
     if len({str(text) for text in texts}) < len({tuple(digest) for digest in digests.tolist()}):
         # They print alike and differ all the same; the digest tells them apart.

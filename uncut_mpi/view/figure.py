@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.view.timeline import Activity, Timeline
 from uncut_mpi.view.words import title_of
 
@@ -40,7 +40,7 @@ def import_figure(otherwise: str = "") -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ParamError(
-            f"a PNG needs matplotlib, which cannot be imported ({error}): pip install matplotlib{otherwise}"
+            f"a PNG needs matplotlib, which cannot be imported ({reason(error)}): pip install matplotlib{otherwise}"
         ) from None
     return Figure
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from uncut_mpi.device.exported import CUDA, Exported, from_dlpack, place_of, refuse_mask, translated
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.model.arguments import shown, type_text, whole_number
 
 
@@ -26,7 +26,7 @@ def stream_handle(stream: Any) -> int:
             if hasattr(stream, name):
                 return int(getattr(stream, name))
     except Exception as error:  # whatever the stream's type raises
-        raise ParamError(f"stream = {shown(stream)} has no handle ({error}): pass a CUDA stream") from error
+        raise ParamError(f"stream = {shown(stream)} has no handle ({reason(error)}): pass a CUDA stream") from error
     return whole_number("stream", stream)
 
 
@@ -88,5 +88,5 @@ def array_over(cupy: Any, ordinal: int, memory: Exported) -> Any:
 def unknown_type(cupy: Any, name: str, error: Exception) -> ParamError:
     """Return the error of a type that this cupy has no arrays of."""
     return ParamError(
-        f"cupy {cupy.__version__} has no arrays of {name} ({error}): use cupy 14 or later, or host arrays"
+        f"cupy {cupy.__version__} has no arrays of {name} ({reason(error)}): use cupy 14 or later, or host arrays"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.library import device_errors, format_uuid
-from uncut_mpi.errors import DeviceError, TopologyError
+from uncut_mpi.errors import DeviceError, TopologyError, reason
 
 _LAZY_ENABLE_PEER_ACCESS = 1
 _PEER_ACCESS_ALREADY_ENABLED = 704
@@ -95,7 +95,7 @@ class ImportCache:
                 self._runtime.deviceEnablePeerAccess(peer)
             except self._runtime.CUDARuntimeError as error:
                 if error.status != _PEER_ACCESS_ALREADY_ENABLED:
-                    raise DeviceError(f"enabling access to device {peer}: {error}") from error
+                    raise DeviceError(f"enabling access to device {peer}: {reason(error)}") from error
         return handle.base
 
     def _map(self, handle: MemoryHandle) -> int:
@@ -104,7 +104,7 @@ class ImportCache:
         except self._runtime.CUDARuntimeError as error:
             raise TopologyError(
                 f"{handle.nbytes} bytes of process {handle.pid} on device {format_uuid(handle.uuid)} cannot be "
-                f"mapped: {error}; common reasons are device cgroups that hide the peer's GPU (Slurm: ask for all GPUs "
-                "on the node and no --gpu-bind or --gpus-per-task), MIG instances, and containers that do not share "
-                "their IPC namespace"
+                f"mapped: {reason(error)}; common reasons are device cgroups that hide the peer's GPU (Slurm: ask for "
+                "all GPUs on the node and no --gpu-bind or --gpus-per-task), MIG instances, and containers that do not "
+                "share their IPC namespace"
             ) from error

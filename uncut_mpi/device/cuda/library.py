@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from uncut_mpi import _native
-from uncut_mpi.errors import CapacityError, DeviceError
+from uncut_mpi.errors import CapacityError, DeviceError, reason
 
 OUT_OF_MEMORY = 2
 
@@ -29,7 +29,9 @@ def import_cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(f"the CUDA backend needs cupy, which cannot be imported ({error}); {_INSTALL}") from error
+        raise DeviceError(
+            f"the CUDA backend needs cupy, which cannot be imported ({reason(error)}); {_INSTALL}"
+        ) from error
     return cupy
 
 
@@ -69,9 +71,9 @@ class device_errors:  # used like a function; as a generator it takes a microsec
         if isinstance(error, Exception):
             cupy = import_cupy()
             if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-                raise _translated(self._what, str(error), OUT_OF_MEMORY, self._no_memory) from error
+                raise _translated(self._what, reason(error), OUT_OF_MEMORY, self._no_memory) from error
             if isinstance(error, cupy.cuda.runtime.CUDARuntimeError):
-                raise _translated(self._what, str(error), int(error.status), self._no_memory) from error
+                raise _translated(self._what, reason(error), int(error.status), self._no_memory) from error
 
 
 def _translated(what: str, text: str, code: int, no_memory: str) -> DeviceError | CapacityError:
@@ -135,5 +137,5 @@ def visible_devices() -> tuple[list[str], str]:
     except DeviceError as error:
         return [], str(error)
     except Exception as error:  # whatever a broken CUDA installation raises is a reason as well
-        return [], f"CUDA cannot be used here: {error}"
+        return [], f"CUDA cannot be used here: {reason(error)}"
     return uuids, "" if uuids else "this process sees no CUDA device"

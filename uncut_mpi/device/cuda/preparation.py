@@ -14,7 +14,7 @@ from uncut_mpi.device.cuda.library import import_cupy
 from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures, square
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
-from uncut_mpi.errors import CapacityError, DeviceError
+from uncut_mpi.errors import CapacityError, DeviceError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Role
@@ -169,7 +169,9 @@ class Preparation:
             try:
                 function = module.get_function(kernel_name(signature)).kernel
             except self._cupy.cuda.compiler.CompileException as error:
-                raise DeviceError(f"compiling {kernel_name(signature)} for {self._description}: {error}") from error
+                raise DeviceError(
+                    f"compiling {kernel_name(signature)} for {self._description}: {reason(error)}"
+                ) from error
             self._modules.append((module, function))
             self.kernels[signature] = int(function.ptr)
 
