@@ -10,6 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from uncut_mpi.api.wording import value_digest
+from uncut_mpi.model.positions import runs
 
 ROWS, CYCLIC = um.Layout.rows(), um.Layout.block_cyclic(2, 3, (2, 2))
 
@@ -67,8 +68,8 @@ def test_orders_say_the_same_of_single_elements_as_of_all():
         )
         extent = rng.randint(1, 40)
         order = layout.cyclic.every_order((extent, 1))[0]
-        assert [order.index(at) for at in range(extent)] == order.indices.tolist()
-        assert [order.indices[order.position(at)] for at in range(extent)] == [*range(extent)]
+        assert [order.index(at) for at in range(extent)] == order.indices(np.arange(order.extent)).tolist()
+        assert [order.indices(np.arange(order.extent))[order.position(at)] for at in range(extent)] == [*range(extent)]
 
 
 def test_a_layout_answers_about_2_to_the_40_as_fast_as_about_a_few():
@@ -79,4 +80,15 @@ def test_a_layout_answers_about_2_to_the_40_as_fast_as_about_a_few():
     assert (row, col) == (edge // 2 - 1, edge // 4 + 1)
     order = layout.orders((edge, edge))[0]
     assert order.within((0, edge // 2), edge // 2, edge) == (edge // 4, edge // 2)
+    wide = um.Layout.block_cyclic(edge // 64, edge // 64, (2, 2)).orders((edge, edge))[0]
+    assert runs(wide, (5, 9), None) == ((0, 5, 9),)
+    assert len(runs(None, (0, edge), wide)) == len(runs(wide, (0, edge), None)) == 64
+    assert wide.indices(np.array([edge // 2])) == edge // 64
+    for too_many in (
+        lambda: runs(order, (0, edge), None),
+        lambda: layout.indices((1 << 46, 1), 0, num_ranks=4),
+        lambda: um.Layout.rows().indices((1 << 62, 1), 0, num_ranks=1),
+    ):
+        with pytest.raises(um.CapacityError):
+            too_many()
     assert time.perf_counter() - start < 0.05

@@ -357,7 +357,7 @@ def _read_header(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bool, np.d
     try:
         version = np.lib.format.read_magic(file)
     except ValueError as error:
-        raise _not_npy(path, error) from None
+        raise _not_npy(path, reason(error)) from None
     if version not in _LENGTHS:
         when = "newer than" if version > max(_LENGTHS) else "none of those that"
         raise DataFileError(f"{path} has .npy format {version[0]}.{version[1]}, which is {when} numpy reads here")
@@ -379,11 +379,11 @@ def _read_header(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bool, np.d
             warnings.simplefilter("ignore")  # that Python 2 wrote it
             return read(text)
     except Exception as error:  # the text is compiled by Python, which knows many ways to refuse one
-        raise _not_npy(path, error) from None
+        raise _not_npy(path, reason(error)) from None
 
 
-def _not_npy(path: str, why: object) -> DataFileError:
-    said = str(why).partition("\n")[0]
+def _not_npy(path: str, why: str) -> DataFileError:
+    said = why.partition("\n")[0]
     return DataFileError(f"{path} is not a .npy file: {textwrap.shorten(said, 120)}; write it with numpy.save")
 
 

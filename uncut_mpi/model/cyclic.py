@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
 import itertools
 import re
 from collections.abc import Sequence
@@ -39,7 +38,7 @@ def indxg2l(indxglob: int, nb: int, nprocs: int) -> int:
     return nb * (indxglob // (nb * nprocs)) + indxglob % nb
 
 
-def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
+def indxl2g(indxloc: Any, nb: int, iproc: Any, isrcproc: int, nprocs: int) -> Any:
     """Return which row or column of all a process has at some place (ScaLAPACK's INDXL2G, from 0)."""
     return nprocs * nb * (indxloc // nb) + indxloc % nb + (iproc - isrcproc) % nprocs * nb
 
@@ -85,17 +84,20 @@ class CyclicOrder:
         every[self.source] -= min(self.skip, shared)
         return tuple(every)
 
-    @property
-    def indices(self) -> np.ndarray:
-        """Which element is at each position; read-only."""
-        return _indices(self)
-
     def index(self, position: int) -> int:
         """Return which element is at a position, without looking at others."""
         starts = [*itertools.accumulate(self.counts, initial=0)]
         part = min(bisect.bisect_right(starts, position), self.num_parts) - 1
         local = position - starts[part] + (self.skip if part == self.source else 0)
-        return indxl2g(local, self.block, part, self.source, self.num_parts) - self.skip
+        return int(indxl2g(local, self.block, part, self.source, self.num_parts)) - self.skip
+
+    def indices(self, positions: np.ndarray) -> np.ndarray:
+        """Return which element is at each of some positions, as `index` does of one."""
+        starts = np.array([*itertools.accumulate(self.counts, initial=0)])
+        part = np.minimum(np.searchsorted(starts, positions, side="right"), self.num_parts) - 1
+        local = positions - starts[part] + self.skip * (part == self.source)
+        found: np.ndarray = indxl2g(local, self.block, part, self.source, self.num_parts) - self.skip
+        return found
 
     def position(self, index: Any) -> Any:
         """Return at which position an element is, or each of an array of them, without looking at others."""
@@ -122,14 +124,6 @@ class CyclicOrder:
         window = [*itertools.accumulate(self.window(start, stop).counts, initial=0)]
         begin = window[min(bisect.bisect_right(starts, positions[0]), self.num_parts) - 1] if first < last else 0
         return begin, begin + last - first
-
-
-@functools.lru_cache(maxsize=64)
-def _indices(order: CyclicOrder) -> np.ndarray:
-    owners = (order.source + (np.arange(order.extent) + order.skip) // order.block) % order.num_parts
-    found = np.argsort(owners, kind="stable")
-    found.flags.writeable = False
-    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

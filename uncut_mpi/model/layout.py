@@ -387,6 +387,11 @@ class Layout:
         ----------
         shape, rank, num_ranks
             As of `local_shape`.
+
+        Raises
+        ------
+        CapacityError
+            If there is no memory for so many indices.
         """
         return indices_of(self._rectangle(shape, rank, num_ranks), self.orders(shape))
 

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.cyclic import CyclicOrder
 from uncut_mpi.model.parts import BoundLayout, Extent, Part
 
@@ -23,6 +24,8 @@ LINES_OF_A_PIECE: Final = 2000
 
 COST_OF_C: Final = 4
 """How many times as much cuts of C cost: a C that is cut is formed elsewhere, and goes both ways."""
+
+_MOST_RUNS: Final = 1 << 24
 
 Orders: TypeAlias = tuple[CyclicOrder | None, CyclicOrder | None]
 """Of rows and of columns; None where positions are indices."""
@@ -72,10 +75,17 @@ class Piece(NamedTuple):
 
 def indices_of(rectangle: tuple[Extent, Extent], orders: Orders) -> tuple[np.ndarray, np.ndarray]:
     """Return which rows and columns are at some positions."""
-    rows, cols = (
-        np.arange(*extent) if order is None else order.indices[slice(*extent)]
-        for extent, order in zip(rectangle, orders, strict=True)
-    )
+    try:
+        rows, cols = (
+            np.arange(*extent) if order is None else order.indices(np.arange(*extent))
+            for extent, order in zip(rectangle, orders, strict=True)
+        )
+    except (MemoryError, ValueError):  # the latter beyond what numpy can count
+        (top, bottom), (left, right) = rectangle
+        raise CapacityError(
+            f"there is no host memory for the indices of {bottom - top} rows and {right - left} columns: ask where "
+            "single elements are (Layout.locate), or for the extents (Layout.local_shape)"
+        ) from None
     return rows, cols
 
 
@@ -164,11 +174,35 @@ def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> 
         return ()
     if own == other:
         return (Run(0, *extent),)
-    indices = np.arange(*extent) if own is None else own.indices[slice(*extent)]
-    places = indices if other is None else other.position(indices)
-    edges = [0, *(np.flatnonzero(np.diff(places) != 1) + 1).tolist(), len(places)]
-    firsts = places[edges[:-1]].tolist()
+    starts = np.array(extent[:1])
+    if own is not None:
+        edges = np.array([*itertools.accumulate(own.counts, initial=0)])
+        starts, stops = np.maximum(edges[:-1], extent[0]), np.minimum(edges[1:], extent[1])
+        local = starts - edges[:-1] + own.skip * (np.arange(own.num_parts) == own.source)
+        some = starts < stops
+        starts = _cut(starts[some], stops[some], local[some], own.block)
+    places = starts if own is None else own.indices(starts)
+    if other is not None:
+        inside = _cut(starts, np.append(starts[1:], extent[1]), places + other.skip, other.block)
+        places = other.position(inside if own is None else own.indices(inside))
+        starts = inside
+    begin = np.append(True, np.diff(places) != np.diff(starts))
+    starts, firsts = starts[begin].tolist(), places[begin].tolist()
     return tuple(
-        Run(start, first, first + stop - start)
-        for (start, stop), first in zip(itertools.pairwise(edges), firsts, strict=True)
+        Run(start - extent[0], first, first + stop - start)
+        for start, stop, first in zip(starts, [*starts[1:], extent[1]], firsts, strict=True)
     )
+
+
+def _cut(starts: np.ndarray, stops: np.ndarray, values: np.ndarray, block: int) -> np.ndarray:
+    """Return where ranges begin and where, counting on from a value at each one's start, multiples of a block are."""
+    low = values // block + 1
+    counts = np.maximum(-(-(values + stops - starts) // block) - low, 0)
+    if (total := int(counts.sum())) > _MOST_RUNS:
+        raise CapacityError(
+            f"{int((stops - starts).sum())} rows or columns dealt in blocks of {block} make {total} pieces, at most "
+            f"{_MOST_RUNS} can be told apart: deal larger blocks"
+        )
+    which = np.repeat(np.arange(len(starts)), counts)
+    nth = np.arange(total) - (np.cumsum(counts) - counts)[which]
+    return np.sort(np.concatenate([starts, starts[which] + (low[which] + nth) * block - values[which]]))
