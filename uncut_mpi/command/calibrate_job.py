@@ -16,6 +16,7 @@ import uncut_mpi
 from uncut_mpi.api.measure import cache_directory, kept_disk, machine_key, measure
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
+from uncut_mpi.api.wording import value_digest
 from uncut_mpi.calibration.assemble import assemble
 from uncut_mpi.calibration.disk import check_folder, measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
@@ -49,7 +50,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     """
     group = Group(comm)
     try:
-        agreement.agree(group, repr(list(words)).encode(), lambda: {"command line": list(words)})
+        agreement.agree(group, value_digest("command line", list(words)), lambda: {"command line": list(words)})
         with agreement.collective(group, "checking the output"):
             if group.rank == 0:
                 check_paths({"--output": arguments.output, "--json": arguments.json_path})

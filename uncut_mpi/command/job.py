@@ -20,6 +20,7 @@ from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, open_operands, output_order
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
+from uncut_mpi.api.wording import value_digest
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
@@ -134,7 +135,7 @@ def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machi
     """Return the machine that the command line, the same on every rank, names; None for what is there. Collective."""
     group = Group(comm)
     try:
-        agreement.agree(group, repr(list(words)).encode(), lambda: {"command line": list(words)})
+        agreement.agree(group, value_digest("command line", list(words)), lambda: {"command line": list(words)})
         if arguments.machine is None:
             return None
         name = arguments.machine
