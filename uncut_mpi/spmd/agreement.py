@@ -26,7 +26,7 @@ from uncut_mpi.errors import (
     UncutError,
     agreed,
     from_wire,
-    named,
+    reason,
     to_wire,
 )
 from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
@@ -103,7 +103,7 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     try:
         mine = dict(_texts(describe()))
     except Exception as error:  # the mismatch is what must be said, on every rank
-        mine = {"arguments": f"(cannot be shown: {named(error)})"}
+        mine = {"arguments": f"(cannot be shown: {reason(error)})"}
     texts = group.allgather_objects(mine, "comparing arguments")
     if len({str(text) for text in texts}) < len({tuple(digest) for digest in digests.tolist()}):
         # They print alike and differ all the same; the digest tells them apart.
@@ -319,15 +319,15 @@ class CallExchange:
         if not left:
             return
         gone: dict[str, list[int]] = {}
-        for rank, reason in left:
-            gone.setdefault(reason, []).append(rank)
+        for rank, why in left:
+            gone.setdefault(why, []).append(rank)
         gone.pop("", None)
         if not gone and not by_giving_up:
             return
         if gone:
             # The launcher may end the job as soon as this rank ends; what the other has to say comes first.
             time.sleep(_LAST_WORDS_S)
-            who = ", ".join(f"{name_ranks(ranks)} left the session by {reason}" for reason, ranks in gone.items())
+            who = ", ".join(f"{name_ranks(ranks)} left the session by {why}" for why, ranks in gone.items())
             raise agreed(PeerFailedError(f"{what}: {who}, so it has ended on all ranks: see that rank's output"))
         who = name_ranks([rank for rank, _ in left])
         raise StallError(
