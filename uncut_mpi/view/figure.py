@@ -61,7 +61,8 @@ def draw_timelines(timelines: Sequence[Timeline]) -> bytes:
         _draw(axis, timeline, lanes)
     figure.suptitle(title_of(timelines[0].schedule, timelines[0].machine), fontsize="large")
     axes[-1].set_xlabel(
-        "ms from the start of the call.  idle: the share of the time in which a device runs no product and no sum"
+        "ms from the start of the call.  idle: the share of the time in which a device runs no product and no sum\n"
+        "Where products and sums of a device overlap, those that begin later have what the others leave of it."
     )
     axes[-1].set_xlim(0.0, max(max(timeline.seconds for timeline in timelines) * 1e3, 1e-6))
     seen = sorted({int(activity) for timeline in timelines for activity in np.unique(timeline.activity)})
