@@ -17,7 +17,7 @@ _SQUARE = "session.gemm(a, a.T) computes all of it, for complex matrices with a.
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
 
 _INSTEAD: Final = {
-    **dict.fromkeys(("wait", "blocking", "block", "asynchronous", "async_op", "igemm", "gemm_async"), _ASYNCHRONOUS),
+    **dict.fromkeys(("wait", "blocking", "asynchronous", "async_op", "igemm", "gemm_async"), _ASYNCHRONOUS),
     **dict.fromkeys(("batch", "batched", "bmm", "einsum", "batched_gemm", "gemm_batched"), BATCH),
     **dict.fromkeys(("epilogue", "epilog", "bias", "activation"), _EPILOGUE),
     "gemm": "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm",

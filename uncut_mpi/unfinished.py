@@ -112,7 +112,7 @@ class UnfinishedFile:
         """Remove the unfinished file. After `commit`, or a second time, it does nothing."""
         if self.is_open:
             self.is_open = False
-            if self._is_there:
+            if self._is_there and self._is_mine():
                 with contextlib.suppress(OSError):
                     os.unlink(self.path)
             os.close(self.descriptor)
@@ -123,7 +123,16 @@ class UnfinishedFile:
     def __exit__(self, *unused: object) -> None:
         self.discard()
 
+    def _is_mine(self) -> bool:
+        """Return whether the unfinished file still has its name, and no other one has taken it."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+        return False
+
     def _give_name(self) -> None:
+        if not self._is_mine():
+            self._is_there = False
+            raise OSError(errno.ESTALE, f"{self.path} has been removed or replaced meanwhile")
         if self._overwrite:
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(self.descriptor, stat.S_IMODE(os.stat(self.final).st_mode))

@@ -159,6 +159,13 @@ def test_a_new_file_takes_a_result(comm, open_session, folder, order):
         expect(comm, um.CapacityError, ["d.npy needs", "available"], huge)
         comm.Barrier()
         collective_assert(comm, not (folder / "d.npy").exists(), "what has no room is left")
+        lost = session.create_file(folder / "l.npy", (5, 5), "f64")
+        if session.rank == 0:
+            (folder / "l.npy").write_text("somebody else's")
+        expect(comm, um.DataFileError, ["l.npy", "appeared meanwhile"], lambda: session.commit(lost))
+        for call in (session.commit, session.download, lambda one: session.gemm(one, one)):
+            expect(comm, um.DataFileError, ["could not be completed and is gone"], functools.partial(call, lost))
+        session.release(lost)
         half = session.create_file(folder / "h.npy", (5, 4), "bf16")
         collective_assert(comm, half.dtype.name == "bf16", repr(half))
         session.commit(half)

@@ -329,6 +329,22 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
     assert os.listdir(tmp_path) == ["out.npy"]
 
 
+@pytest.mark.parametrize("change", ["replaced", "removed", "shortened"])
+def test_what_others_did_to_an_unfinished_file_gets_no_name(tmp_path, change):
+    path, partial = tmp_path / "c.npy", tmp_path / "c.npy.partial"
+    output = OutputFile.create(str(path), (40, 3), DType.f64, "C", overwrite=False)
+    if change == "shortened":
+        os.truncate(partial, 500)
+    else:
+        partial.unlink()
+    if change == "replaced":
+        partial.write_text("mine")
+    with pytest.raises(DataFileError, match="shorter" if change == "shortened" else "removed or replaced"):
+        output.commit()
+    assert not path.exists()
+    assert partial.exists() == (change == "replaced")  # which is somebody else's
+
+
 def test_a_file_system_without_hard_links_will_do(tmp_path, monkeypatch):
     def link(*unused, **more):
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))

@@ -98,6 +98,7 @@ class _Held:
     unfinished: bool = False  # a file that has no name yet
     written: bool = False  # whether a call has written it to its end, and none has failed to do so since
     output: OutputFile | None = None  # on rank 0, until it has its name
+    lost: bool = False  # a file that could not be completed and is gone
 
 
 class MatrixStore:
@@ -225,10 +226,11 @@ class MatrixStore:
         return matrix
 
     def check_files(self, matrices: Sequence[Matrix]) -> None:
-        """Raise DataFileError if a file of this rank is no longer as long as it was. Local."""
+        """Raise DataFileError if a file of this rank is gone, or no longer as long as it was. Local."""
         for matrix in matrices:
             if matrix.info.file:
-                for grip in self._held[matrix.info.number].grips:
+                self._check_there(held := self._held[matrix.info.number])
+                for grip in held.grips:
                     if grip.window is not None and os.fstat(grip.window.descriptor).st_size < grip.window.nbytes:
                         raise grip.window.shorter()
 
@@ -310,16 +312,22 @@ class MatrixStore:
     def commit(self, number: int) -> None:
         """See `Session.commit`, of the matrix of a number."""
         held = self._held[number]
+        self._check_there(held)
         if not held.unfinished:
             return
         with agreement.collective(self._group, "completing a matrix file"):
             for grip in held.grips:
                 if grip.window is not None:
                     grip.window.flush()
-        held.unfinished = False
+        held.unfinished, held.lost = False, True
         with agreement.collective(self._group, "completing a matrix file"):
             if held.output is not None:
                 held.output.commit()
+        held.lost = False
+
+    def _check_there(self, held: _Held) -> None:
+        if held.lost:
+            raise agreed(DataFileError(f"{held.info} could not be completed and is gone: release it and make it again"))
 
     def drop_files(self) -> None:
         """Remove the files that have no name yet. Local."""

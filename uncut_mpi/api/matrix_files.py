@@ -161,6 +161,7 @@ class OutputFile:
 
     def __init__(self, target: MatrixFile, unfinished: UnfinishedFile) -> None:
         self.target, self._unfinished = target, unfinished
+        self._nbytes = os.fstat(unfinished.descriptor).st_size
 
     @classmethod
     def create(
@@ -216,6 +217,9 @@ class OutputFile:
         path = self.target.path
         if not self._unfinished.is_open:
             raise ValueError(f"{path} was committed or discarded before")
+        if os.fstat(self._unfinished.descriptor).st_size < self._nbytes:
+            self.discard()
+            raise DataFileError(f"{path} has become shorter while it was written: write it again")
         try:
             self._unfinished.commit()
         except FileExistsError:
