@@ -321,7 +321,8 @@ class MakesMatrices(SessionBase):
 
         Until it is complete it is called as `path` with ``.partial`` behind that, in the same folder. It gets its name
         by `commit`, `release` or `close`; by the last two if the last call that wrote to it has succeeded, else they
-        remove it. An error that ends the session removes it, too. Only a job that is killed leaves it.
+        remove it. An error that ends the session removes it, too. A job that is killed, or ends without
+        closing its session, leaves it.
 
         Parameters
         ----------
