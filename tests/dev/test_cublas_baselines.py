@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.helpers.baselines import expected, make_task
-from uncut_mpi.baselines.cublas import CublasProduct, FloorProduct, XtProduct
-from uncut_mpi.baselines.cublas_calls import BlasLibrary
-from uncut_mpi.baselines.library import Unsupported
+from uncut_mpi.bench.baselines.cublas import CublasProduct, FloorProduct, XtProduct
+from uncut_mpi.bench.baselines.cublas_calls import BlasLibrary
+from uncut_mpi.bench.baselines.library import Unsupported
 from uncut_mpi.model.dtypes import DType
 
 HERE = pathlib.Path(__file__).parent

@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from tests.helpers.launched import ROOT, run_command
-from uncut_mpi.command.bench_arguments import make_bench_parser
+from uncut_mpi.bench.arguments import make_bench_parser
 from uncut_mpi.command.calibrate_arguments import make_calibrate_parser
 from uncut_mpi.command.flags import make_parser, make_plan_parser
 

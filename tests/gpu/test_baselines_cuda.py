@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task, wide
-from uncut_mpi.command.bench_baselines import BaselineError, BaselineProcess
+from uncut_mpi.bench.processes import BaselineError, BaselineProcess
 from uncut_mpi.device.cuda import visible_devices
 from uncut_mpi.model.dtypes import DType
 

@@ -6,9 +6,9 @@ import contextlib
 
 import numpy as np
 
-from uncut_mpi.baselines.task import Matrices
-from uncut_mpi.command.bench_baselines import SharedTask
-from uncut_mpi.model.datasets import OTHERWISE, Case
+from uncut_mpi.bench.baselines.task import Matrices
+from uncut_mpi.bench.datasets import OTHERWISE, Case
+from uncut_mpi.bench.processes import SharedTask
 from uncut_mpi.model.places import Places
 
 ALPHA, BETA = 1.2345, 1.1154

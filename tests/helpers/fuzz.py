@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import interpret
 from tests.helpers.random_kblocks import slow_where_misaligned
+from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -31,7 +32,6 @@ from uncut_mpi.planning.options import (
     BLOCK_ORDERS,
     COMBINES,
     DELIVERIES,
-    DISTRIBUTIONS,
     ORDERS,
     ORDERS_BY_K,
     ROUTINGS,
@@ -251,8 +251,8 @@ def any_options(draw: Draw, placement: Placement, ranks: int) -> ScheduleOptions
         return ScheduleOptions()
     tile = draw(st.sampled_from((0, 4, 8, 16, 17)))
     if scheduler in ("bands", "cyclic"):
-        cyclic = {"distribution": draw(st.sampled_from(DISTRIBUTIONS))} if scheduler == "cyclic" else {}
-        return ScheduleOptions(scheduler, tile=tile, **cyclic)
+        variant = draw(st.sampled_from(("", *(f":{one}" for one in DISTRIBUTIONS)))) if scheduler == "cyclic" else ""
+        return ScheduleOptions(scheduler + variant, tile=tile)
     if draw(st.sampled_from((True, False, False, False))):
         return ScheduleOptions(scheduler)
     devices = draw(st.one_of(st.none(), st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)))

@@ -8,15 +8,15 @@ import json
 import numpy as np
 import pytest
 
-import uncut_mpi.command.bench_job as bench_job
-import uncut_mpi.command.bench_measure as bench_measure
+import uncut_mpi.bench.job as bench_job
+import uncut_mpi.bench.measure as bench_measure
 from tests.helpers.collective import collective_assert
 from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
-from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
+from uncut_mpi.bench.datasets import Case
+from uncut_mpi.bench.processes import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, DeviceError, agreed
 from uncut_mpi.model.arguments import there_are
-from uncut_mpi.model.datasets import Case
 
 pytestmark = pytest.mark.mpi(min_size=1)
 SMALL = [

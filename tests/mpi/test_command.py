@@ -21,7 +21,7 @@ from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
 from uncut_mpi.planning.lower import Code
-from uncut_mpi.planning.options import SCHEDULERS
+from uncut_mpi.planning.options import SEARCHED
 from uncut_mpi.spmd.abort import finish
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -213,14 +213,6 @@ def test_no_check_says_unchecked(comm, job):
     collective_assert(comm, status == 0 and out.splitlines()[-1] == "UNCHECKED", out)
 
 
-def test_the_ablation_has_the_five_steps_of_the_paper(comm, job, mpi_tmp_path):
-    path = mpi_tmp_path / "ablation.json"
-    status, out, err = job([*SMALL, "--ablation", "--json", path])
-    steps = json.loads(path.read_text())["steps"]
-    good = status == 0 and len(steps) == 5 and all(step["passed"] for step in steps) and "baseline" in out
-    collective_assert(comm, good, f"{out}{err}")
-
-
 @pytest.mark.parametrize("place", [None, "0,h,{last}", "{last},0,0", "h{last},{last},h0"])
 def test_files_in_c_and_fortran_order_go_to_any_place(comm, job, folder, place):
     out_path = folder / "OUT.npy"
@@ -346,21 +338,6 @@ def test_nan_in_files_too_large_for_a_check_of_every_element_is_refused(comm, jo
     collective_assert(comm, good and (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
 
 
-def test_an_ablation_leaves_each_rank_several_tiles_unless_told_otherwise(comm, job, mpi_tmp_path):
-    path = mpi_tmp_path / "tiles.json"
-    words = ["-m", "256", "--warmup", "0", "--repeat", "1", "--ablation", "--json", path]
-    status, out, err = job(words)
-    steps = json.loads(path.read_text())["steps"]
-    rows, cols = map(int, steps[0]["grid"].split("x"))
-    several = all(2 * step["tile"] <= min(256 // rows, 256 // cols) for step in steps)
-    moved = [step["bytes"]["host_to_device"] for step in steps]
-    good = status == 0 and several and "\ntile " in out and moved[1] < moved[0]
-    collective_assert(comm, good, f"status {status}, {moved} {out}{err}")
-    status, out, err = job([*words, "--options", '{"tile": 256}'])
-    steps = json.loads(path.read_text())["steps"]
-    collective_assert(comm, status == 0 and steps[0]["tile"] == 256 and "\ntile " not in out, f"{out}{err}")
-
-
 @pytest.mark.host_backend
 def test_backend_cuda_never_falls_back(comm, job):
     from tests.conftest import count_gpus
@@ -415,7 +392,6 @@ def test_schedules_are_tried_and_the_fastest_is_reported(comm, job, mpi_tmp_path
     collective_assert(comm, said == (value["tried"] > 1), text)
     for words, part in (
         (["--tune", "3", "--scheduler", "uncut"], "--tune with --scheduler uncut"),
-        (["--tune", "3", "--ablation"], "--tune with --ablation"),
         (["--tune", "99"], "at most 16 schedules"),
     ):
         status, _, err = job(words)
@@ -440,7 +416,6 @@ def test_a_plan_for_the_least_energy_is_made_where_power_is_known(comm, job, mpi
     collective_assert(comm, good, f"status {status} {out}{err}")
     for more, part in (
         (["--scheduler", "uncut"], "--metric with --scheduler uncut"),
-        (["--ablation"], "--metric with --ablation"),
         (["--tune", "4"], "--metric with --tune"),
     ):
         status, _, err = job([*words, *more])
@@ -452,11 +427,9 @@ def test_a_searched_plan_is_called_so(comm, job, mpi_tmp_path):
     status, out, err = job(["-m", "96", "--warmup", "0", "--repeat", "1", "--scheduler", "auto", "--json", path])
     facts = json.loads(path.read_text())
     # What is best of one tile's problem differs from machine to machine.
-    known = {f"auto ({one})" for one in SCHEDULERS if one != "auto"}
+    known = {f"auto ({one})" for one in SEARCHED}
     good = status == 0 and facts["scheduler"] in known and f"{facts['scheduler']}, " in out and "by simulation" in out
     collective_assert(comm, good, f"status {status} {out}{err}")
-    status, _, err = job(["-m", "96", "--scheduler", "auto", "--ablation"])
-    collective_assert(comm, status == 2 and "--scheduler auto was given with --ablation" in err, err)
     status, _, err = job(["-m", "96", "--scheduler", "auto", "--compute-ranks", "0,99"])
     collective_assert(comm, status == 2 and "99" in err and "Traceback" not in err, err)
 

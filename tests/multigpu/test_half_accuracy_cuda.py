@@ -10,7 +10,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.products import Case, Operands, as_numpy, expected, make_operands, release
-from uncut_mpi.baselines.cublas_calls import BlasLibrary
+from uncut_mpi.bench.baselines.cublas_calls import BlasLibrary
 from uncut_mpi.device.cuda.library import load_blas
 from uncut_mpi.model.dtypes import DType
 

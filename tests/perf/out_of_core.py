@@ -20,8 +20,8 @@ from common import in_turns, options_of, pool, source
 from mpi4py import MPI
 
 import uncut_mpi as um
+from uncut_mpi.bench.cubes import CubesPlan
 from uncut_mpi.command.arguments import parse
-from uncut_mpi.command.bench_cubes import CubesPlan
 from uncut_mpi.command.flag_values import bytes_of
 from uncut_mpi.command.product import (
     make_product,

@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from uncut_mpi.model.datasets import uncut_irregular
+from uncut_mpi.bench.datasets import uncut_irregular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement

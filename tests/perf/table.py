@@ -37,9 +37,9 @@ from common import in_turns, options_of, pool, source
 from mpi4py import MPI
 
 import uncut_mpi as um
-from uncut_mpi.baselines.serve import load
-from uncut_mpi.baselines.task import Matrices, Task
-from uncut_mpi.command.bench_baselines import BaselineProcess, SharedTask
+from uncut_mpi.bench.baselines.serve import load
+from uncut_mpi.bench.baselines.task import Matrices, Task
+from uncut_mpi.bench.processes import BaselineProcess, SharedTask
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.planning.grid import ProcessGrid

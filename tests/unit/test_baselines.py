@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from tests.helpers.baselines import expected, make_task
-from uncut_mpi.baselines.job import as_cyclic
-from uncut_mpi.baselines.library import Library, Product, Unsupported
-from uncut_mpi.baselines.serve import _Server, load, serve
-from uncut_mpi.baselines.task import words
-from uncut_mpi.command import bench_baselines
-from uncut_mpi.command.bench_baselines import BASELINES, BaselineError, BaselineProcess, environment
+from uncut_mpi.bench import processes
+from uncut_mpi.bench.baselines.job import as_cyclic
+from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
+from uncut_mpi.bench.baselines.serve import _Server, load, serve
+from uncut_mpi.bench.baselines.task import words
+from uncut_mpi.bench.processes import BASELINES, BaselineError, BaselineProcess, environment
 from uncut_mpi.device.cuda.library import import_cupy
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
@@ -36,7 +36,7 @@ def mpi_of_jobs():
 
 @pytest.fixture(autouse=True)
 def no_mpi_here(monkeypatch):
-    monkeypatch.setattr(bench_baselines, "library_version", mpi_of_jobs)
+    monkeypatch.setattr(processes, "library_version", mpi_of_jobs)
 
 
 class Counting(Library):
@@ -222,7 +222,7 @@ def test_a_process_that_ends_is_named_with_its_last_words():
 
 
 def test_of_several_processes_the_first_that_fails_is_told_and_none_is_waited_for(monkeypatch):
-    monkeypatch.setattr(bench_baselines, "_END_S", 0.2)
+    monkeypatch.setattr(processes, "_END_S", 0.2)
     started = BaselineProcess("numpy", "host", ["0"])
     started._count, others = 2, []
     for _ in range(2):

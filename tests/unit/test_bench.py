@@ -7,9 +7,11 @@ import math
 
 import pytest
 
-from uncut_mpi.command.bench_arguments import STEPS, BenchArguments, cases_of, options_of, parse_bench
-from uncut_mpi.command.bench_measure import Work, combined
-from uncut_mpi.command.bench_summary import (
+from uncut_mpi.bench.arguments import STEPS, BenchArguments, ablation_options, cases_of, options_of, parse_bench
+from uncut_mpi.bench.datasets import Case, layouts, paralia, uncut_irregular
+from uncut_mpi.bench.measure import Work, combined
+from uncut_mpi.bench.rates import draw_rates
+from uncut_mpi.bench.summary import (
     BEST,
     Totals,
     best_of,
@@ -18,14 +20,11 @@ from uncut_mpi.command.bench_summary import (
     totals,
 )
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.datasets import Case, layouts, paralia, uncut_irregular
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options
-from uncut_mpi.view.rates import draw_rates
 
 
 def test_the_defaults_are_the_papers_method() -> None:
@@ -37,14 +36,14 @@ def test_the_defaults_are_the_papers_method() -> None:
 def test_every_flag_reaches_its_field() -> None:
     words = (
         "--dataset paralia --only square,devices --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 "
-        "--methods kblocks,parsec:64,one --compute 1,2 "
+        "--methods kblocks,parsec:64+3,one --compute 1,2 "
         "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --rounds 2 --time-cap 0.5 --no-check "
         "--time-limit 90 "
-        "--device-memory 4GiB --lookahead 3,1 --tune-products --output o.jsonl --plot p.png"
+        "--device-memory 4GiB --tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
         dataset="paralia", only=("square", "devices"), sample=7, scale=0.5,
-        dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "parsec:64+3", "parsec:64+1", "one"),
+        dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "parsec:64+3", "one"),
         compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, rounds=2,
         time_cap_s=0.5, time_limit_s=90.0,
         device_memory=4 << 30,
@@ -66,9 +65,6 @@ def test_every_flag_reaches_its_field() -> None:
         ("--methods cyclic:fast", "'fast' does not exist: use one of comm-opt, time, pdp, edp"),
         ("--methods kblocks+1", r"'kblocks\+1' does not exist"),
         ("--methods parsec+x", "'x' is not a whole number"),
-        ("--lookahead 1,2", "--lookahead 1,2 is of the method parsec, which is not among auto,uncut,one without one"),
-        ("--lookahead 1,2 --methods parsec+1,parsec:64+2", "which is not among parsec"),
-        ("--lookahead 1,1 --methods parsec", "names something twice"),
         ("--compute 1,0", "'0' is not a whole number of at least 1"),
         ("--dtypes f64,f8", "'f8' does not exist"),
         ("--scale 0", "is not above 0"),
@@ -86,19 +82,19 @@ def test_what_makes_no_sense_is_refused(words: str, message: str) -> None:
 
 
 def test_methods_are_schedules() -> None:
-    assert options_of("auto", None, 4) == ScheduleOptions()
-    assert options_of("one", (2,), 4) == ScheduleOptions(devices=(2,))
-    assert options_of("uncut:640", None, 4) == ScheduleOptions(scheduler="uncut", tile=640)
-    assert options_of("cyclic:64", None, 4) == ScheduleOptions(scheduler="cyclic", tile=64)
-    assert options_of("cyclic:1d-cyclic", None, 4) == ScheduleOptions(scheduler="cyclic", distribution="1d-cyclic")
-    assert options_of("parsec:64", None, 4) == ScheduleOptions(scheduler="parsec", tile=64)
+    assert options_of("auto", None) == ScheduleOptions()
+    assert options_of("one", (2,)) == ScheduleOptions(devices=(2,))
+    assert options_of("uncut:640", None) == ScheduleOptions(scheduler="uncut", tile=640)
+    assert options_of("cyclic:64", None) == ScheduleOptions(scheduler="cyclic", tile=64)
+    assert options_of("cyclic:1d-cyclic", None) == ScheduleOptions(scheduler="cyclic:1d-cyclic")
+    assert options_of("parsec:64", None) == ScheduleOptions(scheduler="parsec", tile=64)
     ahead = ScheduleOptions(scheduler="parsec", tile=64, blocking=Blocking(slots=3))
-    assert options_of("parsec:64+2", None, 4) == ahead
-    assert options_of("parsec+2", None, 4) == dataclasses.replace(ahead, tile=0)
-    assert options_of("bands:640", (1, 0), 4) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
-    assert options_of("kblocks", (0, 1), 4) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
+    assert options_of("parsec:64+2", None) == ahead
+    assert options_of("parsec+2", None) == dataclasses.replace(ahead, tile=0)
+    assert options_of("bands:640", (1, 0)) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
+    assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
     steps = [options for _, options in ablation_options()]
-    assert [*(options_of(step, None, 4) for step in STEPS), options_of("uncut", None, 4)] == steps
+    assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == steps
 
 
 def test_bands_get_an_a_that_is_stored_transposed() -> None:

@@ -19,8 +19,8 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import StepKind, block_edges, count_blocks, steps_of
 from uncut_mpi.planning.kblocks_defaults import choose
-from uncut_mpi.planning.option_fields import About, declared
-from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, SCHEDULERS, Blocking, ScheduleOptions
+from uncut_mpi.planning.option_fields import About, declared, told
+from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, SEARCHED, Blocking, ScheduleOptions
 
 HOST_PROBLEM = GemmProblem(512, 512, 4096, DType.f64)
 
@@ -73,7 +73,7 @@ def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
     assert block_edges(1003, 2, 2)[-2:] == (896, 1003)
 
 
-@pytest.mark.parametrize(("name", "about"), [*declared(Blocking)])
+@pytest.mark.parametrize(("name", "about"), [*told(Blocking)])
 def test_what_is_declared_of_an_option_is_checked_and_can_be_said(name: str, about: About) -> None:
     good, wrong = (about.words[-1], "other") if about.words else (max(2, about.least), about.most + 1)
     blocking = parse(["--options", json.dumps({"blocking": {name: good}})]).options.blocking
@@ -90,9 +90,17 @@ def test_every_option_is_explained_once_for_the_class_and_the_command_line() -> 
         names = {field.name for field in dataclasses.fields(kind)}
         assert {name for name, _ in declared(kind)} == names - {"blocking"}
         for name, about in declared(kind):
+            if about.hidden:
+                assert f"\n{prefix}{name}: " not in asked.value.text
+                assert f"\n{name} : " not in kind.__doc__
+                with pytest.raises(ParamError, match=f"has no '{name}'"):
+                    kind.decoded({name: about.default}) if not prefix else ScheduleOptions.decoded(
+                        {"blocking": {name: about.default}}
+                    )
+                continue
             assert f"\n{prefix}{name}: {about.what}" in asked.value.text
             assert f"\n{name} : {about.what}\n" in kind.__doc__
-            assert not set(about.takers) - set(SCHEDULERS)
+            assert not set(about.takers) - set(SEARCHED)
             for text in (asked.value.text, kind.__doc__):
                 assert about.text in " ".join(text.split())
 

@@ -7,6 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from uncut_mpi.bench.arguments import ablation_options
+from uncut_mpi.bench.rivals import bands
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -14,8 +16,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, ablation_options, plan
-from uncut_mpi.planning.rivals import bands
+from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.search import search
 
 FEW = 500_000

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uncut_mpi.api import plan_message
+from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -20,7 +21,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.decomposition import share_step
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
-from uncut_mpi.planning.options import DISTRIBUTIONS, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
 from uncut_mpi.planning.schedule import Kind, Matrix
 from uncut_mpi.planning.search import search
@@ -184,9 +185,7 @@ def test_what_a_search_chooses_is_what_its_choice_says_of_the_callers_c(order: s
 @pytest.mark.parametrize("order", "FC")
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_tiles_are_dealt_out_on_the_grid_of_the_callers_c(distribution: str, order: str) -> None:
-    options = ScheduleOptions(
-        scheduler="cyclic", grid=(2, 3), devices=(4, 0, 2, 5, 1, 3), tile=100, distribution=distribution
-    )
+    options = ScheduleOptions(scheduler=f"cyclic:{distribution}", grid=(2, 3), devices=(4, 0, 2, 5, 1, 3), tile=100)
     made = planned(problem_of(600, 600, 300, order), "h,h,h", 6, options)
     owner = written(made, 100)
     assert len(owner) == 36

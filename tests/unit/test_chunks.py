@@ -111,8 +111,7 @@ def test_the_plan_command_refuses_what_no_memory_has_room_for(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--place f,h,h --budget-tasks 5", "--budget-tasks was given with matrices in files"),
-        ("--place f,h,h --ablation", "--ablation was given with matrices in files"),
+        ("--place f,h,h --metric edp", "--metric was given with matrices in files"),
         ("--place h,h,h --host-memory 1GB", "of which --place names none (f)"),
     ],
 )

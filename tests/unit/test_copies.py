@@ -17,9 +17,9 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.trace import Trace
+from uncut_mpi.bench.rivals.link_map import LinkMap
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.search import search

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from uncut_mpi.bench.rivals.cubes import EDGE_STEP, cubes, largest_edge
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -12,7 +13,6 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.rivals.cubes import EDGE_STEP, cubes, largest_edge
 
 HOST = Placement.parse("h,h,h")
 

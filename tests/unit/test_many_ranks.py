@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
+from uncut_mpi.bench.rivals.link_map import LinkMap
 from uncut_mpi.errors import PlanError, UncutError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Matrix, Placement

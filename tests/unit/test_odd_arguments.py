@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from uncut_mpi import plan
-from uncut_mpi.command import arguments, bench_arguments, calibrate_arguments, planning
+from uncut_mpi.bench import arguments as bench_arguments
+from uncut_mpi.command import arguments, calibrate_arguments, planning
 from uncut_mpi.command.flags import make_parser, make_plan_parser
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
@@ -245,10 +246,9 @@ VALUES = {
     "--trans-a": ("N", "T"),
     "--alpha": ("0", "-0.0", "1e-400", "1e308", "-1"),
     "--beta": ("0", "1", "1e308"),
-    "--scheduler": ("uncut", "kblocks", "cyclic", "bands", "auto"),
+    "--scheduler": ("uncut", "kblocks", "cyclic", "cyclic:edp", "cyclic:no", "bands", "auto", ":"),
     "--grid": ("1x1", "1x2", "2x1", "2x2", "9x9", f"{2**62}x1"),
     "--compute-ranks": ("0", "1,0", "0,1,2,3", "9", "0,0"),
-    "--issuing-threads": SIZES,
     "--options": (
         *_texts(ScheduleOptions, "{%s}"),
         *_texts(Blocking, '{"blocking": {%s}}'),
@@ -269,7 +269,7 @@ def test_a_plan_of_any_flags_is_made_or_refused(capsys):
     def check(seed):
         draw = random.Random(seed)
         for _ in range(5):
-            words = ["-m", draw.choice(("0", "1", "70", "300")), "--budget-tasks", "60"]
+            words = ["-m", draw.choice(("0", "1", "70", "300"))]
             for flag in draw.sample(sorted(VALUES), draw.randint(1, 4)):
                 words += [flag, draw.choice(VALUES[flag])]
             status = plan.main(words)
@@ -279,13 +279,6 @@ def test_a_plan_of_any_flags_is_made_or_refused(capsys):
     check()
     assert sum(planned) > len(planned) / 4
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flag", [flag for flag in VALUES if VALUES[flag] is SIZES])
-def test_a_plan_of_an_odd_number_is_made_or_refused(flag, capsys):
-    statuses = [plan.main(["-m", "24", "--budget-tasks", "60", flag, value]) for value in SIZES]
-    assert set(statuses) <= {0, 2}
-    assert statuses[-1] == 2
 
 
 @pytest.mark.parametrize(

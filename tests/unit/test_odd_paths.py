@@ -19,10 +19,10 @@ import pytest
 from uncut_mpi import plan
 from uncut_mpi.api import matrix_files as files
 from uncut_mpi.api.matrix_files import OutputFile, open_matrix
+from uncut_mpi.bench.arguments import parse_bench
 from uncut_mpi.command import artifacts
 from uncut_mpi.command.arguments import parse as parse_gemm
 from uncut_mpi.command.artifacts import check_path, write_file
-from uncut_mpi.command.bench_arguments import parse_bench
 from uncut_mpi.command.calibrate_arguments import parse_calibrate
 from uncut_mpi.command.output import check_output
 from uncut_mpi.errors import DataFileError, ParamError
@@ -134,7 +134,7 @@ def test_what_cannot_be_written_is_refused_before_any_work(odd, said, check):
 @pytest.mark.parametrize("odd", ["nul", "surrogate"], indirect=True)
 def test_the_plan_command_refuses_odd_names(odd, flag, capsys):
     name = odd + {"--timeline": ".json", "--transfers": ".png"}.get(flag, "") if odd else odd
-    assert plan.main(["-m", "64", "--budget-tasks", "1", flag, name]) == 2
+    assert plan.main(["-m", "64", flag, name]) == 2
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
 
@@ -177,7 +177,7 @@ def test_a_pipe_with_a_slow_reader_gets_everything(tmp_path):
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/proc/self/fd/1", "link.json"])
 def test_facts_on_standard_output_are_alone_there(tmp_path, name):
     (tmp_path / "link.json").symlink_to("/dev/stdout")
-    words = [sys.executable, "-m", "uncut_mpi.plan", "-m", "64", "--budget-tasks", "1", "--json", name]
+    words = [sys.executable, "-m", "uncut_mpi.plan", "-m", "64", "--json", name]
     with open(tmp_path / "log", "wb") as log:
         done = subprocess.run(words, cwd=tmp_path, stdout=log, stderr=subprocess.PIPE, timeout=60, check=False)
     assert done.returncode == 0, done.stderr

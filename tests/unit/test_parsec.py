@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
 import math
-import pathlib
 import random
 
 import pytest
 
 from tests.helpers import oracle
+from uncut_mpi.bench.rivals.parsec import (
+    Blocks,
+    ParsecModel,
+    blocking_of,
+    largest_on_node,
+    largest_stationary,
+    received_bytes,
+)
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
@@ -19,18 +24,11 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.plan import main as plan_command
 from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, plan, plan_several
-from uncut_mpi.planning.rivals.parsec import (
-    Blocks,
-    ParsecModel,
-    blocking_of,
-    largest_on_node,
-    largest_stationary,
-)
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.search import TIE
 from uncut_mpi.planning.verify import verify
@@ -224,35 +222,18 @@ def test_one_block_of_c_with_the_deepest_k_blocks_is_tried() -> None:
     assert found.first == found.block > 3000
 
 
-def test_a_plan_says_what_the_equation_says(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "facts.json"
-    words = ["-m", "8192", "--machine", "h200-4x", "--ranks", "2", "--json", str(path)]
-    assert plan_command([*words, "--device-memory", "300MB"]) == 0
-    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("PaRSEC")]
-    facts = json.loads(path.read_text())
-    # b = c/2 = 4 tiles: four blocks of C, two each way, of tiles of 8 MiB.
-    model = ParsecModel(8, 8, 8, devices=2, memory=300e6 / 2**23)
-    assert facts["parsec_bytes"] == pytest.approx(2 * model.per_gpu(model.choose()) * 2**23)
-    assert facts["parsec_bytes"] == pytest.approx(2 * (2 * 64 + 2 * 32 + 32) * 2**23)
-    assert 0 < float(line.rpartition(", ")[2].removesuffix("×")) <= 1
-    assert plan_command(words) == 0
-    assert "PaRSEC" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
-    ("extents", "memory", "options", "megabytes"),
+    ("extents", "memory", "tile", "megabytes"),
     [
-        ((500, 300, 400), 10**8, ScheduleOptions("parsec"), 5.36),  # room for all: A on both, halves of B and C
-        ((2049, 2049, 2049), 2 * 10**8, ScheduleOptions("parsec"), 134.35),
-        ((20000, 20000, 20000), 2 * 10**8, ScheduleOptions("parsec", tile=256), 40700.0),
-        ((2000, 2000, 2000), 10**7, ScheduleOptions(), 365.33),  # no room for tiles of 1024
-        ((2000, 0, 2000), 10**7, ScheduleOptions(blocking=Blocking(slots=2, c_slots=1)), 0.0),
+        ((500, 300, 400), 10**8, 1024, 5.36),  # room for all: A on both, halves of B and C
+        ((2049, 2049, 2049), 2 * 10**8, 1024, 134.35),
+        ((20000, 20000, 20000), 2 * 10**8, 256, 40700.0),
+        ((2000, 2000, 2000), 10**7, 1024, 365.33),  # no room for tiles of 1024
     ],
 )
-def test_the_equation_is_of_the_plans_own_tile_and_the_matrices_own_extents(
-    extents: tuple[int, int, int], memory: int, options: ScheduleOptions, megabytes: float
+def test_the_equation_is_of_the_matrices_own_extents(
+    extents: tuple[int, int, int], memory: int, tile: int, megabytes: float
 ) -> None:
-    problem, place = GemmProblem(*extents, DType.f64), Placement.parse("h,h,h")
-    options = dataclasses.replace(options, device_memory=memory)
-    made = plan_several(problem, place, 2, load_machine("h200-4x").subset(range(2)), options)[0]
-    assert made.parsec_bytes / 1e6 == pytest.approx(megabytes, rel=1e-4)
+    problem, place, machine = GemmProblem(*extents, DType.f64), HOST, load_machine("h200-4x").subset(range(2))
+    machine = with_memory(2, problem, place, machine, memory)
+    assert received_bytes(problem, place, machine, (0, 1), tile) / 1e6 == pytest.approx(megabytes, rel=1e-4)

@@ -8,6 +8,8 @@ import itertools
 import numpy as np
 import pytest
 
+from uncut_mpi.bench.arguments import ablation_options
+from uncut_mpi.bench.rivals.paralia import predict
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -17,8 +19,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options, describe, plan
-from uncut_mpi.planning.rivals.paralia import predict
+from uncut_mpi.planning.planner import describe, plan
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import search
 
@@ -56,11 +57,10 @@ def test_a_plan_without_options_is_searched() -> None:
 @pytest.mark.parametrize(
     ("options", "left"),
     [
-        ({}, ("uncut", "kblocks", "cyclic", "bands", "parsec")),
-        ({"grid": (2, 2), "devices": (3, 1, 2, 0)}, ("uncut", "kblocks", "cyclic")),
-        ({"row_shares": (1.0, 2.0)}, ("uncut", "kblocks", "cyclic")),
-        ({"tile": 512}, ("uncut", "cyclic", "bands", "parsec")),
-        ({"distribution": "sequential"}, ("cyclic",)),
+        ({}, ("uncut", "kblocks")),
+        ({"grid": (2, 2), "devices": (3, 1, 2, 0)}, ("uncut", "kblocks")),
+        ({"tile": 512}, ("uncut",)),
+        ({"scheduler": "cyclic:sequential", "tile": 512}, ("cyclic:sequential",)),
         ({"wr_lazy": False}, ("uncut",)),
         ({"blocking": Blocking(columns=2)}, ("kblocks",)),
         ({"scheduler": "uncut", "chunks": 3}, ("uncut",)),
@@ -114,7 +114,10 @@ def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"scheduler": "other"}, "scheduler 'other' does not exist"),
+        ({"scheduler": "other"}, "'other' does not exist: use one of uncut, kblocks, .*cyclic.*, auto"),
+        ({"scheduler": "cyclic:other"}, "scheduler 'cyclic' has no variant 'other': use one of comm-opt"),
+        ({"scheduler": "bands:other"}, "scheduler 'bands' has no variant 'other': use none"),
+        ({"scheduler": "parsec", "metric": "edp"}, "a search minimises it"),
         ({"routing": "fast"}, "routing 'fast' does not exist"),
         ({"order": "random"}, "order 'random' does not exist"),
         ({"tile": -1}, "tile = -1 is below 0"),

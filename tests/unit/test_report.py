@@ -13,8 +13,6 @@ from uncut_mpi.command.nonfinite import NonFinite
 from uncut_mpi.command.report import (
     About,
     Facts,
-    ablation_json,
-    ablation_text,
     text,
     to_json,
 )
@@ -83,7 +81,7 @@ FACTS = Facts(
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version "
-    "rms_error relative samples_s digest memory parsec_bytes splits how tried chunks metric machine trace "
+    "rms_error relative samples_s digest memory splits how tried chunks metric machine trace "
     "bound_formula command_line date backend_reason cores mpi python numpy mpi4py blas cupy cuda driver staged "
     "explanation warning nonfinite_inputs check_detail"
 )
@@ -156,7 +154,6 @@ def test_matrices_that_are_staged_are_named_with_the_reason():
 def test_the_last_line_is_the_verdict(passed, word):
     facts = dataclasses.replace(FACTS, passed=passed)
     assert text(facts).endswith(f"\n{word}\n")
-    assert ablation_text([("only", facts)]).endswith(f"\n{word}\n")
 
 
 def test_without_beta_no_c_is_added():
@@ -213,17 +210,6 @@ def test_what_a_search_minimised_is_said_if_it_is_not_the_time():
     assert json.loads(to_json(facts))["metric"] == "edp"
 
 
-def test_bytes_are_said_beside_the_equation_of_parsec():
-    facts = dataclasses.replace(FACTS, parsec_bytes=64_002_000.0)
-    received = "64.00 MB into devices by its equation (1), with the same memory; here 48.00 MB, 0.75×"
-    assert f"PaRSEC      {received}" in text(facts).splitlines()
-    assert json.loads(to_json(facts))["parsec_bytes"] == 64_002_000
-    # C is counted once where it is not read, as the equation does.
-    assert ABOUT.beta != 0
-    write_only = dataclasses.replace(facts, about=dataclasses.replace(ABOUT, beta=0.0))
-    assert "here 48.00 MB" not in text(write_only)
-
-
 def test_the_json_has_exactly_the_documented_keys():
     value = json.loads(to_json(FACTS))
     assert list(value) == KEYS.split()
@@ -240,51 +226,11 @@ def test_the_json_stays_json_where_the_result_is_not_finite():
     failed = dataclasses.replace(FACTS, error=math.inf, tolerance=math.nan, passed=False)
     value = json.loads(to_json(failed), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (value["error"], value["tolerance"], value["passed"]) == (None, None, False)
-    json.loads(ablation_json([("one", failed)]), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_an_unchecked_run_says_so_in_json():
     value = json.loads(to_json(dataclasses.replace(FACTS, error=None, tolerance=None, passed=None)))
     assert (value["error"], value["tolerance"], value["passed"]) == (None, None, None)
-
-
-def test_the_ablation_compares_each_step_with_the_one_above():
-    fewer = FACTS.bytes_by_link | {"host_to_device": 0}
-    steps = [
-        ("baseline", dataclasses.replace(FACTS, samples_s=(0.006,), predicted_s=0.005)),
-        ("+ caching and overlap", dataclasses.replace(FACTS, samples_s=(0.002,))),
-        ("+ routing", dataclasses.replace(FACTS, samples_s=(0.0016,), tasks=55, bytes_by_link=fewer)),
-    ]
-    lines = ablation_text(steps).splitlines()
-    assert lines[-5:] == [
-        "step                    median ms   TFLOP/s   speedup  predicted ms    tasks    host→device  device→device  "
-        "  in a device  check",
-        "baseline                    6.000         2                   5.000       77       48.00 MB       1.500 kB  "
-        "         12 B  PASS",
-        "+ caching and overlap       2.000         6     3.00×         0.500       77       48.00 MB       1.500 kB  "
-        "         12 B  PASS",
-        "+ routing                   1.600       7.5     1.25×         0.500       55            0 B       1.500 kB  "
-        "         12 B  PASS",
-        "PASS",
-    ]
-    assert not any(line.startswith("tile") for line in lines)
-    chosen = dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, note="64, for several tiles"))
-    assert "tile        64, for several tiles" in ablation_text([("one", chosen)]).splitlines()
-    value = json.loads(ablation_json(steps))
-    assert [step["name"] for step in value["steps"]] == [name for name, _ in steps]
-    assert list(value["steps"][1]) == ["name", *KEYS.split()]
-    assert value["steps"][1]["median_s"] == 0.002
-    assert [(step["tasks"], step["bytes"]["host_to_device"]) for step in value["steps"]][1:] == [
-        (77, 48_000_000),
-        (55, 0),
-    ]
-
-
-def test_one_failed_step_fails_the_ablation_and_says_where():
-    steps = [("one", dataclasses.replace(FACTS, passed=False, check_detail="worst at row 3")), ("two", FACTS)]
-    shown = ablation_text(steps)
-    assert "worst at row 3" in shown
-    assert shown.endswith("\nFAIL\n")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from uncut_mpi import plan
 from uncut_mpi.command import plan_search
 
-SMALL = ["-m", "64", "--ranks", "2", "--budget-tasks", "1"]
+SMALL = ["-m", "64", "--ranks", "2"]
 COMMAND = [sys.executable, "-m", "uncut_mpi.plan", *SMALL]
 
 

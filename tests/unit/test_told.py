@@ -300,7 +300,7 @@ def test_what_is_told_where_nothing_is_multiplied_is_so_too(case: fuzz.Case) -> 
             "-m 65536 -n 1024 -k 512 --place 0,0,0",
             "A moves [^;]* between devices; B moves",
             "computing on device 0",
-            r"A, B and C at 0 cost [56]\d % of the time; --place rows,rows,rows would take",
+            "",
         ),
         # Ranks take turns at the disk: each of them is there for part of the time, and all together for all of it.
         (
@@ -315,8 +315,7 @@ def test_a_plan_says_what_stays_what_moves_what_limits_it_and_what_its_place_cos
     words: str, movement: str, limit: str, warning: str
 ) -> None:
     said: list[str] = []
-    budget = "" if "f,f,f" in words else "--budget-tasks 3000"
-    planning.run(planning.parse(f"{words} {budget}".split()), said.append)
+    planning.run(planning.parse(words.split()), said.append)
     lines = "".join(said).splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith("in short"))
     assert re.match(rf"in short    {movement}", lines[first])

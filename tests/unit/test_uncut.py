@@ -760,7 +760,6 @@ def test_every_option_has_its_change_tested() -> None:
         "areas",
         "k_shares",
         "blocking",
-        "distribution",
         "device_memory",
         "host_memory",
     }

@@ -127,6 +127,5 @@ def _summary(chunks: Chunks, by_rows: bool, keys: Sequence[PlanKey], plans: dict
         digest=hashlib.blake2b("".join(one.digest for one in every).encode(), digest_size=16).hexdigest(),
         softbuf_bytes=[max(of_rank) for of_rank in zip(*(one.softbuf_bytes for one in every), strict=True)],
         host_bytes=[max(of_rank) for of_rank in zip(*(one.host_bytes for one in every), strict=True)],
-        parsec_bytes=sum(one.parsec_bytes for one in every),
         chunks=len(keys),
     )

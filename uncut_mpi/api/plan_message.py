@@ -80,5 +80,4 @@ def _summary(planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int
         device_memory=planned.options.device_memory,
         host_bytes=in_host,
         host_memory=planned.options.host_memory if any(in_host) else 0,
-        parsec_bytes=planned.parsec_bytes,
     )

@@ -69,8 +69,6 @@ class PlanSummary:
         Host memory each rank needs for copies of matrices that no device reaches, as those in files.
     host_memory : int
         What each rank may use of it (bytes); 0 where nothing is copied so.
-    parsec_bytes : float
-        What devices would receive by equation (1) of PaRSEC's paper with the same memory, and C once; 0 where all fits.
     chunks : int
         In how many blocks of C, one after another, a product is done whose schedule would be too large; mostly 1. All
         figures are of all of them. Where more than 16 of them lie differently, the others are taken to be as the first.
@@ -93,7 +91,6 @@ class PlanSummary:
     device_memory: int = 0
     host_bytes: list[int] = dataclasses.field(default_factory=list)
     host_memory: int = 0
-    parsec_bytes: float = 0.0
     chunks: int = 1
 
 

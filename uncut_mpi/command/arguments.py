@@ -22,9 +22,6 @@ from uncut_mpi.planning.options import MOST_TRIED, ScheduleOptions
 GENERATED_ALPHA: Final = 1.2345
 GENERATED_BETA: Final = 1.1154
 
-_ABLATED: Final = ("caching", "overlap", "routing", "batch", "wr_lazy", "order")
-"""What --ablation switches by itself."""
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmArguments:
@@ -55,8 +52,6 @@ class GemmArguments:
         there, as it was measured.
     options : ScheduleOptions
         What is fixed about the schedule.
-    ablation : bool
-        Run the steps of `uncut_mpi.planning.planner.ablation_options` instead of `options` alone.
     warmup, repeat : int
         Untimed and timed calls after the first one; 0 timed ones where a product is wanted and no measurement.
     timeout_s : float
@@ -91,7 +86,6 @@ class GemmArguments:
     allow_shared_gpu: bool
     machine: str | None
     options: ScheduleOptions
-    ablation: bool
     warmup: int
     repeat: int
     timeout_s: float
@@ -157,7 +151,6 @@ def parse(argv: Sequence[str]) -> GemmArguments:
         allow_shared_gpu=given.allow_shared_gpu,
         machine=given.machine,
         options=options,
-        ablation=given.ablation,
         warmup=usual[0] if given.warmup is None else given.warmup,
         repeat=usual[1] if given.repeat is None else given.repeat,
         timeout_s=given.timeout,
@@ -246,8 +239,6 @@ def scalars_of(given: argparse.Namespace) -> tuple[Number, Number]:
 
 def options_of(given: argparse.Namespace) -> ScheduleOptions:
     """Return what is fixed about the schedule."""
-    if given.ablation:
-        _check_ablation(given)
     chosen: dict[str, Any] = dict(given.options or {})
     flags = {name: getattr(given, flag.strip("-").replace("-", "_")) for name, flag in FLAGS.items()}
     for name, value in flags.items():
@@ -256,14 +247,14 @@ def options_of(given: argparse.Namespace) -> ScheduleOptions:
         if name in chosen:
             raise ParamError(f"{FLAGS[name]} and {name} in --options say the same: leave one of them out")
         chosen[name] = value
-    chosen.setdefault("scheduler", "uncut" if given.ablation else "auto")
+    chosen.setdefault("scheduler", "auto")
     _check_searched(given, chosen["scheduler"])
     options = ScheduleOptions.decoded(chosen, "--options")
-    _check_taken(options, ablation=given.ablation)
+    _check_taken(options)
     return options
 
 
-def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
+def _check_taken(options: ScheduleOptions) -> None:
     """Refuse what the scheduler, or every scheduler, does not take."""
     if options.scheduler == "auto":
         try:
@@ -273,8 +264,9 @@ def _check_taken(options: ScheduleOptions, *, ablation: bool) -> None:
             raise ParamError(f"no scheduler takes all of {names}: leave some of them out") from None
     elif foreign := options.foreign(options.scheduler):
         names = ", ".join(FLAGS.get(name, name) for name in foreign)
-        other = "--ablation" if ablation else f"--scheduler {options.scheduler}"
-        raise ParamError(f"{names} with {other}, which does not take that: leave out one or the other")
+        raise ParamError(
+            f"{names} with --scheduler {options.scheduler}, which does not take that: leave out one or the other"
+        )
 
 
 def _check_searched(given: argparse.Namespace, scheduler: object) -> None:
@@ -284,28 +276,7 @@ def _check_searched(given: argparse.Namespace, scheduler: object) -> None:
     other = f"--scheduler {scheduler}"
     if tune > 1 and scheduler != "auto":
         raise ParamError(f"--tune with {other}: it tries schedules that a search finds; leave out one or the other")
-    if metric != "time" and scheduler not in ("auto", "cyclic"):
-        raise ParamError(f"--metric with {other}: a search, or cyclic, minimises it; leave out one or the other")
+    if metric != "time" and scheduler != "auto":
+        raise ParamError(f"--metric with {other}: a search minimises it; leave out one or the other")
     if metric != "time" and tune > 1:
         raise ParamError("--metric with --tune, which keeps the fastest of what it tries: leave one of them out")
-
-
-def _check_ablation(given: argparse.Namespace) -> None:
-    said = given.options or {}
-    by_hand = [name for name in _ABLATED if name in said]
-    if by_hand:
-        raise ParamError(
-            f"{', '.join(by_hand)} in --options with --ablation, which sets that itself: leave out one or the other"
-        )
-    scheduler = given.scheduler or said.get("scheduler", "uncut")
-    if scheduler != "uncut":
-        raise ParamError(
-            f"--scheduler {scheduler} was given with --ablation, which takes the paper's: leave one of them out"
-        )
-    for flag, asked in (("--tune", given.tune or said.get("tune")), ("--metric", given.metric or said.get("metric"))):
-        if asked:
-            raise ParamError(f"{flag} with --ablation, which searches nothing: leave out one or the other")
-    if given.trace is not None:
-        raise ParamError("--trace was given with --ablation, which runs several plans: leave one of them out")
-    if given.a is not None:
-        raise ParamError("--ablation was given with matrix files: it measures generated matrices, leave the files out")

@@ -29,7 +29,6 @@ from uncut_mpi.command.schedule_flags import add_schedule
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
 from uncut_mpi.model.places import Places
-from uncut_mpi.planning.evaluation import BUDGET_TASKS_PER_RANK, DEFAULT_BUDGET_TASKS
 from uncut_mpi.planning.options import (
     MOST_TRIED,
 )
@@ -163,7 +162,7 @@ def make_plan_parser() -> argparse.ArgumentParser:
         most_used=_MOST_USED_OF_PLAN,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, ablation=False, tune=None)
+    parser.set_defaults(a=None, b=None, c=None, o=None, tune=None)
     _add_problem(parser.add_argument_group("problem"), "default 8192", files=False)
     group = parser.add_argument_group("machine")
     group.add_argument(
@@ -192,27 +191,6 @@ def make_plan_parser() -> argparse.ArgumentParser:
     )
     add_schedule(parser)
     group = parser.add_argument_group("search and report")
-    group.add_argument(
-        "--issuing-threads",
-        type=whole(0, MOST_RANKS),
-        default=0,
-        metavar="N",
-        help="host threads that issue for all ranks together; default %(default)s, one per rank",
-    )
-    group.add_argument(
-        "--budget-tasks",
-        type=whole(1, MOST_EXTENT),
-        metavar="N",
-        help="the search ends when the schedules that it has simulated have so many tasks (copies, products, sums) in "
-        f"all; default {DEFAULT_BUDGET_TASKS}, which takes mostly 20 to 130 ms on up to 8 ranks, and "
-        f"{BUDGET_TASKS_PER_RANK} a rank on more",
-    )
-    group.add_argument(
-        "--ablation",
-        dest="steps",
-        action="store_true",
-        help="the paper's Fig. 8 as well: what each optimisation brings, and how long devices wait",
-    )
     group.add_argument(
         "--timeline",
         type=picture,
@@ -338,7 +316,6 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--ablation", action="store_true", help="measure the steps of the paper's Fig. 8")
     group.add_argument(
         "--tune",
         type=whole(0),

@@ -48,7 +48,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -119,8 +118,6 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
 def _multiply(session: Session, arguments: GemmArguments, product: Product, words: Sequence[str], say: Say) -> bool:
     """Multiply, say what was done, write the files and return whether checks passed."""
     about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
-    if arguments.ablation:
-        return _ablation(session, arguments, product, about, say)
     measured = _measure(session, arguments, product, arguments.options)
     facts = _facts(about, measured)
     if session.rank == 0:
@@ -306,38 +303,6 @@ def _bound(session: Session, product: Product, plan: GemmPlan) -> Bound:
     return bound_of_files(plan.problem, plan.placement, session.machine, in_files)
 
 
-def _ablation(session: Session, arguments: GemmArguments, product: Product, about: report.About, say: Say) -> bool:
-    """Measure the steps of the paper's Fig. 8, each with what came before."""
-    base, note = _ablation_tile(session, arguments, product)
-    about = dataclasses.replace(about, note=note)
-    facts = []
-    for name, options in ablation_options(base):
-        facts.append((name, _facts(about, _measure(session, arguments, product, options))))
-    if session.rank == 0:
-        say(report.ablation_text(facts))
-    _write_facts(session, arguments, report.ablation_json(facts))
-    return all(one.passed is not False for _, one in facts)
-
-
-def _ablation_tile(session: Session, arguments: GemmArguments, product: Product) -> tuple[ScheduleOptions, str]:
-    """
-    Return the options of an ablation, with a tile that leaves its steps something to do, and what to say of it.
-
-    With one tile of C for each rank there is nothing to cache, to route or to overlap.
-    """
-    base = arguments.options
-    if base.tile:
-        return base, ""
-    with _plan(session, arguments, product, base) as plan:
-        chosen, (rows, cols) = plan.summary.tile, plan.summary.grid
-    shortest = min(-(-product.m // rows), -(-product.n // cols), product.k)
-    tile = max(1, shortest // 4)
-    if 2 * chosen <= shortest or tile >= chosen:
-        return base, ""
-    note = f"{tile}, for several tiles per rank; without --ablation it would be {chosen} (--options may name another)"
-    return dataclasses.replace(base, tile=tile), note
-
-
 def _about(
     session: Session,
     arguments: GemmArguments,
@@ -391,7 +356,6 @@ def _facts(about: report.About, measured: _Measured) -> report.Facts:
         device_memory=summary.device_memory,
         host_bytes=summary.host_bytes,
         host_memory=summary.host_memory,
-        parsec_bytes=summary.parsec_bytes,
         chunks=summary.chunks,
         grid=summary.grid,
         splits=summary.splits,

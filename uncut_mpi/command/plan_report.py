@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.command.flag_values import scalar_json, scalar_text
-from uncut_mpi.command.report import explained, parsec_text
+from uncut_mpi.command.report import explained
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
@@ -71,15 +71,9 @@ class PlanFacts:
         What stays, what moves, and what limits the time.
     warning : str
         Of a place that costs more than half of the time; empty if none does.
-    paralia_s : float
-        What PARALiA's closed-form predictor says of the same ranks; 0 where there is no product.
-    parsec_bytes : float
-        What devices receive by PaRSEC's equation (1) with the same memory; 0 where all fits.
-    ablation : sequence of (str, Simulation)
-        The steps of the paper's Fig. 8 with their names, if they were asked for.
     chunks : Chunks or None
-        In which blocks of C the product is done; then result, simulation, traffic, timeline, explanation, PARALiA's and
-        PaRSEC's figures are of the first one. Of the problem's C.
+        In which blocks of C the product is done; then result, simulation, traffic, timeline and explanation
+        are of the first one. Of the problem's C.
     predicted_s : float
         What the whole product is expected to take.
     """
@@ -99,9 +93,6 @@ class PlanFacts:
     predicted_s: float
     chunks: Chunks | None = None
     warning: str = ""
-    paralia_s: float = 0.0
-    parsec_bytes: float = 0.0
-    ablation: Sequence[tuple[str, Simulation]] = ()
 
     @property
     def memory_bytes(self) -> np.ndarray:
@@ -127,15 +118,12 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *_labelled("chunks", _chunks(facts)),
         _line("predicted", _predicted(facts)),
         *explained(facts.explanation, facts.warning, in_chunks=facts.chunks is not None),
-        *_labelled("PARALiA", _paralia(facts.paralia_s)),
         _line("bound", _bound(facts.bound)),
         *_labelled("others", _others(facts)),
         *_labelled("runners-up", _runners_up(facts)),
         *_labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
-        *_labelled("PaRSEC", _parsec(facts)),
         *_labelled("ports", [_port(one) for one in facts.traffic.ports]),
         *_labelled("memory", _memory(facts)),
-        *_labelled("ablation", _ablation(facts.ablation)),
         "",
     ]
     return "\n".join(lines) + "\n" + timeline_text([facts.timeline], width)
@@ -168,8 +156,6 @@ def to_json(facts: PlanFacts) -> str:
         "chunks": None if facts.chunks is None else {"of": _lines(facts), "edges": list(facts.chunks.edges)},
         "bound_s": facts.bound.seconds,
         "limited_by": facts.bound.limited_by,
-        "paralia_s": facts.paralia_s,
-        "parsec_bytes": facts.parsec_bytes,
         "bound_formula": facts.bound.words,
         "bound_terms": dict(facts.bound.terms),
         "digest": best.schedule.digest(),
@@ -189,11 +175,6 @@ def to_json(facts: PlanFacts) -> str:
         "search_s": facts.search_s,
         "candidates": [_candidate(one) for one in facts.result.candidates],
     }
-    if facts.ablation:
-        value["ablation"] = [
-            {"name": name, "predicted_s": one.seconds, "idle_share": one.idle_share.tolist()}
-            for name, one in facts.ablation
-        ]
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
@@ -296,34 +277,6 @@ def _energy(candidate: Candidate, metric: str) -> str:
     """Return the energy of all devices, where it is known, and what was minimised, where it is something else."""
     energy = f", {candidate.energy_j:.4g} J" if candidate.energy_j > 0 else ""
     return energy if metric in ("time", "pdp") else f"{energy}, {metric} {candidate.value:.4g} {METRICS[metric].unit}"
-
-
-def _paralia(seconds: float) -> list[str]:
-    return [f"{time_text(seconds)} by its equations 1 to 5 (no ports), on the same ranks"] if seconds > 0 else []
-
-
-def _parsec(facts: PlanFacts) -> list[str]:
-    if not facts.parsec_bytes:
-        return []
-    problem = facts.result.best.schedule.problem
-    into = sum(port.into_bytes for port in facts.traffic.ports)
-    into += 0 if problem.reads_c else problem.m * problem.n * problem.dtype.itemsize
-    return [parsec_text(facts.parsec_bytes, into)]
-
-
-def _ablation(steps: Sequence[tuple[str, Simulation]]) -> list[str]:
-    """Return a line per step: its time, what it gains over the one before, and how long devices wait."""
-    lines = []
-    before = 0.0
-    for name, one in steps:
-        gain = f"{before / one.seconds:6.2f}×" if before and one.seconds else " " * 7
-        idle = one.idle_share
-        lines.append(
-            f"{name:<28} {time_text(one.seconds):>10} {gain}   idle {idle.mean():6.1%} (ranks {idle.min():.1%} to "
-            f"{idle.max():.1%})"
-        )
-        before = one.seconds
-    return lines
 
 
 def _others(facts: PlanFacts) -> list[str]:

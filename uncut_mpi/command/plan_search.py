@@ -52,9 +52,6 @@ def find(
     machine: Machine,
     options: ScheduleOptions,
     in_files: tuple[bool, bool, bool],
-    *,
-    budget_tasks: int | None,
-    issuing_threads: int,
 ) -> Found:
     """
     Return schedules for a problem.
@@ -65,24 +62,24 @@ def find(
         As for `uncut_mpi.planning.planner.plan`.
     in_files : (bool, bool, bool)
         Whether A, B and C lie in files.
-    budget_tasks, issuing_threads : int
-        As for `uncut_mpi.planning.search.search`. Of one scheduler alone, of matrices in files, or with parts stored
-        the other way round, there is no such search.
+
+    Notes
+    -----
+    Of one scheduler alone, of matrices in files, or with parts stored the other way round, there is no search whose
+    candidates could be shown.
     """
 
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
         searched = options.scheduler == "auto" and not any(in_files)
         if searched and placement == placement.straight(machine.num_ranks):
-            about = (problem, placement, machine.num_ranks, machine, options)
             try:
-                return search(*about, budget_tasks=budget_tasks, issuing_threads=issuing_threads)
+                return search(problem, placement, machine.num_ranks, machine, options)
             except CapacityError:  # which needs all of C at once
                 if problem.has_product:
                     raise
         files = _buffers(problem, placement, in_files)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
-        about_each = machine, in_files, issuing_threads, options.metric
-        candidates = [_candidate(one, *about_each) for one in several]
+        candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
     limit = bound_of_files(problem, placement, machine, in_files)
@@ -107,13 +104,10 @@ def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, b
     return tuple(found)
 
 
-def _candidate(
-    planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], issuing_threads: int, metric: str
-) -> Candidate:
+def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:
     schedule, options = planned.schedule, planned.options
-    run = simulate(schedule, machine, issuing_threads=issuing_threads)
+    run, seconds = simulate(schedule, machine), planned.predicted_s
     limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files).seconds
-    seconds = run.seconds if issuing_threads else planned.predicted_s
     value = metric_of(metric, machine).value(run) if metric != "time" else seconds
     made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, value)
     return Candidate(*made_with, Once(functools.partial(itself, run)), functools.partial(progress_of, run))

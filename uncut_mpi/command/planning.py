@@ -22,15 +22,13 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import with_memory
-from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
-from uncut_mpi.planning.planner import ablation_options, expected_seconds, plan
-from uncut_mpi.planning.rivals.paralia import predict
-from uncut_mpi.planning.rivals.parsec import bytes_beside
-from uncut_mpi.planning.simulate import Simulation, simulate
+from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.planner import expected_seconds
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import explain, listed
@@ -69,12 +67,6 @@ class PlanArguments:
         Device of the machine that each rank has; None: rank i has device i.
     options : ScheduleOptions
         What is fixed about the schedule.
-    budget_tasks : int or None
-        Tasks it may simulate; None for its default.
-    issuing_threads : int
-        Host threads that issue for all ranks together; 0: one per rank.
-    ablation : bool
-        Whether the paper's steps are simulated too.
     timeline_path, transfers_path, json_path : str or None
         Where the timeline, the figure of transfers and the facts go.
     """
@@ -87,9 +79,6 @@ class PlanArguments:
     ranks: int | None
     devices: tuple[int, ...] | None
     options: ScheduleOptions
-    budget_tasks: int | None
-    issuing_threads: int
-    ablation: bool
     timeline_path: str | None
     transfers_path: str | None
     json_path: str | None
@@ -114,7 +103,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     if options.tune:
         raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
     if any(given.place.in_files):
-        _check_of_files(given, options)
+        _check_of_files(options)
     elif options.host_memory:
         raise ParamError(
             "--host-memory is for copies of matrices in files, of which --place names none (f): leave it out"
@@ -137,9 +126,6 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         ranks=given.ranks,
         devices=given.devices,
         options=options,
-        budget_tasks=given.budget_tasks,
-        issuing_threads=given.issuing_threads,
-        ablation=given.steps,
         timeline_path=given.timeline,
         transfers_path=given.transfers,
         json_path=given.json,
@@ -165,18 +151,10 @@ def run(arguments: PlanArguments, say: Say) -> None:
     if any(arguments.place.in_files) and not options.host_memory and machine.host_bytes[0]:
         options = changed(options, host_memory=usual_room(int(machine.host_bytes[0]) // machine.num_ranks))
     started = time.perf_counter()
-    found = find(
-        arguments.problem,
-        placement,
-        machine,
-        options,
-        arguments.place.in_files,
-        budget_tasks=arguments.budget_tasks,
-        issuing_threads=arguments.issuing_threads,
-    )
+    found = find(arguments.problem, placement, machine, options, arguments.place.in_files)
     search_s = time.perf_counter() - started
     result, schedule = found.result, found.result.best.schedule
-    simulation = simulate(schedule, machine, issuing_threads=arguments.issuing_threads)
+    simulation = simulate(schedule, machine)
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
     about = arguments.problem, arguments.place
     facts = PlanFacts(
@@ -195,9 +173,6 @@ def run(arguments: PlanArguments, say: Say) -> None:
         timeline=timeline,
         explanation=explain(simulation),
         warning="" if any(arguments.place.in_files) else costly_place(*about, found.predicted_s, machine),
-        paralia_s=_paralia_s(found.problem, found.placement, machine, result.best.options),
-        parsec_bytes=bytes_beside(found.problem, found.placement, machine, result.best.options),
-        ablation=_ablation(arguments, placement, machine) if arguments.ablation else (),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
     if arguments.timeline_path is not None:
@@ -263,23 +238,6 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
     return warning
 
 
-def _paralia_s(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
-    if not problem.has_product or placement.in_parts:  # of which PARALiA says nothing
-        return 0.0
-    ranks = chosen.devices or tuple(range(machine.num_ranks))
-    return predict(problem, placement, machine, ranks).seconds
-
-
-def _ablation(arguments: PlanArguments, placement: Placement, machine: Machine) -> list[tuple[str, Simulation]]:
-    """Simulate the paper's steps with what is fixed about the schedule."""
-    base = dataclasses.replace(arguments.options, scheduler="uncut", metric="time", blocking=Blocking())
-    steps = []
-    for name, options in ablation_options(base):
-        schedule = plan(arguments.problem, placement, machine.num_ranks, machine, options).schedule
-        steps.append((name, simulate(schedule, machine, issuing_threads=arguments.issuing_threads)))
-    return steps
-
-
 def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None = None) -> Machine:
     """
     Return the machine to plan for, or as many of its ranks as are asked for, or those with some of its devices.
@@ -312,18 +270,11 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
     return machine.subset(range(ranks))
 
 
-def _check_of_files(given: argparse.Namespace, options: ScheduleOptions) -> None:
+def _check_of_files(options: ScheduleOptions) -> None:
     """Refuse what only a search for matrices in memory knows."""
-    asked = {
-        "--budget-tasks": given.budget_tasks is not None,
-        "--issuing-threads": given.issuing_threads > 0,
-        "--ablation": given.steps,
-        "--metric": options.metric != "time",
-    }
-    flag = next((flag for flag, is_there in asked.items() if is_there), None)
-    if flag is not None:
+    if options.metric != "time":
         raise ParamError(
-            f"{flag} was given with matrices in files (f in --place), of which it knows nothing: leave it out"
+            "--metric was given with matrices in files (f in --place), of which it knows nothing: leave it out"
         )
 
 

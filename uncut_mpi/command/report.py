@@ -30,21 +30,11 @@ _LINK_NAMES: Final = {
     "local": "within a memory",
 }
 
-# Of an ablation's table, with their widths.
-_COLUMNS: Final = {"median ms": 10, "TFLOP/s": 8, "speedup": 8, "predicted ms": 12, "tasks": 7}
-_LINK_COLUMNS: Final = {
-    "host_to_device": "host→device",
-    "device_to_host": "device→host",
-    "device_to_device": "device→device",
-    "local": "in a device",
-}
-_LINK_WIDTH: Final = 13
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """
-    What was run and on what; the same for every step of an ablation.
+    What was run and on what.
 
     Attributes
     ----------
@@ -81,8 +71,6 @@ class About:
         NaN and infinity in the input files that are read.
     metric : str
         What a search minimised, where there was one.
-    note : str
-        What was chosen for an ablation, as its tile; empty where nothing was.
     """
 
     version: str
@@ -109,7 +97,6 @@ class About:
     beta: Number
     nonfinite: Sequence[NonFinite] = ()
     metric: str = "time"
-    note: str = ""
 
     @property
     def device(self) -> str:
@@ -218,7 +205,6 @@ class Facts:
     device_memory: int = 0
     host_bytes: Sequence[int] = ()
     host_memory: int = 0
-    parsec_bytes: float = 0.0
     chunks: int = 1
 
     @property
@@ -260,7 +246,6 @@ def text(facts: Facts) -> str:
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
         *_memory(facts),
-        *_parsec(facts),
         *(_line("staged", one) for one in facts.staged),
         *(explained(facts.explanation, facts.warning, in_chunks=facts.chunks > 1) if facts.explanation else []),
         *_times(facts),
@@ -283,79 +268,12 @@ def _memory(facts: Facts) -> list[str]:
     ]
 
 
-def _parsec(facts: Facts) -> list[str]:
-    if not facts.parsec_bytes:
-        return []
-    into = facts.bytes_by_link["host_to_device"] + facts.bytes_by_link["device_to_device"]
-    into += 0 if facts.about.beta != 0 else facts.about.m * facts.about.n * DType[facts.about.dtype].itemsize
-    return [_line("PaRSEC", parsec_text(facts.parsec_bytes, into))]
-
-
-def parsec_text(theirs: float, into: int) -> str:
-    """
-    Return what devices receive by the equation of PaRSEC's paper, and here.
-
-    Parameters
-    ----------
-    theirs : float
-        By the equation, which counts C once whether it is read or not (bytes).
-    into : int
-        What devices receive here, and C once if it is not read (bytes).
-    """
-    here = f"here {bytes_text(into)}, {into / theirs:.2f}×"
-    return f"{bytes_text(round(theirs))} into devices by its equation (1), with the same memory; {here}"
-
-
 def _by_rank(sizes: Sequence[int]) -> str:
     """Return sizes in the order of ranks; of many ranks the range."""
     texts = [bytes_text(size) for size in sizes]
     if len(set(texts)) == 1:
         return texts[0]
     return " | ".join(texts) if len(texts) <= _FEW_RANKS else f"{bytes_text(min(sizes))} to {bytes_text(max(sizes))}"
-
-
-def ablation_text(steps: Sequence[tuple[str, Facts]]) -> str:
-    """
-    Return the table of an ablation, ending in a newline.
-
-    Parameters
-    ----------
-    steps : sequence of (str, Facts)
-        Name and facts of each step, in order; at least one.
-    """
-    about = steps[0][1].about
-    width = max(len("step"), *(len(name) for name, _ in steps))
-    lines = [
-        *_header(about),
-        _line("problem", _problem(about)),
-        *([_line("tile", about.note)] if about.note else []),
-        _line("bound", f"{time_text(steps[-1][1].bound_s)}, {steps[-1][1].bound_formula}"),
-        "",
-    ]
-    links = [link for link in _LINK_COLUMNS if any(facts.bytes_by_link.get(link) for _, facts in steps)]
-    columns = [f"{'step':<{width}}", *(f"{name:>{of_name}}" for name, of_name in _COLUMNS.items())]
-    columns += [f"{_LINK_COLUMNS[link]:>{_LINK_WIDTH}}" for link in links]
-    lines.append("  ".join([*columns, "check"]))
-    before: float | None = None
-    for name, facts in steps:
-        speedup = "" if before is None or facts.median_s <= 0 else f"{before / facts.median_s:.2f}×"
-        values = (
-            f"{facts.median_s * 1e3:.3f}",
-            f"{facts.tflop_per_s:.4g}",
-            speedup,
-            f"{facts.predicted_s * 1e3:.3f}",
-            str(facts.tasks),
-        )
-        columns = [f"{name:<{width}}", *(f"{value:>{w}}" for value, w in zip(values, _COLUMNS.values(), strict=True))]
-        columns += [f"{bytes_text(facts.bytes_by_link.get(link, 0)):>{_LINK_WIDTH}}" for link in links]
-        lines.append("  ".join([*columns, facts.verdict]))
-        before = facts.median_s
-    for name, facts in steps:
-        if facts.passed is False:
-            lines.extend([f"{name}:", *_check(facts)])
-    verdicts = {facts.verdict for _, facts in steps}
-    lines.append("FAIL" if "FAIL" in verdicts else "UNCHECKED" if "UNCHECKED" in verdicts else "PASS")
-    return "\n".join(lines) + "\n"
 
 
 def to_json(facts: Facts) -> str:
@@ -367,14 +285,6 @@ def to_json(facts: Facts) -> str:
     null where nothing was measured. `cupy`, `cuda` and `driver` are null with the host backend.
     """
     return json.dumps(_json_value(facts), indent=1, allow_nan=False) + "\n"
-
-
-def ablation_json(steps: Sequence[tuple[str, Facts]]) -> str:
-    """Return an ablation as one JSON object, ending in a newline: `steps` holds the name and facts of each."""
-    return (
-        json.dumps({"steps": [{"name": name} | _json_value(facts) for name, facts in steps]}, indent=1, allow_nan=False)
-        + "\n"
-    )
 
 
 def explained(explanation: Explanation, warning: str, *, in_chunks: bool) -> list[str]:
@@ -531,7 +441,6 @@ def _json_value(facts: Facts) -> dict[str, Any]:
         "host_bytes": list(facts.host_bytes),
         "host_memory": facts.host_memory,
     }
-    value["parsec_bytes"] = facts.parsec_bytes or None
     value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
     value["chunks"] = facts.chunks
     value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None

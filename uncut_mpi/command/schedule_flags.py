@@ -8,9 +8,10 @@ from typing import NoReturn
 
 from uncut_mpi.command.flag_values import bytes_of, grid_of, numbers, one_of, options_of
 from uncut_mpi.command.help import HelpRequested
+from uncut_mpi.planning import others
 from uncut_mpi.planning.metrics import METRICS
-from uncut_mpi.planning.option_fields import About, declared
-from uncut_mpi.planning.options import SCHEDULERS, Blocking, ScheduleOptions
+from uncut_mpi.planning.option_fields import About, told
+from uncut_mpi.planning.options import SEARCHED, Blocking, ScheduleOptions
 
 FLAGS = {
     "scheduler": "--scheduler",
@@ -45,7 +46,7 @@ def schedulers_text() -> str:
     """Return the names, kinds, defaults and explanations of all options of schedules."""
     lines = [_INTRODUCTION]
     for prefix, kind in (("", ScheduleOptions), ("blocking.", Blocking)):
-        for name, about in declared(kind):
+        for name, about in told(kind):
             lines += _lines(prefix + name, about)
     return "\n".join(lines) + "\n"
 
@@ -66,15 +67,14 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--scheduler",
-        type=one_of(*SCHEDULERS),
-        metavar="|".join(SCHEDULERS),
+        metavar="|".join(("auto", *SEARCHED, *others.names())),
         help="auto: whichever simulation finds best; others: that one; default auto",
     )
     group.add_argument(
         "--metric",
         type=one_of(*METRICS),
         metavar="|".join(METRICS),
-        help="what the search of auto minimises, or cyclic's choice of ranks. "
+        help="what the search of auto minimises. "
         + "; ".join(f"{name}: {metric.about}" for name, metric in METRICS.items())
         + ". All but time need a machine file with the devices' power; default time",
     )

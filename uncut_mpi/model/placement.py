@@ -128,8 +128,8 @@ class Placement:
         where = self._where(matrix)
         if isinstance(where, BoundLayout):
             raise PlanError(
-                f"{matrix.name} is in parts ({where}), as matrices in files are, too, and the schedulers cyclic and "
-                "bands take whole matrices only: use kblocks, uncut or auto"
+                f"{matrix.name} is in parts ({where}), as matrices in files are, too, and this scheduler takes "
+                "whole matrices only: use kblocks, uncut or auto"
             )
         return where
 

@@ -70,7 +70,7 @@ class Evaluation:
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine, issuing_threads
+    problem, placement, num_ranks, machine
         As for `uncut_mpi.planning.search.search`.
     limit : int
         Tasks of all that is tried, at most.
@@ -95,11 +95,10 @@ class Evaluation:
         machine: Machine,
         *,
         limit: int,
-        issuing_threads: int = 0,
     ) -> None:
         self._problem, self._num_ranks, self._machine = problem, num_ranks, machine
         self._about = (problem, placement, num_ranks, machine)
-        self._simulations = Simulations(machine, issuing_threads=issuing_threads)
+        self._simulations = Simulations(machine)
         self._metric_name, self._metric = "time", metric_of("time", machine)
         self._results: dict[ScheduleOptions, Candidate | None] = {}  # None: begun, or not taken
         self._alike: dict[Hashable, ScheduleOptions] = {}

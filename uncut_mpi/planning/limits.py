@@ -23,9 +23,6 @@ MANY_BUFFERS: Final = 1 << 20
 FEW_TASKS: Final = MAX_TASKS // 64
 """If the usual tiles or k-blocks would make more than `MAX_TASKS`, they grow until there are at most so many."""
 
-MAX_TILES_OF_BANDS: Final = 65_536
-"""Most tiles of C of `bands`, whose tasks are made one by one here and not in the core."""
-
 MAX_STEPS: Final = 1 << 17
 """Most pairs of a k-block and a block of C that each rank of `kblocks` follows."""
 

@@ -17,11 +17,10 @@ if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no
 
 
 class Cost(NamedTuple):
-    """What a call takes: its time (s), the energy of all devices, and that of those that take part (J)."""
+    """What a call takes: its time (s) and the energy of all devices (J)."""
 
     seconds: float
     energy_j: float
-    working_energy_j: float
 
 
 class Metric(NamedTuple):
@@ -47,7 +46,7 @@ class Metric(NamedTuple):
 
     def value(self, run: Simulation) -> float:
         """Return the number of a simulated run."""
-        return self.of(Cost(run.seconds, energy_j(run), working_energy_j(run)))
+        return self.of(Cost(run.seconds, energy_j(run)))
 
 
 def working_ranks(schedule: Schedule) -> np.ndarray:
@@ -85,22 +84,12 @@ def energy_j(simulation: Simulation) -> float:
     return float(device_energy_j(simulation).sum())
 
 
-def working_energy_j(simulation: Simulation) -> float:
-    """
-    Return the energy of a call on the devices that take part, in joules.
-
-    For nodes where the others have work of their own meanwhile: what they draw at rest is then no part of the call.
-    """
-    return float(device_energy_j(simulation)[working_ranks(simulation.schedule)].sum())
-
-
 METRICS: Final[Mapping[str, Metric]] = {
     "time": Metric("the time of a call", lambda cost: cost.seconds, "s", needs_watts=False),
     "pdp": Metric("the energy of all devices meanwhile, idle ones too", lambda cost: cost.energy_j, "J"),
     "edp": Metric("that energy times the time", lambda cost: cost.energy_j * cost.seconds, "J s"),
-    "pdp-working": Metric("the energy of the devices that take part alone", lambda cost: cost.working_energy_j, "J"),
 }
-"""By name: PERF, PDP (power-delay product, the energy) and EDP (energy-delay product), and one of ours."""
+"""By name: PERF, PDP (power-delay product, the energy) and EDP (energy-delay product)."""
 
 
 def check_metric(name: str) -> None:

@@ -77,6 +77,8 @@ class About:
         What a word may be, besides a default that leaves the choice open.
     default : object
         None, "" or, of a number whose least is above it, 0 leaves the choice open.
+    hidden : bool
+        Whether it is for methods that a benchmark compares, and no caller is told of it.
     """
 
     text: str
@@ -86,6 +88,7 @@ class About:
     most: int = _MOST
     words: tuple[str, ...] = ()
     default: Any = None
+    hidden: bool = False
 
     @property
     def what(self) -> str:
@@ -107,10 +110,15 @@ def declared(options: Any) -> Iterator[tuple[str, About]]:
             yield field.name, field.metadata[_ABOUT]
 
 
+def told(options: Any) -> Iterator[tuple[str, About]]:
+    """Return those of the declared options that callers are told of."""
+    return ((name, about) for name, about in declared(options) if not about.hidden)
+
+
 def documented(kind: Any) -> Any:
     """Add the attributes of a dataclass of options to its documentation, before what follows there."""
     attributes = ["Attributes", "----------"]
-    for name, about in declared(kind):
+    for name, about in told(kind):
         attributes += [
             f"{name} : {about.what}",
             *textwrap.wrap(about.text, 110, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False),
@@ -171,7 +179,7 @@ def decoded(kind: Any, values: object, nested: Mapping[str, Any] | None = None, 
             f'{whose} = {shown(values)} is {type_text(values)}: write names and values, as {{"tile": 2048}}'
         )
     nested = nested or {}
-    known = [name for name, _ in declared(kind)] + [*nested]
+    known = [name for name, _ in told(kind)] + [*nested]
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3)

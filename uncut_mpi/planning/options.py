@@ -27,19 +27,18 @@ from uncut_mpi.planning.option_fields import (
     documented,
     option,
 )
+from uncut_mpi.planning.others import other
 
 ROUTINGS = ("origin", "bw", "eta")
 ORDERS = ("fixed", "eta", "finish")
-SCHEDULERS = ("uncut", "kblocks", "cyclic", "bands", "parsec", "auto")
-RIVALS = ("cyclic", "bands", "parsec")
-DISTRIBUTIONS = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
+SEARCHED = ("uncut", "kblocks")
+"""The schedulers that a search tries; what others there are is found by name (`uncut_mpi.planning.others`)."""
 BLOCK_ORDERS = ("k", "columns", "corner", "k-columns")
 ORDERS_BY_K = ("k", "k-columns")
 DELIVERIES = ("balanced", "earliest")
 BEGINS = ("first", "held")
 COMBINES = ("owner", "worker")
 SWEEPS = ("back", "again")
-_BLOCKS = ("grid", "devices", "row_shares", "col_shares")
 _SHARES = ("row_shares", "col_shares", "k_shares")
 _OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
 _MOST_SHARES = 1e300
@@ -169,18 +168,13 @@ class Blocking:
         NUMBER,
         """For how many k-blocks of A, and of B, a rank has room. With more than one the next k-blocks arrive while one
         is multiplied. Left open: for all, unless its memory is too small for it; 3 with c_rows, c_cols or
-        c_slots; of "parsec" 2 with one block of C, else 3: its lookahead and one.""",
+        c_slots.""",
         "kblocks",
-        "parsec",
         default=0,
         most=MOST_SLOTS,
     )
     b_slots: int = option(
-        NUMBER,
-        "For how many k-blocks of B a rank has room, where that is another number than slots.",
-        "kblocks",
-        default=0,
-        most=MOST_SLOTS,
+        NUMBER, "Those of B, where it is another number.", "kblocks", default=0, most=MOST_SLOTS, hidden=True
     )
     c_rows: int = option(
         NUMBER,
@@ -199,12 +193,12 @@ class Blocking:
     )
     sweep: str = option(
         WORD,
-        """In which order ranks take blocks of C, and the k-blocks of each. "back": there and back, so that what two
-        blocks in a row share need not come again. "again": rows first, each time from the first, as PaRSEC does. Left
-        open: "back".""",
+        """The order of blocks of C, and of the k-blocks of each. "back": there and back, so that what two blocks in a
+        row share need not come again. "again": rows first, each time from the first. Left open: "back".""",
         "kblocks",
         default="",
         words=SWEEPS,
+        hidden=True,
     )
 
     def __post_init__(self) -> None:
@@ -275,7 +269,6 @@ def _tries(name: str, value: object) -> int:
 
 
 _TRIES: Final = Kind("int", _tries)
-_TILED = ("uncut", "cyclic", "bands", "parsec")
 
 
 @value_of_callers
@@ -295,27 +288,26 @@ class ScheduleOptions:
     scheduler: str = option(
         WORD,
         """"uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per rank.
-        "cyclic": PARALiA's. "bands": Choi's, between devices only. "parsec": that of PaRSEC's
-        product out of core. "auto": a search by simulation, among "kblocks" and
-        "uncut", chooses what is not fixed below.""",
+        "auto": a search by simulation, among these two, chooses what is not fixed below. Or the name of another one
+        that is installed (`uncut_mpi.planning.others`): those of other papers come with the benchmarks.""",
         default="auto",
-        words=SCHEDULERS,
     )
     tile: int = option(
         NUMBER,
         """Tile edge T (elements), cut to the largest extent of a block. Left open: the heuristic of the scheduler's
         paper, in Uncut-GEMMs section III-A.""",
-        *_TILED,
+        "uncut",
         default=0,
     )
-    tile_min: int = option(NUMBER, "T_min of the latency term of uncut's heuristic.", "uncut", default=2048, least=1)
+    tile_min: int = option(
+        NUMBER, "T_min of the latency term of uncut's heuristic.", "uncut", default=2048, least=1, hidden=True
+    )
     grid: tuple[int, int] | None = option(
         COUNTS,
         """Process grid, rows and columns; rows x columns is at most the ranks that compute. Left open: all ranks, as
         square as can be, with no more rows than columns; kblocks between host matrices: up to 32 ranks a row.""",
         "uncut",
         "kblocks",
-        "cyclic",
     )
     devices: tuple[int, ...] | None = option(
         COUNTS,
@@ -324,9 +316,6 @@ class ScheduleOptions:
         Left open: all ranks in order.""",
         "uncut",
         "kblocks",
-        "cyclic",
-        "bands",
-        "parsec",
     )
     row_shares: tuple[float, ...] | None = option(
         NUMBERS,
@@ -334,11 +323,8 @@ class ScheduleOptions:
         many rows. Left open: equal blocks.""",
         "uncut",
         "kblocks",
-        "cyclic",
     )
-    col_shares: tuple[float, ...] | None = option(
-        NUMBERS, "The same for each grid column, of n.", "uncut", "kblocks", "cyclic"
-    )
+    col_shares: tuple[float, ...] | None = option(NUMBERS, "The same for each grid column, of n.", "uncut", "kblocks")
     k_shares: tuple[float, ...] | None = option(
         NUMBERS, "The same for each part of k, as many as blocking.splits says, if that says anything.", "kblocks"
     )
@@ -360,13 +346,19 @@ class ScheduleOptions:
     )
     min_chunk_bytes: int | None = option(
         NUMBER,
-        """Smallest chunk of a batched fetch (bytes). The authors' library cuts by columns alone, as 1 does. Left
-        open: 262144, below which a copy's fixed cost outweighs what it moves.""",
+        "Smallest chunk of a batched fetch (bytes); 1: by columns alone, as the authors' library cuts.",
         "uncut",
         least=1,
+        hidden=True,
     )
     compute_lanes: int = option(
-        NUMBER, "Compute lanes per rank (section III-B).", "uncut", "cyclic", default=8, least=1, most=MOST_LANES
+        NUMBER,
+        "Compute lanes per rank (section III-B).",
+        "uncut",
+        default=8,
+        least=1,
+        most=MOST_LANES,
+        hidden=True,
     )
     caching: bool = option(
         SWITCH,
@@ -375,6 +367,7 @@ class ScheduleOptions:
         are as if "origin", off and "fixed".""",
         "uncut",
         default=True,
+        hidden=True,
     )
     overlap: bool = option(
         SWITCH,
@@ -382,6 +375,7 @@ class ScheduleOptions:
         on one lane.""",
         "uncut",
         default=True,
+        hidden=True,
     )
     routing: str = option(
         WORD,
@@ -402,9 +396,8 @@ class ScheduleOptions:
         NUMBER,
         """Most ranks that a tile may be relayed over, where a chain of links is faster than the link to its
         destination; routing "origin" never does. The relays keep the copies that they pass on. Left open: 1, as
-        PARALiA re-routes; 0 for cyclic with a matrix in host memory.""",
+        PARALiA re-routes.""",
         "uncut",
-        "cyclic",
         most=MAX_HOPS,
     )
     wr_lazy: bool = option(
@@ -418,14 +411,6 @@ class ScheduleOptions:
         "uncut",
         default="eta",
         words=ORDERS,
-    )
-    distribution: str = option(
-        WORD,
-        """How cyclic deals tiles of C out. "1d-cyclic": tile rows. "round-robin", "sequential": in the order in
-        which C is stored.""",
-        "cyclic",
-        default="2d-cyclic",
-        words=DISTRIBUTIONS,
     )
     device_memory: int = option(
         NUMBER,
@@ -451,7 +436,7 @@ class ScheduleOptions:
     )
     metric: str = option(
         WORD,
-        "What the search of auto minimises, or cyclic's choice of ranks and shares. "
+        "What the search of auto minimises. "
         + " ".join(f'"{name}": {metric.about}.' for name, metric in METRICS.items())
         + " All but the first need a machine whose watts are known.",
         default="time",
@@ -510,11 +495,6 @@ class ScheduleOptions:
         return self.devices
 
     @property
-    def chooses_devices(self) -> bool:
-        """Whether nothing is said of who computes and of shares."""
-        return all(getattr(self, name) is None for name in _BLOCKS)
-
-    @property
     def most_chunks(self) -> int:
         """Chunks of a fetch at most."""
         return MOST_CHUNKS if self.chunks is None else self.chunks
@@ -531,7 +511,8 @@ class ScheduleOptions:
         ParamError
             If there is none.
         """
-        left = tuple(one for one in SCHEDULERS[:-1] if self.scheduler in (one, "auto") and not self.foreign(one))
+        asked = SEARCHED if self.scheduler == "auto" else (self.scheduler,)
+        left = tuple(one for one in asked if not self.foreign(one))
         if not left:
             if self.scheduler == "auto":
                 raise ParamError(f"no scheduler takes all of {', '.join(self.given)}: leave some of them out")
@@ -553,7 +534,10 @@ class ScheduleOptions:
 
     def foreign(self, scheduler: str) -> tuple[str, ...]:
         """Return the names of the given options that a scheduler does not take."""
-        return tuple(name for name in self.given if scheduler not in _TAKERS[name])
+        if scheduler in SEARCHED:
+            return tuple(name for name in self.given if scheduler not in _TAKERS[name])
+        takes = other(scheduler).takes
+        return tuple(name for name in self.given if name not in takes)
 
     @property
     def of_its_scheduler(self) -> ScheduleOptions:
@@ -574,22 +558,18 @@ class ScheduleOptions:
         if not isinstance(self.blocking, Blocking):
             raise ParamError(f"blocking = {shown(self.blocking)} is {type_text(self.blocking)}: pass a Blocking")
         check(self)
+        if self.scheduler not in (*SEARCHED, "auto"):
+            other(self.scheduler)
         check_metric(self.metric)
         if self.tune > 1 and self.scheduler != "auto":
             raise ParamError(
                 f"tune = {self.tune} with scheduler {self.scheduler!r}: it tries what a search finds, so take "
                 "scheduler='auto', or leave tune out"
             )
-        if self.metric != "time" and self.scheduler not in ("auto", "cyclic"):
+        if self.metric != "time" and self.scheduler != "auto":
             raise ParamError(
-                f"metric = {self.metric!r} with scheduler {self.scheduler!r}: a search minimises it, or cyclic's "
-                "choice of ranks, so take scheduler='auto' or 'cyclic', or leave metric out"
-            )
-        if self.metric != "time" and self.scheduler == "cyclic" and not self.chooses_devices:
-            fixed = ", ".join(name for name in _BLOCKS if name in self.given)
-            raise ParamError(
-                f"metric = {self.metric!r} with {fixed}: by it cyclic chooses who computes and how much, so leave one "
-                "of the two out"
+                f"metric = {self.metric!r} with scheduler {self.scheduler!r}: a search minimises it, so take "
+                "scheduler='auto', or leave metric out"
             )
         if self.metric != "time" and self.tune > 1:
             raise ParamError(

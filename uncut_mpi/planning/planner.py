@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
-from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
@@ -20,7 +19,7 @@ from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.chunks import Chunks, buffers_of, chunk_of, chunks_of, of_each
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
-from uncut_mpi.planning.rivals.parsec import bytes_beside
+from uncut_mpi.planning.others import other
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
@@ -51,15 +50,12 @@ class Planned:
     staged : tuple of Matrix
         Which matrices of the column-major problem go through memory of ours, or parts of them. Their own is their
         owner's alone or is stored the other way round.
-    parsec_bytes : float
-        What devices would receive by PaRSEC's equation (1) with the same memory; 0 where all fits.
     """
 
     schedule: Schedule
     predicted_s: float
     options: ScheduleOptions
     staged: tuple[Matrix, ...] = ()
-    parsec_bytes: float = 0.0
 
 
 def plan(
@@ -157,10 +153,7 @@ def plan_several(
         ]
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
-    return [
-        dataclasses.replace(one, parsec_bytes=bytes_beside(problem, straight, machine, one.options))
-        for one in fit[: max(1, options.tune)]
-    ]
+    return fit[: max(1, options.tune)]
 
 
 def _unstaged(
@@ -320,14 +313,18 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
         grid = f"{along}s of ranks {areas_text(options.areas)}{parts}"
     else:
         grid = f"grid {grid}"
-    if schedule.scheduler == "cyclic":
-        return f"tiles of {schedule.tile} dealt out {options.distribution} on {grid_text(schedule)}"
     if schedule.scheduler == "parts":
         return "each part copied to who shall have it" if schedule.problem.copies else "each part scaled where it lies"
-    if schedule.scheduler == "bands":
-        return f"bands of {schedule.tile} on {counted(max(schedule.grid), 'device')}"
     if schedule.scheduler == "uncut":
         return f"{grid}, tile {schedule.tile}"
+    if schedule.scheduler != "kblocks":
+        return other(schedule.scheduler).describe(schedule, options)
+    return blocks_text(schedule, options, grid)
+
+
+def blocks_text(schedule: Schedule, options: ScheduleOptions, grid: str) -> str:
+    """Return how a schedule of blocks of k on some grid, in words, divides its problem."""
+    along = "row" if schedule.problem.swapped else "column"
     blocking = options.blocking
     count = count_blocks(blocking.columns)
     combine = "worker" if blocking.away >= count else blocking.combine
@@ -374,35 +371,3 @@ def areas_text(areas: Sequence[Sequence[float]]) -> str:
     """Return the areas of columns (or rows) of ranks as parts of C: ranks parted by colons, columns by bars."""
     total = math.fsum(map(math.fsum, areas))
     return " | ".join(":".join(f"{area / total:.3f}" for area in column) for column in areas)
-
-
-def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, ScheduleOptions]]:
-    """
-    Return the paper's Fig. 8 as (name, options): each step adds to the one before.
-
-    Parameters
-    ----------
-    base : ScheduleOptions, optional
-        All that the steps do not switch is taken from it; relays come with the first routing that
-        has a choice.
-    """
-    step = dataclasses.replace(
-        base or ScheduleOptions(),
-        scheduler="uncut",
-        caching=False,
-        overlap=False,
-        routing="origin",
-        batch=False,
-        wr_lazy=False,
-        order="fixed",
-    )
-    steps = [("baseline", step)]
-    for name, added in (
-        ("+ caching and overlap", {"caching": True, "overlap": True}),
-        ("+ bandwidth routing", {"routing": "bw"}),
-        ("+ ETA routing and batching", {"routing": "eta", "batch": True}),
-        ("+ WR-lazy and ETA order", {"wr_lazy": True, "order": "eta"}),
-    ):
-        step = dataclasses.replace(step, **added)
-        steps.append((name, step))
-    return steps

@@ -10,7 +10,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.rivals import bands, cyclic, parsec
+from uncut_mpi.planning.others import other
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
 
@@ -52,8 +52,8 @@ def make_schedule(
     Return what the scheduler named by `options` makes of a problem.
 
     Without a product it is `uncut`, whichever is named, and of matrices in parts `without_product`.
-    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; all but
-    `bands`, which makes few tasks, give up (PlanError) what has more than `most_tasks`.
+    Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; what has more than
+    `most_tasks` they give up (PlanError).
     """
     about = (problem, placement, num_ranks, machine)
     if not problem.has_product and placement.in_parts:
@@ -62,11 +62,6 @@ def make_schedule(
         prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
         schedule, seconds = prepared.schedule()
         return Made(schedule, prepared.options, seconds)
-    if options.scheduler == "cyclic":
-        prepared = cyclic.prepare(*about, options, most_tasks=most_tasks)
-        return Made(prepared.schedule()[0], prepared.options)
     if options.scheduler == "kblocks":
         return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
-    if options.scheduler == "parsec":
-        return Made(*parsec.schedule(*about, options, most_tasks=most_tasks))
-    return Made(*bands.schedule(*about, options))
+    return Made(*other(options.scheduler).make(*about, options, most_tasks=most_tasks))

@@ -26,7 +26,7 @@ from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF_CORE, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
-from uncut_mpi.planning.options import MOST_C_SLOTS, RIVALS, USUAL_SLOTS, ScheduleOptions, changed
+from uncut_mpi.planning.options import MOST_C_SLOTS, SEARCHED, USUAL_SLOTS, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.rank_sets import RankSets
 
@@ -102,7 +102,6 @@ def search(
     options: ScheduleOptions | None = None,
     *,
     budget_tasks: int | None = None,
-    issuing_threads: int = 0,
 ) -> SearchResult:
     """
     Return the schedules tried for a problem, the best first.
@@ -120,8 +119,6 @@ def search(
     budget_tasks : int, optional
         Tasks of all that is tried, at most; the first candidate is tried whatever it takes. By default
         `uncut_mpi.planning.evaluation.default_budget`.
-    issuing_threads : int
-        As for `simulate`.
 
     Raises
     ------
@@ -135,12 +132,10 @@ def search(
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     asked = options or ScheduleOptions()
     metric_of(asked.metric, machine)  # before any work
-    # By its metric `cyclic` chooses its ranks, which is a rule of its own; all else is chosen by simulation.
-    rule = asked.metric if asked.scheduler == "cyclic" else "time"
-    made_with = dataclasses.replace(asked, tune=0, metric=rule).oriented(problem)
+    made_with = dataclasses.replace(asked, tune=0, metric="time").oriented(problem)
     machine = with_memory(num_ranks, problem, placement, machine, asked.device_memory)
     budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
-    with Evaluation(problem, placement, num_ranks, machine, limit=budget, issuing_threads=issuing_threads) as tried:
+    with Evaluation(problem, placement, num_ranks, machine, limit=budget) as tried:
         explorer = _Explorer(problem, placement, num_ranks, machine, tried)
         explorer.explore(made_with, budget if asked.metric == "time" else math.ceil(_TIME_PART * budget))
         if asked.metric != "time":
@@ -188,7 +183,10 @@ class _Explorer:
 
     def explore(self, asked: ScheduleOptions, budget: int) -> None:
         """Improve what each scheduler chooses by itself, and the best of each other kind."""
-        if not self._problem.has_product or asked.scheduler in RIVALS:  # which have rules of their own
+        if not self._problem.has_product or asked.scheduler not in (
+            *SEARCHED,
+            "auto",
+        ):  # others have rules of their own
             self._begin_with(asked if self._problem.has_product else changed(asked, scheduler="uncut"))
             return
         schedulers = self._schedulers(asked)

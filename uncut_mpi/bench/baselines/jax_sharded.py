@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.baselines.library import Library, Product, Unsupported, splits
-from uncut_mpi.baselines.task import MOVED, Matrices, Task
+from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, splits
+from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.places import Dealt

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.baselines.library import Library, Unsupported
-from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.bench.baselines.library import Library, Unsupported
+from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.places import Dealt

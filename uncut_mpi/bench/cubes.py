@@ -9,11 +9,11 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
+from uncut_mpi.bench.rivals.cubes import Cube, cubes, largest_edge
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, Trans
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.rivals.cubes import Cube, cubes, largest_edge
 
 
 class CubesPlan:

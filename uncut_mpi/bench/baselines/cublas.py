@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from uncut_mpi.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHandle
-from uncut_mpi.baselines.cuda_memory import CudaMemory
-from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges
-from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.bench.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHandle
+from uncut_mpi.bench.baselines.cuda_memory import CudaMemory
+from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, ranges
+from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.planning.grid import ProcessGrid
 
 _BLOCKS = (512, 1024, 2048, 4096, 8192)

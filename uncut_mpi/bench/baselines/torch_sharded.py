@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.baselines.library import Library, Product, Unsupported, ranges, splits
-from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, ranges, splits
+from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.model.dtypes import DType
 
 

@@ -24,6 +24,8 @@ from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.buffers import room_for_panels
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.others import Scheduler
+from uncut_mpi.planning.planner import blocks_text, grid_text
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import bytes_text
 
@@ -304,34 +306,27 @@ def received_bytes(
     """
     Return what devices receive of A and B by equation (1), and of C once (bytes); other arguments as `model_of`.
 
-    Blocks are those of whole tiles, extents the matrices' own.
+    Blocks are those of whole tiles, extents the matrices' own. Of tiles that a device has no room for the largest half,
+    quarter, … is taken that there is room for.
+
+    Raises
+    ------
+    CapacityError
+        If a device has no room for one element.
     """
     tile = min(tile, max(problem.m, problem.n, problem.k))
-    model = model_of(problem, placement, machine, devices, tile)
-    chosen, area = model.choose(), tile * tile
+    while True:
+        try:
+            model = model_of(problem, placement, machine, devices, tile)
+            chosen, area = model.choose(), tile * tile
+            break
+        except CapacityError:
+            if tile == 1:
+                raise
+            tile //= 2
     blocks = Blocks(min(chosen.b * tile, problem.m), min(chosen.c * tile, problem.n), chosen.d * tile, chosen.lookahead)
     elements = dataclasses.replace(model, m=problem.m, n=problem.n, k=problem.k, memory=model.memory * area)
     return len(devices) * elements.per_gpu(blocks) * problem.dtype.itemsize
-
-
-def bytes_beside(problem: GemmProblem, placement: Placement, machine: Machine, chosen: ScheduleOptions) -> float:
-    """
-    Return `received_bytes` with a schedule's memory, ranks and tile; 0 where these have room for all.
-
-    Of a schedule without tiles it is the paper's, or the largest half, quarter, … of that which there is room for.
-
-    Parameters
-    ----------
-    chosen : ScheduleOptions
-        What the schedule was made with.
-    """
-    tile = chosen.tile or TILE
-    while chosen.blocking.in_rings and problem.has_product and tile:
-        try:
-            return received_bytes(problem, placement, machine, chosen.computing_ranks(machine.num_ranks), tile)
-        except CapacityError:
-            tile //= 2
-    return 0.0
 
 
 def schedule(
@@ -369,3 +364,11 @@ def schedule(
     asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0, blocking=blocking)
     made, how = kblocks.schedule(problem, placement, num_ranks, machine, asked, most_tasks=most_tasks)
     return dataclasses.replace(made, scheduler="parsec", tile=tile), changed(how, scheduler="parsec", tile=tile)
+
+
+def describe(schedule: Schedule, options: ScheduleOptions) -> str:
+    """Return how such a schedule divides its problem, in words."""
+    return blocks_text(schedule, options, f"grid {grid_text(schedule)}")
+
+
+SCHEDULER: Final = Scheduler(schedule, ("tile", "devices", "blocking.slots"), describe)

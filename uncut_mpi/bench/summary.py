@@ -9,10 +9,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from uncut_mpi.baselines.task import MOVED
-from uncut_mpi.command.bench_baselines import BASELINES, FLOOR
+from uncut_mpi.bench.baselines.task import MOVED
+from uncut_mpi.bench.datasets import Case
+from uncut_mpi.bench.processes import BASELINES, FLOOR
 from uncut_mpi.model.arguments import counted
-from uncut_mpi.model.datasets import Case
 
 Row = Mapping[str, Any]
 """One result as it stands in the file."""

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.baselines.job import JobLibrary, Operand, as_cyclic, cyclic_layout, operands
-from uncut_mpi.baselines.library import Product, Unsupported
-from uncut_mpi.baselines.task import MOVED, Matrices, Task
+from uncut_mpi.bench.baselines.job import JobLibrary, Operand, as_cyclic, cyclic_layout, operands
+from uncut_mpi.bench.baselines.library import Product, Unsupported
+from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.positions import picked

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 import uncut_mpi
 from uncut_mpi.api.session import Session
+from uncut_mpi.bench.arguments import BenchArguments, cases_of
+from uncut_mpi.bench.measure import Facts, Measurer, Work, combined
+from uncut_mpi.bench.rates import draw_rates
+from uncut_mpi.bench.summary import SINGLE, SUMMED, Row, summary_text
 from uncut_mpi.command.artifacts import check_paths, write_file
-from uncut_mpi.command.bench_arguments import BenchArguments, cases_of
-from uncut_mpi.command.bench_measure import Facts, Measurer, Work, combined
-from uncut_mpi.command.bench_summary import SINGLE, SUMMED, Row, summary_text
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
@@ -23,7 +24,6 @@ from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError
 from uncut_mpi.model.arguments import counted, there_are
 from uncut_mpi.regular import open_regular
 from uncut_mpi.view.figure import import_figure
-from uncut_mpi.view.rates import draw_rates
 
 _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")

@@ -9,18 +9,17 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from uncut_mpi.bench.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia, parsec, uncut_irregular, uncut_regular
+from uncut_mpi.bench.processes import BASELINES
+from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
+from uncut_mpi.bench.rivals.cyclic import VARIANTS as CYCLIC_VARIANTS
 from uncut_mpi.command.arguments import check_devices
-from uncut_mpi.command.bench_baselines import BASELINES
 from uncut_mpi.command.flag_values import MOST_EXTENT, bytes_of, dtype_of, one_of, path, positive, shown, whole, written
 from uncut_mpi.command.flags import add_machine, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
-from uncut_mpi.model.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia, parsec, uncut_irregular, uncut_regular
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.metrics import METRICS
-from uncut_mpi.planning.options import DISTRIBUTIONS, MOST_SLOTS, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import ablation_options
+from uncut_mpi.planning.options import MOST_SLOTS, Blocking, ScheduleOptions
 
 DATASETS: Final = {
     "uncut-regular": uncut_regular,
@@ -31,12 +30,6 @@ DATASETS: Final = {
 }
 STEPS: Final = ("baseline", "caching", "bandwidth", "eta")
 """The paper's Fig. 8 but for its last step, which is ``"uncut"``."""
-
-COMM_OPT: Final = "comm-opt"
-"""PARALiA without its choice: all devices, in equal shares."""
-
-CYCLIC: Final = (COMM_OPT, *METRICS, *DISTRIBUTIONS)
-"""What ``"cyclic:"`` may be followed by, beside a tile."""
 
 METHODS: Final = ("auto", "tuned", "uncut", "kblocks", "cyclic", "bands", "parsec", "cubes", "one", *STEPS, *BASELINES)
 TILED: Final = ("uncut", "cyclic", "bands", "parsec")
@@ -71,7 +64,7 @@ methods:
   parsec    the out-of-core scheduler of the PaRSEC paper: C in blocks, A and B in chunks, whatever has room
   cubes     what the Uncut-GEMMs paper does where memory is short: cubes one after the other, each by uncut
   uncut:T, cyclic:T, bands:T, parsec:T   the same with tiles of T, for a sweep of tiles
-  parsec+L, parsec:T+L   parsec that fetches L chunks ahead; --lookahead 1,2,3 makes three methods of each parsec
+  parsec+L, parsec:T+L   parsec that fetches L chunks ahead
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
@@ -125,8 +118,8 @@ class BenchArguments:
     dtypes : tuple of DType
         Types, each with all problems.
     methods : tuple of str
-        Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of `CYCLIC`, in the order of measurement;
-        speedups are those of the first. ``"parsec"`` may end in ``"+L"``, the chunks that it fetches ahead.
+        Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of its variants, in the order of
+        measurement; speedups are those of the first. ``"parsec"`` may end in ``"+L"``: it fetches L chunks ahead.
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int
@@ -206,7 +199,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
         sample=given.sample,
         scale=given.scale,
         dtypes=given.dtypes,
-        methods=_with_lookahead(given.methods, given.lookahead),
+        methods=given.methods,
         compute=given.compute,
         warmup=given.warmup,
         repeat=given.repeat,
@@ -321,12 +314,6 @@ def make_bench_parser() -> argparse.ArgumentParser:
         help="what each rank may use of its device's memory beside the matrices there, as 16GiB; default: four fifths "
         "of what is free",
     )
-    run.add_argument(
-        "--lookahead",
-        type=_lookaheads,
-        metavar="L0,L1,…",
-        help="chunks that parsec fetches ahead, a method each; default: 1 if C is one block, else 2",
-    )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
     run.add_argument(
         "--output",
@@ -357,30 +344,48 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     return list(dict.fromkeys(found))
 
 
-def options_of(method: str, devices: tuple[int, ...] | None, num_ranks: int) -> ScheduleOptions:
+def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, ScheduleOptions]]:
     """
-    Return the options of a method's schedules on some ranks, None: all of so many.
+    Return the paper's Fig. 8 as (name, options): each step adds to the one before.
 
-    Raises
-    ------
-    ParamError
-        If they exclude each other: some ranks, and PARALiA's choice of ranks by a metric.
+    Parameters
+    ----------
+    base : ScheduleOptions, optional
+        All that the steps do not switch is taken from it; relays come with the first routing that
+        has a choice.
     """
+    step = dataclasses.replace(
+        base or ScheduleOptions(),
+        scheduler="uncut",
+        caching=False,
+        overlap=False,
+        routing="origin",
+        batch=False,
+        wr_lazy=False,
+        order="fixed",
+    )
+    steps = [("baseline", step)]
+    for name, added in (
+        ("+ caching and overlap", {"caching": True, "overlap": True}),
+        ("+ bandwidth routing", {"routing": "bw"}),
+        ("+ ETA routing and batching", {"routing": "eta", "batch": True}),
+        ("+ WR-lazy and ETA order", {"wr_lazy": True, "order": "eta"}),
+    ):
+        step = dataclasses.replace(step, **added)
+        steps.append((name, step))
+    return steps
+
+
+def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
+    """Return the options of a method's schedules on some ranks, None: all."""
     if method in STEPS:
         return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
     method, _, ahead = method.partition("+")
     name, _, how = method.partition(":")
     scheduler = {"one": "auto", "tuned": "auto", "cubes": "uncut"}.get(name, name)
     options = ScheduleOptions(scheduler=scheduler, devices=devices, tune=TRIED if name == "tuned" else 0)
-    if how == COMM_OPT:
-        ranks = options.computing_ranks(num_ranks)
-        grid = ProcessGrid.most_square(len(ranks))
-        shares = (1.0,) * grid.rows
-        return dataclasses.replace(options, devices=ranks, grid=(grid.rows, grid.cols), row_shares=shares)
-    if how in METRICS:
-        return dataclasses.replace(options, metric=how)
-    if how in DISTRIBUTIONS:
-        return dataclasses.replace(options, distribution=how)
+    if how and not how.isdigit():
+        return dataclasses.replace(options, scheduler=method)
     if ahead:
         options = dataclasses.replace(options, blocking=Blocking(slots=int(ahead) + 1))
     return dataclasses.replace(options, tile=int(how or 0))
@@ -412,7 +417,7 @@ def _methods(text: str) -> tuple[str, ...]:
         elif plus:
             one_of(*METHODS)(word)
         if colon and name == "cyclic" and not how.isdigit():
-            one_of(*CYCLIC)(how)
+            one_of(*CYCLIC_VARIANTS)(how)
         elif colon and name in TILED:
             whole(1, MOST_EXTENT)(how)
         else:
@@ -421,26 +426,6 @@ def _methods(text: str) -> tuple[str, ...]:
 
 
 _lookahead: Final = whole(0, MOST_SLOTS - 1)
-
-
-def _lookaheads(text: str) -> tuple[int, ...]:
-    return tuple(_lookahead(word) for word in _words(text))
-
-
-def _with_lookahead(methods: Sequence[str], lookahead: Sequence[int] | None) -> tuple[str, ...]:
-    """Return methods with one of each lookahead in place of each of parsec that has none."""
-    if lookahead is None:
-        return tuple(methods)
-    made: dict[str, None] = {}
-    for method in methods:
-        is_its = method.partition(":")[0] == "parsec" and "+" not in method
-        made |= dict.fromkeys([f"{method}+{one}" for one in lookahead] if is_its else [method])
-    if [*made] == [*methods]:
-        raise ParamError(
-            f"--lookahead {','.join(map(str, lookahead))} is of the method parsec, which is not among "
-            f"{','.join(methods)} without one of its own: add it to --methods"
-        )
-    return tuple(made)
 
 
 def _subset(dataset: str, only: Sequence[str]) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 
-from uncut_mpi.baselines.task import Matrices, Task
+from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.planning.grid import block_starts
 
 

@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from uncut_mpi.baselines.task import Task, words
+from uncut_mpi.bench.baselines.task import Task, words
 from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.segments import Segment
@@ -116,7 +116,7 @@ class BaselineProcess:
             self._process = subprocess.Popen(
                 [
                     *launcher,
-                    *(sys.executable, "-m", "uncut_mpi.baselines", name, backend, str(len(devices)), path),
+                    *(sys.executable, "-m", "uncut_mpi.bench.baselines", name, backend, str(len(devices)), path),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=self._said,

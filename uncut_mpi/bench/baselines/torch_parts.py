@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from uncut_mpi.baselines.job import JobLibrary
-from uncut_mpi.baselines.library import Unsupported
-from uncut_mpi.baselines.task import Task
+from uncut_mpi.bench.baselines.job import JobLibrary
+from uncut_mpi.bench.baselines.library import Unsupported
+from uncut_mpi.bench.baselines.task import Task
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 

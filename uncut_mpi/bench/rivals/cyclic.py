@@ -19,19 +19,37 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Final
 
-from uncut_mpi.errors import PlanError
+from uncut_mpi.bench.rivals import paralia
+from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
-from uncut_mpi.planning.metrics import Cost, metric_of
+from uncut_mpi.planning.metrics import METRICS, Cost, metric_of
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.others import Scheduler
+from uncut_mpi.planning.planner import grid_text
 from uncut_mpi.planning.ranks import ranks_by_use
-from uncut_mpi.planning.rivals import paralia
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.tiles import LARGER_TILE, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
+
+DISTRIBUTIONS: Final = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
+"""How tiles of C are dealt out: the first one unless the scheduler's name says another."""
+
+COMM_OPT: Final = "comm-opt"
+"""Without its choice: all devices, in equal shares."""
+
+VARIANTS: Final = (COMM_OPT, *METRICS, *DISTRIBUTIONS)
+"""What may follow the name: no choice, the metric by which it chooses ranks and shares, or how tiles are dealt out."""
+
+
+def distribution_of(options: ScheduleOptions) -> str:
+    """Return how tiles are dealt out."""
+    variant = options.scheduler.partition(":")[2]
+    return variant if variant in DISTRIBUTIONS else DISTRIBUTIONS[0]
 
 
 def schedule(
@@ -53,8 +71,8 @@ def schedule(
     problem, placement, num_ranks, machine
         As for `uncut_mpi.planning.planner.plan`.
     options : ScheduleOptions
-        `distribution`, `metric`, `devices`, `tile`, `grid` (for ``"2d-cyclic"``), its shares, `max_hops` and
-        `compute_lanes` are taken from it.
+        `scheduler`, which may name one of `VARIANTS`, `devices`, `tile`, `grid` (for ``"2d-cyclic"``), its shares,
+        `max_hops` and `compute_lanes` are taken from it.
 
     Raises
     ------
@@ -66,8 +84,7 @@ def schedule(
         If a rank has too little device memory for its panels.
     """
     prepared = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
-    made, _ = prepared.schedule()
-    return made, prepared.options
+    return dataclasses.replace(prepared.schedule()[0], scheduler="cyclic"), prepared.options
 
 
 def prepare(
@@ -99,7 +116,7 @@ def prepare(
     if products(tile) > most_tasks:  # before that many tiles are dealt
         raise too_many(problem, f"tile {tile}", f"at least {products(tile)} tasks", most_tasks, LARGER_TILE)
     rows, cols = -(-problem.m // tile), -(-problem.n // tile)
-    owned = deal(rows, cols, grid, ratios, options.distribution)
+    owned = deal(rows, cols, grid, ratios, distribution_of(options))
     workers = TileWorkers(ProcessGrid(1, 1), list(devices), [0, problem.m], [0, problem.n], tile, owned)
     engine = ScheduleOptions(
         scheduler="uncut",
@@ -110,8 +127,13 @@ def prepare(
         max_hops=hops,
         compute_lanes=options.compute_lanes,
     )
+    asked = options.scheduler.partition(":")[2]
     chosen = dataclasses.replace(
-        options, scheduler="cyclic", grid=(grid.rows, grid.cols), tile=tile, devices=devices, metric="time"
+        options,
+        scheduler="cyclic" if asked in METRICS else options.scheduler,  # devices are chosen now
+        grid=(grid.rows, grid.cols),
+        tile=tile,
+        devices=devices,
     )
     return prepare_tiles(problem, placement, machine, engine, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
 
@@ -120,12 +142,16 @@ def _places(
     problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions, hops: int
 ) -> tuple[ProcessGrid, tuple[int, ...], tuple[float, ...]]:
     """Return the grid, who computes and the share of each, 1 in all: what is given, the rest by the model."""
-    if options.chooses_devices:
-        metric = metric_of(options.metric, machine)
+    variant = options.scheduler.partition(":")[2]
+    free = not {"devices", "grid", "row_shares", "col_shares"}.intersection(options.given)
+    if variant in METRICS and not free:
+        raise ParamError(f"cyclic:{variant} chooses who computes and how much: leave devices, grid and shares out")
+    if free and variant != COMM_OPT:
+        metric = metric_of(variant if variant in METRICS else "time", machine)
 
         def cost(work: paralia.Workload) -> float:
             seconds = work.seconds
-            return metric.of(Cost(seconds, work.watts * seconds, work.working_watts * seconds))
+            return metric.of(Cost(seconds, work.watts * seconds))
 
         order = ranks_by_use(problem, placement, machine)
         work = paralia.select(problem, placement, machine, cost=cost, order=order, max_hops=hops)
@@ -133,6 +159,8 @@ def _places(
     devices = options.computing_ranks(machine.num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
     devices = devices[: grid.size]
+    if variant == COMM_OPT:
+        return grid, devices, (1 / grid.size,) * grid.size
     if options.row_shares is None and options.col_shares is None:
         return grid, devices, paralia.predict(problem, placement, machine, devices, max_hops=hops).ratios
     grid.check_shares(options.row_shares, options.col_shares)
@@ -182,3 +210,13 @@ def deal(rows: int, cols: int, grid: ProcessGrid, ratios: Sequence[float], distr
         owned[place].append(tile)
         previous = place
     return owned
+
+
+def describe(schedule: Schedule, options: ScheduleOptions) -> str:
+    """Return how such a schedule divides its problem, in words."""
+    return f"tiles of {schedule.tile} dealt out {distribution_of(options)} on {grid_text(schedule)}"
+
+
+SCHEDULER: Final = Scheduler(
+    schedule, ("tile", "grid", "devices", "row_shares", "col_shares", "max_hops", "compute_lanes"), describe, VARIANTS
+)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final
 
-from uncut_mpi.baselines.library import Library, Product, Unsupported
-from uncut_mpi.baselines.task import Matrices, Task, words
+from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
+from uncut_mpi.bench.baselines.task import Matrices, Task, words
 
 _TRIES: Final = 3
 """Timed calls of every setting before one of them is chosen."""
@@ -28,34 +28,34 @@ def load(name: str, backend: str, devices: int) -> Library:
         If it is not installed or does not reach the devices.
     """
     if name == "numpy" or (name, backend) == ("floor", "host"):
-        from uncut_mpi.baselines.numpy_blas import NumpyLibrary
+        from uncut_mpi.bench.baselines.numpy_blas import NumpyLibrary
 
         return NumpyLibrary()
     if name == "scipy":
-        from uncut_mpi.baselines.numpy_blas import ScipyLibrary
+        from uncut_mpi.bench.baselines.numpy_blas import ScipyLibrary
 
         return ScipyLibrary()
     if name == "pdgemm":
-        from uncut_mpi.baselines.scalapack import ScalapackLibrary
+        from uncut_mpi.bench.baselines.scalapack import ScalapackLibrary
 
         return ScalapackLibrary()
     if name == "dtensor":
-        from uncut_mpi.baselines.torch_dtensor import DTensorLibrary
+        from uncut_mpi.bench.baselines.torch_dtensor import DTensorLibrary
 
         return DTensorLibrary(backend)
     if name == "cublasmp":
-        from uncut_mpi.baselines.cublasmp import CublasMpLibrary
+        from uncut_mpi.bench.baselines.cublasmp import CublasMpLibrary
 
         return CublasMpLibrary()
     if name == "torch":
-        from uncut_mpi.baselines.torch_sharded import TorchLibrary
+        from uncut_mpi.bench.baselines.torch_sharded import TorchLibrary
 
         return TorchLibrary(backend, devices)
     if name == "jax":
-        from uncut_mpi.baselines.jax_sharded import JaxLibrary
+        from uncut_mpi.bench.baselines.jax_sharded import JaxLibrary
 
         return JaxLibrary(backend, devices)
-    from uncut_mpi.baselines.cublas import CublasLibrary, CublasXtLibrary, FloorLibrary
+    from uncut_mpi.bench.baselines.cublas import CublasLibrary, CublasXtLibrary, FloorLibrary
 
     libraries: dict[str, Callable[[int], Library]] = {
         "cublas": CublasLibrary,

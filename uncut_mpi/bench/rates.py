@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from uncut_mpi.model.datasets import SHAPES, Case
+from uncut_mpi.bench.datasets import SHAPES, Case
 from uncut_mpi.view.figure import import_figure, to_png
 
 _LINES: Final = ("-", "--", "-.", ":")

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from uncut_mpi.baselines.library import Unsupported
+from uncut_mpi.bench.baselines.library import Unsupported
 from uncut_mpi.model.dtypes import DType
 
 # Numbers of cudaDataType, and of cublasComputeType_t for the accumulator; CUBLAS_OP_N; CUBLAS_GEMM_DEFAULT.

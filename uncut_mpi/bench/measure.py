@@ -14,9 +14,10 @@ import numpy as np
 from uncut_mpi.api.budget import USUAL_PART
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.session import Session
-from uncut_mpi.command.arguments import GemmArguments, parse
-from uncut_mpi.command.bench_arguments import BenchArguments, options_of
-from uncut_mpi.command.bench_baselines import (
+from uncut_mpi.bench.arguments import BenchArguments, options_of
+from uncut_mpi.bench.cubes import CubesPlan
+from uncut_mpi.bench.datasets import Case
+from uncut_mpi.bench.processes import (
     BASELINES,
     FLOOR,
     HOARDERS,
@@ -24,7 +25,9 @@ from uncut_mpi.command.bench_baselines import (
     BaselineProcess,
     SharedTask,
 )
-from uncut_mpi.command.bench_cubes import CubesPlan
+from uncut_mpi.bench.rivals.paralia import predict
+from uncut_mpi.bench.rivals.parsec import received_bytes
+from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.product import (
     Product,
     check_result,
@@ -35,11 +38,11 @@ from uncut_mpi.command.product import (
 )
 from uncut_mpi.errors import ParamError, named
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.datasets import Case
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Dealt, Place, Places
 from uncut_mpi.model.problem import GemmProblem, Trans
+from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.ranks import ranks_by_use
 
@@ -177,7 +180,7 @@ class Measurer:
         session, asked = self._session, self._asked
         arguments = one.gemm_arguments(asked.seed, session.size)
         fewer = one.method == "one" or one.compute < session.size
-        options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None, session.size)
+        options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None)
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()
@@ -212,7 +215,19 @@ class Measurer:
             "bytes": summary.bytes_by_link,
             "digest": summary.digest,
             "tried": summary.tried,
+            **self._by_papers(one),
         }
+
+    def _by_papers(self, one: Work) -> Facts:
+        """Return what two papers say of the same ranks: PARALiA's predictor (s), and PaRSEC's equation (1) (bytes)."""
+        session, problem, ranks = self._session, one.problem, one.ranks(self._session)
+        placement, said = one.placement(session.size), dict[str, Any]()
+        if not placement.in_parts:
+            said["paralia_s"] = predict(problem, placement, session.machine, ranks).seconds
+        if self._asked.dataset == "parsec":
+            machine = with_memory(session.size, problem, placement, session.machine, self._asked.device_memory or 0)
+            said["equation_1_bytes"] = round(received_bytes(problem, placement, machine, ranks))
+        return said
 
     def _planned(self, one: Work, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:
         session = self._session

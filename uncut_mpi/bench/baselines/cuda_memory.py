@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.baselines.library import Unsupported
+from uncut_mpi.bench.baselines.library import Unsupported
 
 _MEMCPY_DEFAULT = 4
 _ALREADY_REGISTERED = 712

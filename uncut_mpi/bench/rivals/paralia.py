@@ -3,7 +3,7 @@ PARALiA's predictor: the time of a product on a set of devices in closed form, a
 
 From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a
 performance aware runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023),
-sections 3.1 and 3.3; the links are those of `uncut_mpi.model.link_map`. All transfers and products
+sections 3.1 and 3.3; the links are those of `uncut_mpi.bench.rivals.link_map`. All transfers and products
 overlap fully, so the times are optimistic. The private host memory of a rank counts as the host.
 """
 
@@ -16,9 +16,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from uncut_mpi.bench.rivals.link_map import LinkMap
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import GemmShape
-from uncut_mpi.model.link_map import LinkMap
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -95,15 +95,14 @@ class Workload:
         Share of each, 1 in all.
     predictions : tuple of DevicePrediction
         One for each of them.
-    watts, working_watts : float
-        Power of all devices of the machine, those that compute at work and the others at rest; and of the former alone.
+    watts : float
+        Power of all devices of the machine, those that compute at work and the others at rest.
     """
 
     devices: tuple[int, ...]
     ratios: tuple[float, ...]
     predictions: tuple[DevicePrediction, ...]
     watts: float
-    working_watts: float
 
     @property
     def seconds(self) -> float:
@@ -356,12 +355,10 @@ class _Predictor:
     def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: _Costs) -> Workload:
         machine = self.machine
         idle = sorted(set(range(machine.num_ranks)).difference(devices))
-        working_watts = float(machine.busy_watts[list(devices)].sum())
+        watts = float(machine.busy_watts[list(devices)].sum()) + float(machine.idle_watts[idle].sum())
         each = zip(*(part.tolist() for part in costs.at(np.array(shares))), strict=True)
         predictions = tuple(DevicePrediction(*one) for one in each)
-        return Workload(
-            devices, shares, predictions, working_watts + float(machine.idle_watts[idle].sum()), working_watts
-        )
+        return Workload(devices, shares, predictions, watts)
 
     def costs(self, devices: tuple[int, ...], links: LinkMap) -> _Costs:
         """Return what shares of the product cost the devices."""

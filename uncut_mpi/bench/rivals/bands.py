@@ -18,7 +18,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
+from uncut_mpi.bench.rivals.choi import BandModel
 from uncut_mpi.errors import PlanError
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -26,10 +28,13 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import Buffers
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.grid import block_starts
-from uncut_mpi.planning.limits import MAX_TILES_OF_BANDS, coarse_enough
+from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.rivals.choi import BandModel
+from uncut_mpi.planning.others import Scheduler
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
+
+MAX_TILES_OF_BANDS: Final = 65_536
+"""Most tiles of C, whose tasks are made one by one here and not in the core."""
 
 MIN_TILE: Final = 128
 """Smallest edge that is chosen: the model knows of no cost of issuing."""
@@ -41,7 +46,13 @@ _USER: Final = {Matrix.A: 0, Matrix.B: 1, Matrix.C: 2}
 
 
 def schedule(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
+    problem: GemmProblem,
+    placement: Placement,
+    num_ranks: int,
+    machine: Machine,
+    options: ScheduleOptions,
+    *,
+    most_tasks: int = MAX_TASKS,
 ) -> tuple[Schedule, ScheduleOptions]:
     """
     Return Choi's schedule for a problem that has a product, and the options with the edge chosen.
@@ -54,6 +65,8 @@ def schedule(
         As for `uncut_mpi.planning.planner.plan`; A, B and C in device memory.
     options : ScheduleOptions
         `devices` and `tile` are taken from it.
+    most_tasks : int, optional
+        As for other schedulers; there are never more than `MAX_TILES_OF_BANDS` tiles, which are far fewer.
 
     Raises
     ------
@@ -301,3 +314,11 @@ class _Bands:
     @staticmethod
     def _others(task: int) -> list[int]:
         return [task] if task >= 0 else []
+
+
+def describe(schedule: Schedule, options: ScheduleOptions) -> str:
+    """Return how such a schedule divides its problem, in words."""
+    return f"bands of {schedule.tile} on {counted(max(schedule.grid), 'device')}"
+
+
+SCHEDULER: Final = Scheduler(schedule, ("tile", "devices"), describe)

@@ -1,11 +1,11 @@
-"""``python -m uncut_mpi.baselines NAME BACKEND DEVICES SOCKET``: started by the bench command, not by hand."""
+"""``python -m uncut_mpi.bench.baselines NAME BACKEND DEVICES SOCKET``: started by the bench command, not by hand."""
 
 from __future__ import annotations
 
 import socket
 import sys
 
-from uncut_mpi.baselines.serve import load, serve
+from uncut_mpi.bench.baselines.serve import load, serve
 
 
 def main(argv: list[str]) -> None:

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.baselines.job import Operand, as_cyclic, operands
-from uncut_mpi.baselines.library import Product, Unsupported
-from uncut_mpi.baselines.task import MOVED, Matrices, Task
-from uncut_mpi.baselines.torch_parts import Move, TorchJobLibrary, even
+from uncut_mpi.bench.baselines.job import Operand, as_cyclic, operands
+from uncut_mpi.bench.baselines.library import Product, Unsupported
+from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
+from uncut_mpi.bench.baselines.torch_parts import Move, TorchJobLibrary, even
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.positions import picked
