@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather, collective_assert, outcome
-from uncut_mpi.api.calls import Call
+from uncut_mpi.api.call import Call
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -114,7 +114,7 @@ def test_an_interrupt_before_the_first_task_ends_the_call_of_the_others(comm, op
     c = session.empty_host((96, 96))
     session.barrier()
     session.gemm(a, a, c, options=options)
-    run = Call.run
+    run = Call.finish
 
     def interrupted(call):
         if comm.rank == comm.size - 1:
@@ -123,7 +123,7 @@ def test_an_interrupt_before_the_first_task_ends_the_call_of_the_others(comm, op
 
     began = time.monotonic()
     with monkeypatch.context() as patch:
-        patch.setattr(Call, "run", interrupted)
+        patch.setattr(Call, "finish", interrupted)
         said = outcome(lambda: session.gemm(a, a, c, options=options))
     wanted = "KeyboardInterrupt" if comm.rank == comm.size - 1 else "PeerFailedError"
     collective_assert(comm, said.startswith(wanted) and time.monotonic() - began < 30, said)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import jobs
 from tests.helpers.collective import allgather, carried, collective_assert, outcome
-from uncut_mpi.api.calls import Call
+from uncut_mpi.api.call import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -109,14 +109,14 @@ def test_a_forked_child_cannot_open_a_session(comm, open_session):
 def test_an_interrupt_shows_the_program_and_not_the_way_down(comm, open_session, monkeypatch):
     with open_session(comm) as session:
         a = ones(session, (4, 4))
-        run = Call.run
+        run = Call.finish
 
         def interrupted(*arguments, **named):
             run(*arguments, **named)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(Call, "run", interrupted)
+            patch.setattr(Call, "finish", interrupted)
             text = ""
             try:
                 session.gemm(a, a)
@@ -126,6 +126,23 @@ def test_an_interrupt_shows_the_program_and_not_the_way_down(comm, open_session,
     good = "ParamError" in after and "left the session by KeyboardInterrupt" in after
     good &= "test_api_life" in text and "gate.py" not in text and "calls.py" not in text and len(text.splitlines()) < 16
     collective_assert(comm, good, text)
+
+
+def test_a_call_that_has_begun_is_asked_and_finished(comm, open_session):
+    with open_session(comm) as session:
+        a, c = ones(session, (40, 40)), session.empty_host((40, 40))
+        with session.plan(a, a, c) as plan, session._gate.exclusive():
+            request = plan._request("execute", 2.0, 0.0, None, None, None, None)
+            call = session._calls.open(request, plan._plan, plan._keep)
+            call.start()
+            is_now = session._calls.now is call and plan.progress() < 1
+            while not call.poll():
+                pass
+            over = plan.progress()
+            call.finish()
+            after = session._calls.now, plan.progress()
+        good = is_now and over == 1 and after == (None, 0.0) and call.result.tasks >= 0
+        collective_assert(comm, good and (c.array == 80).all(), f"{is_now} {over} {after}")
 
 
 def test_a_plan_that_is_dropped_leaves_nothing_bound_and_its_session_lives_as_long(comm, open_session):

@@ -146,9 +146,9 @@ def test_a_trace_shows_predicted_above_measured(comm, job, mpi_tmp_path, suffix)
 @pytest.mark.host_backend
 def test_a_wrong_traced_call_fails_the_check(comm, job, monkeypatch, mpi_tmp_path):
     calls: list[bool] = []
-    original = HostExecutable.run
+    original = HostExecutable.start
 
-    def run(self, **arguments):
+    def begin(self, **arguments):
         calls.append(arguments.get("traced", False))
         return original(self, **arguments)
 
@@ -156,7 +156,7 @@ def test_a_wrong_traced_call_fails_the_check(comm, job, monkeypatch, mpi_tmp_pat
         if code is Code.GEMM and comm.rank == comm.size - 1 and calls[-1] and region.size:
             region[0, 0] += 1.0
 
-    monkeypatch.setattr(HostExecutable, "run", run)
+    monkeypatch.setattr(HostExecutable, "start", begin)
     monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
     status, out, _ = job([*SMALL, *ON_ALL_RANKS, "--trace", mpi_tmp_path / "t.json"])
     good = status == 1 and "FAIL" in out.splitlines()[-1] and calls[-1] and not any(calls[:-1])

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from uncut_mpi.api.chunked import AnyPlan, Chunked
+from uncut_mpi.api.chunked import AnyPlan
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.flags import Flags
@@ -16,7 +16,6 @@ from uncut_mpi.api.matrix import Name, number_in
 from uncut_mpi.api.memory import Arena, HostArena
 from uncut_mpi.api.plans import Plan, PlanKey, in_schedule_order, infos_in
 from uncut_mpi.api.request import Operands, infos_of
-from uncut_mpi.api.trials import Trial
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Role
@@ -83,7 +82,7 @@ class Binder:
         """Bytes of this rank's SoftBuf."""
         return int(self.softbuf.sizes[self._group.rank])
 
-    def find(self, plan: Plan, matrices: Operands) -> Binding | None:
+    def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands) -> Binding | None:
         """Return what binds a plan to matrices, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call
         bound = self._bound.get(id(plan))
@@ -140,11 +139,7 @@ class Binder:
 
     def drop(self, plan: AnyPlan) -> None:
         """Release what is bound to a plan; it may be bound again. Local."""
-        if isinstance(plan, Chunked):
-            several = [*plan.plans.values()]
-        else:
-            several = [*plan.plans] if isinstance(plan, Trial) else [plan]
-        for one in several:
+        for one in plan.every:
             self._end(self._bound.get(id(one), {}))
 
     def drop_all(self) -> None:

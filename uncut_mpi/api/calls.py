@@ -10,13 +10,12 @@ barrier no rank may leave alone: what goes wrong is carried as a value and raise
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 
 from uncut_mpi.api.binding import Binder, Binding, digest_of
+from uncut_mpi.api.call import Call
 from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
@@ -26,42 +25,15 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import Plan, PlanKey
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.api.trials import Trial, fastest
-from uncut_mpi.device.interface import Backend, Executable
+from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
-from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.turns import DeviceTurns
 
 _FIRST_FLAGS = 1 << 12
 _NO_DIGEST = bytes(16)
-
-
-class CallResult(NamedTuple):
-    """
-    What one product did on this rank.
-
-    Attributes
-    ----------
-    tasks : int
-        Tasks this rank executed.
-    copy_bytes : int
-        Bytes its copies moved.
-    issue_s, drain_s : float
-        Host time to issue everything, and from then until all of it had finished.
-    planned : bool
-        Whether this call had to plan or bind first.
-    staged : bool
-        Whether a matrix went through memory of ours because its own is its owner's alone (`PlanSummary.staged`).
-    """
-
-    tasks: int
-    copy_bytes: int
-    issue_s: float
-    drain_s: float
-    planned: bool
-    staged: bool
 
 
 class Calls:
@@ -87,9 +59,8 @@ class Calls:
         Opens and closes all calls of the session.
     binder : Binder
         Binds plans to matrices.
-    now : (Executable or None, int, int)
-        What runs on this rank, while something does; how many chunks of a product are done, and of how many: 0 of 1
-        mostly. One value, which another thread may read.
+    now : Call or None
+        The one that runs on this rank, while one does; another thread may read it.
     """
 
     def __init__(
@@ -108,7 +79,7 @@ class Calls:
         self.group, self.backend, self.store, self.counters = group, backend, store, counters
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self._maker = maker
-        self.now: tuple[Executable | None, int, int] = (None, 0, 1)
+        self.now: Call | None = None
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
@@ -127,15 +98,23 @@ class Calls:
             raise
 
     def run(
-        self,
-        request: Request,
-        plan: AnyPlan | PlanKey,
-        keep: Callable[[AnyPlan], None],
-        *,
-        traced: bool = False,
-    ) -> Call | CallOfChunks:
+        self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None], *, traced: bool = False
+    ) -> Call:
+        """Open, start and finish a product; parameters are those of `open`. Collective."""
+        call = self.open(request, plan, keep, traced=traced)
+        try:
+            call.start()
+            call.finish()
+        except BaseException:
+            call.let_go()  # also of one that is cut short between the two
+            raise
+        return call
+
+    def open(
+        self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None], *, traced: bool = False
+    ) -> Call:
         """
-        Run one product; return when it has ended. Collective.
+        Return one product that all ranks agree to make, with this rank's turn at its device. Collective.
 
         Parameters
         ----------
@@ -154,11 +133,12 @@ class Calls:
             dtype = matrices[2].info.dtype
             if dtype is not DType.f64 or complex in map(type, scalars):
                 scalars.check(dtype)
-            if type(plan) is Plan:
-                binding = self.binder.find(plan, matrices)
-                digest = scalars.mixed_with(digest_of(plan, matrices) if binding is None else binding.digest)
+            binding = self.binder.find(plan, matrices)
+            if binding is not None:
+                digest = scalars.mixed_with(binding.digest)
             else:
-                binding = self.binder.find(plan.turn, matrices) if type(plan) is Trial else None
+                if plan.tuning:
+                    binding = self.binder.find(plan.now, matrices)
                 digest = scalars.mixed_with(digest_of(plan, matrices))
             self.backend.await_caller()
             a, b, c = matrices
@@ -180,24 +160,11 @@ class Calls:
                 plan, binding = self.prepare(plan, matrices, request.choices)
             assert not isinstance(plan, PlanKey)  # just prepared
             keep(plan)
-            if c.info.file:
-                self.store.is_written(c, written=False)
-            if type(plan) is Chunked:
-                chunks = self._run_chunks(plan, request, traced=traced)
-                if c.info.file:
-                    self.store.is_written(c, written=True)
-                return chunks
-            assert binding is not None  # ready or just prepared
-            call = Call(self, request, binding, not all_ready, traced)
-            if type(plan) is Trial:
-                self._try(plan, call, keep)
-            else:
-                call.run()
-            if c.info.file:
-                self.store.is_written(c, written=True)
-            return call
-        finally:
+        except BaseException:
             turns.release()
+            raise
+        planned = not all_ready and binding is not None  # chunks are bound when they come
+        return Call(self, request, plan, binding, planned, keep, traced)
 
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding | None]:
         """
@@ -211,65 +178,46 @@ class Calls:
                 plan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
             else:
                 plan = made
-        if isinstance(plan, Chunked):
-            return plan, None
-        while isinstance(plan, Trial):
+        while (now := plan.now) is not None:
             try:
-                return plan, self.binder.bind(plan.turn, matrices)
+                return plan, self.binder.bind(now, matrices)
             except (CapacityError, DeviceError) as error:  # of one type on all ranks
-                if plan.index == 0 or not is_agreed(error):
+                if not plan.may_go or not is_agreed(error):
                     raise
-                plan = self._leave_out(plan)
-        return plan, self.binder.bind(plan, matrices)
+                plan = self.without(plan)
+        return plan, None
 
     def _plan_of_chunk(self, key: PlanKey) -> Plan:
         plan = self._maker.make(key, self.binder.softbuf_bytes, whole=True)
         assert isinstance(plan, Plan)  # nothing is tried
         return plan
 
-    def _run_chunks(self, chunked: Chunked, request: Request, *, traced: bool) -> CallOfChunks:
-        """Run the products of chunks one after another. Collective."""
-        calls: list[Call] = []
-        is_new = False
-        self.now = None, 0, len(chunked.keys)
-        try:
-            for number in range(len(chunked.keys)):
-                plan = chunked.plan(number, self._plan_of_chunk, self.binder.drop)
-                matrices = chunked.operands(request.matrices, request.choices, number)
-                is_new |= self.binder.find(plan, matrices) is None
-                binding = self.binder.bind(plan, matrices, len(chunked.keys))
-                # A barrier before each, as before calls that were planned: what it overwrites the last one has used.
-                calls.append(Call(self, request, binding, planned=True, traced=traced and number == 0))
-                calls[-1].run()
-        finally:
-            self.now = None, 0, 1
-        return CallOfChunks(calls, planned=is_new)
+    def bind_chunk(self, plan: AnyPlan, request: Request, number: int) -> tuple[Binding, bool]:
+        """Return what binds a chunk of a product, and whether it is new. Collective."""
+        assert isinstance(plan, Chunked)
+        its = plan.plan(number, self._plan_of_chunk, self.binder.drop)
+        matrices = plan.operands(request.matrices, request.choices, number)
+        is_new = self.binder.find(its, matrices) is None
+        return self.binder.bind(its, matrices, plan.summary.chunks), is_new
 
-    def _try(self, trial: Trial, call: Call, keep: Callable[[AnyPlan], None]) -> None:
-        """Run one product by the plan whose turn it is, and after the last one keep the fastest. Collective."""
-        started = time.perf_counter()
-        try:
-            call.run()
-        except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
-            if trial.index and is_agreed(error) and not self.gate.broken:
-                keep(self._leave_out(trial))
-            raise
-        trial = trial.after(time.perf_counter() - started)
-        keep(self._chosen(trial) if trial.over else trial)
-
-    def _leave_out(self, trial: Trial) -> Trial:
-        """Return a trial without the plan whose turn it is, which cannot run here. Local."""
-        self.binder.drop(trial.turn)
-        return trial.without()
-
-    def _chosen(self, trial: Trial) -> Plan:
-        """Return the plan that was the fastest on all ranks, and release the others. Collective."""
+    def judged(self, plan: AnyPlan, seconds: float) -> AnyPlan:
+        """Return what is kept of plans that are tried, after a call by one: in the end the fastest. Collective then."""
+        assert isinstance(plan, Trial)
+        trial = plan.after(seconds)
+        if not trial.over:
+            return trial
         tables = self.group.allgather_bytes(trial.table(), "comparing schedules", self.timeout_s)
         winner = trial.plans[fastest(tables)]
-        plan = dataclasses.replace(winner, summary=dataclasses.replace(winner.summary, tried=trial.num_left))
-        self.binder.hand_over(winner, plan)
+        chosen = dataclasses.replace(winner, summary=dataclasses.replace(winner.summary, tried=trial.num_left))
+        self.binder.hand_over(winner, chosen)
         self.binder.drop(trial)
-        return plan
+        return chosen
+
+    def without(self, plan: AnyPlan) -> AnyPlan:
+        """Return plans that are tried without the one whose turn it is, which cannot run here. Local."""
+        assert isinstance(plan, Trial)
+        self.binder.drop(plan.turn)
+        return plan.without()
 
     # -- life --------------------------------------------------------------------------------
 
@@ -292,83 +240,3 @@ class Calls:
 
     def _abort(self, epoch: int) -> None:
         self.control.board.abort[0] = epoch + 1
-
-
-class Call:
-    """
-    One product that all ranks have opened: what it runs, and what came of it on this rank.
-
-    Attributes
-    ----------
-    epoch : int
-        From which its tasks count in flags; no other call that may be in flight has it.
-    report : ExecutionReport
-        After `run`: the verdict of this rank's part.
-    """
-
-    __slots__ = ("_binding", "_calls", "_planned", "_request", "_traced", "epoch", "report")
-
-    def __init__(self, calls: Calls, request: Request, binding: Binding, planned: bool, traced: bool) -> None:
-        self._calls, self._request, self._binding = calls, request, binding
-        self._planned, self._traced = planned, traced
-        self.epoch = calls.binder.flags.begin(binding.executable.span)
-
-    def run(self) -> None:
-        """Fire this rank's part, wait for its end, and pass the closing barrier. Collective."""
-        calls, executable, (alpha, beta) = self._calls, self._binding.executable, self._request.scalars
-        gate = calls.gate
-        if self._traced:
-            with agreement.collective(calls.group, "preparing a trace"):
-                executable.prepare_trace()
-        if self._planned or self._traced:
-            calls.group.barrier()
-        _, done, chunks = calls.now
-        calls.now = executable, done, chunks
-        try:
-            self.report = report = executable.run(
-                alpha=alpha, beta=beta, epoch=self.epoch, timeout_s=calls.timeout_s, traced=self._traced
-            )
-        finally:
-            # A chunk is done, whatever others still do.
-            calls.now = None, done + (chunks > 1), chunks
-        calls.counters.add(report)
-        error = report.error
-        try:
-            if gate.close(error, calls.timeout_s):  # with every rank's verdict
-                # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
-                # nothing may be freed or reused any more.
-                lost = isinstance(error, StallError) or getattr(error, "fatal", False)
-                gate.broken |= any(calls.group.allgather_objects(lost))
-                agreement.collective_result(calls.group, error, "gemm")
-        except StallError as missing:
-            gate.broken = True
-            # What this rank waited for in vain says more than that the barrier was not reached.
-            raise (error if isinstance(error, StallError) else missing) from None
-        assert not report.aborted  # without a rank that reports why
-
-    @property
-    def result(self) -> CallResult:
-        """What the product did on this rank, after `run`."""
-        report, staged = self.report, self._binding.staged
-        figures = report.tasks, report.copy_bytes, report.issue_s, report.drain_s
-        return tuple.__new__(CallResult, (*figures, self._planned, staged))  # half the time of its constructor
-
-
-class CallOfChunks:
-    """
-    One product that was done in chunks.
-
-    Attributes
-    ----------
-    report : ExecutionReport
-        Of the first chunk.
-    result : CallResult
-        Of all of them.
-    """
-
-    def __init__(self, calls: Sequence[Call], *, planned: bool) -> None:
-        self.report = calls[0].report
-        results = [call.result for call in calls]
-        tasks, copied, issue_s, drain_s = (sum(of_all) for of_all in zip(*(one[:4] for one in results), strict=True))
-        staged = any(one.staged for one in results)
-        self.result = CallResult(int(tasks), int(copied), issue_s, drain_s, planned, staged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 from uncut_mpi.api.request import Choices, Operands, infos_of
@@ -17,7 +17,7 @@ from uncut_mpi.planning.options import changed
 from uncut_mpi.planning.schedule import Schedule
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Chunked:
     """
     How a product is done in chunks; the same on all ranks.
@@ -44,6 +44,9 @@ class Chunked:
     keys: Sequence[PlanKey]
     plans: dict[PlanKey, Plan]
     summary: PlanSummary
+    now: ClassVar[None] = None
+    tuning: ClassVar[bool] = False
+    may_go: ClassVar[bool] = False
 
     @classmethod
     def of(
@@ -72,6 +75,16 @@ class Chunked:
         ]
         plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_KINDS]}
         return cls(key, by_rows, chunks.extents, keys, plans, _summary(chunks, by_rows, keys, plans))
+
+    @property
+    def shown(self) -> Chunked:
+        """What callers are told of."""
+        return self
+
+    @property
+    def every(self) -> Sequence[Plan]:
+        """All that may be bound."""
+        return [*self.plans.values()]
 
     @property
     def schedule(self) -> Schedule:

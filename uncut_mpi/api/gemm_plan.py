@@ -6,14 +6,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api.arrays import is_array
-from uncut_mpi.api.calls import CallResult, Calls
-from uncut_mpi.api.chunked import AnyPlan, Chunked
+from uncut_mpi.api.call import CallResult
+from uncut_mpi.api.calls import Calls
+from uncut_mpi.api.chunked import AnyPlan
 from uncut_mpi.api.exclusive import end_call, public_call
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary, private_of
+from uncut_mpi.api.plans import PlanKey, PlanSummary, private_of
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
 from uncut_mpi.api.trace import Trace, merge_times
-from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent, bad_call
 from uncut_mpi.model.arguments import Number, counted
@@ -53,12 +53,12 @@ class GemmPlan:
 
         Of the last call, if its matrices need another schedule than those planned with (`PlanSummary.staged`).
         """
-        return self._shown.summary
+        return self._plan.shown.summary
 
     @property
     def schedule(self) -> Schedule:
         """The schedule that `summary` is of: every task of every rank. Of a product in chunks that of the first one."""
-        return self._shown.schedule
+        return self._plan.shown.schedule
 
     @property
     def problem(self) -> GemmProblem:
@@ -73,7 +73,7 @@ class GemmPlan:
     @property
     def tuning(self) -> bool:
         """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
-        return isinstance(self._plan, Trial)
+        return self._plan.tuning
 
     def execute(
         self,
@@ -156,11 +156,11 @@ class GemmPlan:
         with self._calls.gate.exclusive():
             request = self._request("trace", alpha, beta, a, b, c, stream)
             plan = self._plan_for(request.matrices)
-            if isinstance(plan, Trial):  # of which this is no call
-                self._keep(plan)
-                call = self._calls.run(request, self._shown, _keep_nothing, traced=True)
-            else:
+            if isinstance(plan, PlanKey) or not plan.tuning:
                 call = self._calls.run(request, plan, self._keep, traced=True)
+            else:  # of which this is no call
+                self._keep(plan)
+                call = self._calls.run(request, plan.shown, _keep_nothing, traced=True)
             return merge_times(len(self.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
 
     def progress(self) -> float:
@@ -170,8 +170,8 @@ class GemmPlan:
         For other threads than the one that calls: products are counted, or where there are none copies. A GPU says from
         time to time how far it is.
         """
-        running, done, chunks = self._calls.now
-        return (done + (0.0 if running is None else running.progress())) / chunks
+        running = self._calls.now
+        return 0.0 if running is None else running.progress()
 
     def close(self) -> None:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
@@ -196,11 +196,6 @@ class GemmPlan:
 
     if not TYPE_CHECKING:
         __getattr__ = absent
-
-    @property
-    def _shown(self) -> Plan | Chunked:
-        """The plan, or while several are tried the one predicted best."""
-        return self._plan.plans[0] if isinstance(self._plan, Trial) else self._plan
 
     def _keep(self, plan: AnyPlan) -> None:
         self._plan = self._plans[plan.key.private, plan.key.files] = plan
@@ -276,7 +271,7 @@ class GemmPlan:
             raise ParamError("the plan is closed: make a new one")
 
     def __repr__(self) -> str:
-        done = self._shown.summary
+        done = self._plan.shown.summary
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
     def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import numpy as np
 
@@ -118,6 +118,8 @@ class PlanKey:
     private: tuple[int, ...] = ()
     files: tuple[int, ...] = ()
     orders: tuple[Orders, Orders, Orders] = _PLAIN
+    now: ClassVar[None] = None
+    tuning: ClassVar[bool] = False
 
     @classmethod
     def of(cls, infos: Infos, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
@@ -271,6 +273,20 @@ class Plan:
     softbuf_bytes: np.ndarray
     host_softbuf_bytes: np.ndarray
     flag_bytes: np.ndarray
+    tuning: ClassVar[bool] = False
+    may_go: ClassVar[bool] = False
+
+    @property
+    def now(self) -> Plan:
+        """What the next call binds before it begins."""
+        return self
+
+    shown = now
+
+    @property
+    def every(self) -> Sequence[Plan]:
+        """All that may be bound."""
+        return (self,)
 
     @classmethod
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:

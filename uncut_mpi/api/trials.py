@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from typing import Final
+from collections.abc import Sequence
+from typing import ClassVar, Final
 
 import numpy as np
 
-from uncut_mpi.api.plans import Plan, PlanKey
+from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 
 CALLS: Final = 3
 """Calls of each plan that are timed; its first one comes before them and is not."""
@@ -31,6 +32,7 @@ class Trial:
 
     plans: tuple[Plan, ...]
     seconds: tuple[tuple[float, ...] | None, ...]
+    tuning: ClassVar[bool] = True
 
     @property
     def key(self) -> PlanKey:
@@ -59,6 +61,28 @@ class Trial:
     def turn(self) -> Plan:
         """The plan that the next call runs."""
         return self.plans[self.index]
+
+    now = turn
+
+    @property
+    def may_go(self) -> bool:
+        """Whether the plan whose turn it is may be left out."""
+        return self.index > 0
+
+    @property
+    def shown(self) -> Plan:
+        """The plan that is predicted best, which callers are told of."""
+        return self.plans[0]
+
+    @property
+    def summary(self) -> PlanSummary:
+        """That of the plan predicted best."""
+        return self.plans[0].summary
+
+    @property
+    def every(self) -> Sequence[Plan]:
+        """All that may be bound."""
+        return self.plans
 
     @property
     def num_left(self) -> int:
