@@ -30,7 +30,18 @@ def methods():
     yield pytest.param(um.matmul, id="matmul")
 
 
-@pytest.mark.parametrize("method", [*methods()])
+def makers():
+    """Every public value class that callers make, and its class methods that make one."""
+    for name in dir(um):
+        cls = getattr(um, name)
+        if dataclasses.is_dataclass(cls) and not cls.__module__.startswith("uncut_mpi.api"):
+            yield pytest.param(cls, id=name)
+            for call, method in inspect.getmembers(cls, inspect.ismethod):
+                if not call.startswith("_"):
+                    yield pytest.param(method, id=f"{name}.{call}")
+
+
+@pytest.mark.parametrize("method", [*methods(), *makers()])
 def test_an_argument_that_is_not_there_is_told_with_those_that_are(method):
     named = inspect.signature(method).parameters
     known = [name for name, one in named.items() if name != "self" and one.kind != one.VAR_KEYWORD]
@@ -63,37 +74,13 @@ def test_a_call_that_others_would_take_says_what_to_do(call, words):
         call()
 
 
-def makers():
-    """Every public value class that callers make, and its class methods that make one."""
-    for name in dir(um):
-        cls = getattr(um, name)
-        if dataclasses.is_dataclass(cls) and not cls.__module__.startswith("uncut_mpi.api"):
-            yield pytest.param(cls, id=name)
-            for call, method in inspect.getmembers(cls, inspect.ismethod):
-                if not call.startswith("_"):
-                    yield pytest.param(method, id=f"{name}.{call}")
-
-
-@pytest.mark.parametrize("maker", [*makers()])
-def test_a_value_made_with_an_argument_that_is_not_there_says_which_it_takes(maker):
-    known = [*inspect.signature(maker).parameters]
-    with pytest.raises(um.ParamError) as found:
-        maker(**{known[-1] + "s": 1})
-    assert str(found.value).startswith(f"{maker.__name__}() has no argument '{known[-1]}s': did you mean '{known[-1]}'")
-    assert str(found.value).endswith(f"(it takes {', '.join(known)})")
-    assert found.value.__cause__ is None
-    assert found.value.__suppress_context__
-
-
 def test_values_that_check_their_arguments_are_replaced_and_sent_as_before():
     options = um.ScheduleOptions(grid=(1, 2))
     assert pickle.loads(pickle.dumps(options)) == copy.deepcopy(options) == options
     assert dataclasses.replace(options, grid=(2, 1)).grid == (2, 1)
-    with pytest.raises(um.ParamError, match="did you mean 'grid'"):
+    with pytest.raises(TypeError, match="did you mean 'grid'"):
         dataclasses.replace(options, grids=(2, 1))
-    with pytest.raises(
-        um.ParamError, match=r"^rows\(\) takes only counts by position: name the others, .* one sequence"
-    ):
+    with pytest.raises(TypeError, match=r"^rows\(\) takes only counts by position: name the others, .* one sequence"):
         um.Layout.rows(4, 5)
 
 

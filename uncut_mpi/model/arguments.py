@@ -35,7 +35,7 @@ _Class = TypeVar("_Class", bound=type[Any])
 
 
 def value_of_callers(kind: _Class) -> _Class:
-    """Let a class, and its public class methods, refuse arguments that are not there with a `ParamError`."""
+    """Let a class, and its public class methods, say of arguments that are not there which it takes."""
     for name, member in [*vars(kind).items()]:
         if name == "__init__":
             setattr(kind, name, _called_right(member))
@@ -51,7 +51,7 @@ def _called_right(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*arguments, **named)
         except TypeError as error:
             if wrong := bad_call(function, named, error):
-                raise ParamError(wrong) from None
+                error.args = (wrong,)
             raise
 
     return called
