@@ -102,22 +102,10 @@ _BY_NAME = {
 }
 
 
-def agreed(error: _Error, *, told: bool | None = None) -> _Error:
-    """Mark an error as raised by every rank of a collective call, told in full by another one or not; return it."""
+def agreed(error: _Error) -> _Error:
+    """Mark an error as raised by every rank of a collective call; return it."""
     error.agreed = True  # type: ignore[attr-defined]
-    return error if told is None else note_told(error, told=told)
-
-
-def note_told(error: _Error, *, told: bool) -> _Error:
-    """Note whether another rank tells an error in full, unless that is known; return it."""
-    if not hasattr(error, "told"):
-        error.told = told  # type: ignore[attr-defined]
     return error
-
-
-def is_told(error: BaseException) -> bool:
-    """Return whether another rank tells an error in full, so that this one says a line of it."""
-    return isinstance(error, PeerFailedError) or getattr(error, "told", False)
 
 
 def is_agreed(error: BaseException) -> bool:

@@ -27,16 +27,16 @@ install_abort_hook(comm)
 WAIT = "comm.Barrier() if comm.rank == 0 else None\n"
 
 
-def started(tmp_path, body, interpreter=(), start=START):
-    """Start two ranks of a program under mpiexec; return the process."""
+def started(tmp_path, body, interpreter=(), start=START, ranks=2):
+    """Start some ranks of a program under mpiexec; return the process."""
     program = tmp_path / "program.py"
     program.write_text(start + body)
-    return jobs.start([*interpreter, program])
+    return jobs.start([*interpreter, program], ranks)
 
 
-def job(tmp_path, body, interpreter=(), start=START):
-    """Run two ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
-    status, output, errors = jobs.ended(started(tmp_path, body, interpreter, start), LIMIT_S)
+def job(tmp_path, body, interpreter=(), start=START, ranks=2):
+    """Run some ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
+    status, output, errors = jobs.ended(started(tmp_path, body, interpreter, start, ranks), LIMIT_S)
     return status, output + errors
 
 
@@ -64,34 +64,42 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(on_rank_0, interpret
 
 
 @pytest.mark.parametrize(
-    ("interpreter", "body", "error"),
+    ("interpreter", "body", "error", "caught"),
     [
         (
             ("-m", "mpi4py"),
             "s.empty_host((2 + s.rank, 1))",
             "RankMismatchError: ranks passed different values: shape: ",
+            0,
         ),
-        ((), "1 // 0", "ZeroDivisionError: integer division"),
+        ((), "1 // 0", "ZeroDivisionError: integer division", 0),
+        ((), "raise KeyboardInterrupt", "KeyboardInterrupt", 0),
+        (("-m", "mpi4py"), "s.open_file('/none.npy')", "DataFileError: rank 0: /none.npy cannot be read: No such", 1),
     ],
-    ids=["all, python -m mpi4py", "each its own, plain python"],
+    ids=["all, python -m mpi4py", "each its own, plain python", "interrupts", "rank 0 catches it, python -m mpi4py"],
 )
-def test_one_rank_prints_a_traceback_and_the_other_a_line(on_rank_0, interpreter, body, error):
+def test_one_rank_prints_a_traceback_and_the_other_a_line(on_rank_0, interpreter, body, error, caught):
     start = "import sys\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
     made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
     program = f"""
 print('made', *{made}, flush=True)
-with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform(2)) as s:
-    {body}
+with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform({2 + caught})) as s:
+    try:
+        {body}
+    except um.UncutError:
+        if s.rank >= {caught}:
+            raise
 """
 
     def check(tmp_path):
-        status, output = job(tmp_path, program, interpreter, start)
+        status, output = job(tmp_path, program, interpreter, start, 2 + caught)
         assert status not in (None, 0), output
         assert output.count("Traceback") == 1, output
-        assert "[rank 0 of 2] Traceback (most recent call last):" in output
-        (line,) = [line for line in output.splitlines() if line.startswith("[rank 1 of 2] ")]
+        assert f"[rank {caught} of {2 + caught}] Traceback (most recent call last):" in output
+        (line,) = [line for line in output.splitlines() if line.startswith(f"[rank {1 + caught} of {2 + caught}] ")]
         assert error in line
-        assert line.endswith("program.py:7)"), line
+        assert line.endswith("program.py:8)"), line
+        assert "uncut_mpi/" not in output
         assert "During handling" not in output
         assert "direct cause" not in output
         assert "site-packages/mpi4py" not in output

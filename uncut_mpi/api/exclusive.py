@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from uncut_mpi.errors import ParamError, PeerFailedError, is_agreed, note_told, release_frames
+from uncut_mpi.errors import ParamError, PeerFailedError, is_agreed, release_frames
 from uncut_mpi.instead import bad_call
 
 _P = ParamSpec("_P")
@@ -60,8 +60,6 @@ class Exclusive:
     ----------
     lock : threading.RLock
         Held during a call.
-    rank : int
-        This one; the lowest tells an error of all in full.
     cut_short : bound method
         Told of an error that ends a call and that the other ranks do not share, as an interrupt; not kept alive.
 
@@ -71,8 +69,8 @@ class Exclusive:
         Whether all ranks are in the call; the gate sets it.
     """
 
-    def __init__(self, lock: threading.RLock, rank: int, cut_short: Callable[[BaseException], None]) -> None:
-        self._lock, self._rank, self._cut_short = lock, rank, weakref.WeakMethod(cut_short)
+    def __init__(self, lock: threading.RLock, cut_short: Callable[[BaseException], None]) -> None:
+        self._lock, self._cut_short = lock, weakref.WeakMethod(cut_short)
         self.opened = self._inside = False
 
     def __enter__(self) -> None:
@@ -89,9 +87,7 @@ class Exclusive:
             self._lock.release()
             return
         try:
-            if is_agreed(error):
-                note_told(error, told=self._rank > 0)
-            elif (cut_short := self._cut_short()) is not None:
+            if not is_agreed(error) and (cut_short := self._cut_short()) is not None:
                 cut_short(error)
         finally:
             self._lock.release()

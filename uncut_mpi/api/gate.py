@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from uncut_mpi.api.exclusive import Exclusive
-from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed, is_told, note_told
+from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group, name_ranks
@@ -89,7 +89,7 @@ class Gate:
         self._exchange = exchange
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
-        self._exclusive = Exclusive(self._busy, group.rank, self._cut_short)
+        self._exclusive = Exclusive(self._busy, self._cut_short)
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
@@ -135,12 +135,6 @@ class Gate:
         if self.broken or self.left:
             raise ParamError(self.why)
         self._group.check_mpi()
-
-    def leave_by(self, error: BaseException) -> None:
-        """Leave by an error of the caller's own, which the lowest rank that has the like tells in full. Local."""
-        self.leave(type(error).__name__)
-        if self.left and self._group.rank and isinstance(error, Exception) and not is_told(error):
-            note_told(error, told=self._exchange.left_before(type(error).__name__))
 
     def leave(self, reason: str) -> None:
         """

@@ -33,7 +33,7 @@ from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.errors import ParamError, is_agreed, note_told
+from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import BackendName, bytes_in, flag, real_number, shown, whole_number
 from uncut_mpi.model.machine import Machine
@@ -144,7 +144,6 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         except ParamError:  # raised below, on all ranks
             limit_s = None
         self._group = Group(comm, limit_s)
-        tell_once()
         backend_made: Backend | None = None
         control: Control | None = None
         ticket: lifetime.Ticket | None = None
@@ -152,6 +151,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         try:
             control = Control(self._group)
             self._ticket = ticket = lifetime.enter(self._group)
+            tell_once(ticket.members[0])
             with agreement.collective(self._group, OPENING):
                 if machine is not None and not isinstance(machine, Machine):
                     raise ParamError(
@@ -214,8 +214,6 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             lifetime.keep(self, ticket, self._gate.leave, self._holdings)
         except BaseException as error:
             together = is_agreed(error) and not self._group.stalled
-            if together:
-                note_told(error, told=self.rank > 0)
             if control is not None and not together:
                 control.exchange.leave(type(error).__name__)
             if calls is not None:
@@ -367,7 +365,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             self.close()
         elif not is_fork[0]:
             # The other ranks need not share this error: no collective call may follow it, but those who wait are told.
-            self._gate.leave_by(error)
+            self._gate.leave(type(error).__name__)
             lifetime.end(self._ticket)
 
     if not TYPE_CHECKING:

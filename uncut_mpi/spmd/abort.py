@@ -7,9 +7,11 @@ Ending it is for command modules; a library call never ends a process.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import re
+import socket
 import sys
 import threading
 import time
@@ -19,13 +21,20 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.errors import INTERRUPTED, ParamError, is_told, named
+from uncut_mpi.errors import INTERRUPTED, ParamError, PeerFailedError, named
 from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
 
 _OURS = __name__.partition(".")[0]
+_NOT_OF_CALLERS = {_OURS, *sys.stdlib_module_names}  # what calls pass on their way
 _LAST_WORDS_S = 0.1
+_FIRST_WORDS_S = 0.3  # so long the highest rank lets others tell an error
+_OTHERS_S = 0.5  # so long a rank stays that has told one, for those that see it later
 _YIELD_AT_ONCE_S = 0.0
+
+_job: list[tuple[str, float]] = []
+"""How names begin by which ranks of this job see what others tell, and which share of the ranks is below this one."""
+_told: list[socket.socket] = []
 
 
 class _Hook:
@@ -67,19 +76,49 @@ class _Hook:
 
 
 def _text(error: BaseException, trace: TracebackType | None) -> str:
-    """Return what to say of an unhandled error: if a lower rank tells it in full a line, and a moment after that."""
+    """Return what to say of an unhandled error: all of it, or a line if another rank tells the like in full."""
     while trace is not None and trace.tb_next is not None and _package(trace.tb_frame) in ("runpy", "mpi4py"):
         trace = trace.tb_next
     calls = [*traceback.walk_tb(trace)]
-    of_caller = [at for at, (frame, _) in enumerate(calls) if _package(frame) != _OURS]
-    if not is_told(error):
-        limit = of_caller[-1] + 1 if of_caller and isinstance(error, ParamError) else None  # their mistake, not ours
+    of_caller = [at for at, (frame, _) in enumerate(calls) if _package(frame) not in _NOT_OF_CALLERS]
+    if _is_first(error):
+        limit = of_caller[-1] + 1 if of_caller and isinstance(error, ParamError | KeyboardInterrupt) else None  # theirs
         cause = error.__cause__
         chain = cause is None or str(cause) not in str(error)  # else it would say the same again
         return "".join(traceback.format_exception(type(error), error, trace, limit, chain=chain))
-    time.sleep(_LAST_WORDS_S)
     where = "".join(f" ({calls[at][0].f_code.co_filename}:{calls[at][1]})" for at in of_caller[-1:])
     return f"{' '.join(named(error).split())}{where}\n"
+
+
+def _is_first(error: BaseException) -> bool:
+    """
+    Return whether this rank is the first to tell an error in full. Local.
+
+    A rank may catch what others do not, so who tells is not known before. Lower ranks come first, and those that
+    failed before those that only saw it. A name without a file is taken by one process, and free again when that ends.
+    """
+    late = isinstance(error, PeerFailedError)
+    kinds = [""] if late else [type(error).__name__, ""]
+    with contextlib.suppress(OSError):  # where there is no such name, each tells all
+        for job, share in _job:
+            until = time.monotonic() + _FIRST_WORDS_S * (share + late)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as look:
+                while time.monotonic() < until and look.connect_ex(job + kinds[0]):
+                    time.sleep(_FIRST_WORDS_S / 30)
+            taken = [_take(job + kind) for kind in kinds]
+            return taken[0]
+    return True
+
+
+def _take(name: str) -> bool:
+    _told.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    try:
+        _told[-1].bind(name)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def _package(frame: FrameType) -> str:
@@ -96,20 +135,27 @@ def _say(text: str) -> None:
             continue  # a closed or missing stream must not keep the job alive
 
 
-def tell_once() -> None:
+def tell_once(job: bytes) -> None:
     """
     Let one rank alone print the traceback of an unhandled error that several have, and the others a line. Local.
 
     A program that has a hook of its own keeps it.
+
+    Parameters
+    ----------
+    job : bytes
+        The same on all these ranks, and in no other job.
     """
-    if sys.excepthook is not sys.__excepthook__ or MPI.COMM_WORLD.size == 1:
+    rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    _job[:] = _job or [(f"\0{_OURS}.{job.hex()}.", rank / size)]
+    if sys.excepthook is not sys.__excepthook__ or size == 1:
         return
-    who = f"rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size}"
+    who = f"rank {rank} of {size}"
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         _say(f"[{who}] {_text(error, trace)}")
+        time.sleep(_OTHERS_S)
         if getattr(sys.modules["__main__"].__spec__, "name", "").startswith("mpi4py"):  # it aborts the job now
-            time.sleep(2 * _LAST_WORDS_S)
             unlink_mpi_segments()
 
     sys.excepthook = tell

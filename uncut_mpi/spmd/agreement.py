@@ -166,7 +166,7 @@ def collective_result(group: Group, error: BaseException | None, what: str, time
     name, message = wires[first]
     if error is not None and to_wire(error) == (name, message) and not isinstance(error, UncutError):
         error.add_note(f"(while {what})") if hasattr(error, "add_note") else None
-        raise agreed(error, told=group.rank != first)
+        raise agreed(error)
     if all(wire == wires[first] for wire in wires) and isinstance(error, UncutError):
         raise agreed(error)
     carried = from_wire(name, message, rank=first)
@@ -335,15 +335,6 @@ class CallExchange:
             "so the session has ended here too: begin and end every call on all ranks in time, or raise "
             "arrival_timeout_s (inside a call timeout_s)"
         )
-
-    def left_before(self, reason: str) -> bool:
-        """Return whether a lower rank leaves for the same reason, now or in a moment. Local."""
-        until = time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < until:
-            if any(rank < self._group.rank and why == reason for rank, why in self._meeting.left):
-                return True
-            time.sleep(_LAST_WORDS_S / 30)
-        return False
 
     @property
     def pending(self) -> bool:
