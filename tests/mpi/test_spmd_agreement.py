@@ -56,6 +56,22 @@ def test_different_values_that_print_alike_are_told_apart(comm, agree_all, group
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("there", [(77,), (4, 999)], ids=str)
+def test_of_arrays_the_first_element_that_differs_is_named(comm, agree_all, group, there):
+    values = np.zeros((7, 1000)[2 - len(there) :], ">f4")
+    if comm.rank == 1:
+        values[there], values[-1] = 1.5, 9
+    values[0] = -0.0 if comm.rank else 0.0
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank == 1]), lambda: {"x": {"y": values}}))
+    where = ", ".join(map(str, there))
+    same_everywhere(
+        comm, agree_all, found, RankMismatchError, f"values: x['y'][{where}]: 1.5 on rank 1, 0.0 on the oth"
+    )
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank]), lambda: {"x": values[comm.rank :]}))
+    same_everywhere(comm, agree_all, found, RankMismatchError, "x: >f4 array of shape (")
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_value_that_cannot_be_shown_still_gives_the_mismatch(comm, agree_all, group):
     def describe():
         if comm.rank == 0:

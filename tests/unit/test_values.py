@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import random
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ import uncut_mpi as um
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.model.positions import runs
 
+BF16 = ml_dtypes.bfloat16
 ROWS, CYCLIC = um.Layout.rows(), um.Layout.block_cyclic(2, 3, (2, 2))
 
 
@@ -26,13 +30,49 @@ def test_values_are_compared_by_what_they_are_and_not_by_their_printed_form():
         (frozenset("abcd"), frozenset("dcba")),
         (1, 1.0),
         (-0.0, 0),
+        (complex(-0.0, 1), 1j),
+        (float("nan"), np.float32(-np.nan)),
+        (np.array([0.0, np.nan]), np.array([-0.0, -np.nan], ">f8")),
+        (np.array([1j]), np.array([complex(-0.0, 1)])),
+        (np.array([0, np.nan], BF16), np.array([-0.0, -np.nan], BF16)),
     ):
         assert value_digest("x", one) == value_digest("x", other)
-    for one, other in (([1, 2], [12]), ("1", 1), ({1: 2}, {2: 1}), (ROWS, CYCLIC), ((), []), (None, "None")):
+    for one, other in (([1, 2], [12]), ("1", 1), ({1: 2}, {2: 1}), (ROWS, CYCLIC), ((), []), (None, "None"), (1j, 1)):
         assert value_digest("x", one) != value_digest("x", other)
 
 
-@pytest.mark.parametrize("value", [object(), np.array([object()]), [lambda: 0], np.random.default_rng()], ids=type)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alone:
+    x: int = 0
+
+
+@dataclasses.dataclass
+class Changing:
+    x: int = 0
+
+
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        np.array([object()]),
+        [lambda: 0],
+        np.random.default_rng(),
+        np.ma.array([1.0, 2.0], mask=[True, False]),
+        np.zeros(2, [("x", "f8")]),
+        np.zeros(2, np.longdouble),
+        np.datetime64(1, "s"),
+        collections.OrderedDict(a=1),
+        Alone(),
+        Changing(),
+        ENDLESS,
+    ],
+    ids=type,
+)
 def test_values_whose_equality_is_not_defined_are_refused(value):
     with pytest.raises(um.ParamError, match=r"x .*cannot be compared: pass"):
         value_digest("x", value)

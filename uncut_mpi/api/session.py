@@ -264,8 +264,10 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         Parameters
         ----------
         value : object
-            Compared by value: numbers, texts, bytes, arrays of numbers, frozen dataclasses such as `Layout`, and lists,
-            tuples, sets and dicts of these.
+            Compared by value: None, numbers, texts, bytes, arrays of numbers or texts, frozen dataclasses such as
+            `Layout`, and lists, tuples, sets and dicts of these. Numbers of any type are equal as in Python (1, 1.0 and
+            True; -0.0 and 0), and NaN equals NaN. Of arrays type and shape count too, not the order of bytes. A list
+            equals no tuple.
         what : str
             What it is, for the error.
 

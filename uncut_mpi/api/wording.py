@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown, type_text
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.spmd import agreement
 
+_KINDS = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset)
+_CHARS = f"?efdFDSU{np.typecodes['AllInteger']}"  # of long doubles and records some bytes belong to no value
+_BF16 = DType.bf16.numpy
 _OPERANDS = {"gemm": ("a", "b", "out"), "redistribute": ("matrix", "matrix", "out")}
 
 
@@ -47,10 +53,11 @@ def value_digest(what: object, value: object) -> bytes:
         raise ParamError(f"what = {shown(what)} is {type_text(what)}: pass what the value is, as a text")
     try:
         content = _encoded(value)
-    except _Unknown as unknown:
+    except (_Unknown, RecursionError) as error:
+        unknown = error if isinstance(error, _Unknown) else "values nested too deeply"
         raise ParamError(
-            f"{what} has {unknown}, which cannot be compared: pass numbers, texts, bytes, arrays of numbers, frozen "
-            "dataclasses, or lists, tuples, sets and dicts of them"
+            f"{what} has {unknown}, which cannot be compared: pass numbers, texts, bytes, arrays of them, frozen "
+            "dataclasses that are equal by value, or lists, tuples, sets and dicts of these"
         ) from None
     return hashlib.blake2b(_joined("agree", [what.encode("utf-8", "surrogatepass"), content]), digest_size=16).digest()
 
@@ -59,30 +66,36 @@ class _Unknown(Exception):
     """A value of a type that has no encoding."""
 
 
-def _encoded(value: object) -> bytes:
+def _encoded(value: Any) -> bytes:
     """Return bytes that equal values share, and no others."""
-    if value is None or isinstance(value, str | bytes):
-        text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value or b""
-        return _joined("None" if value is None else "str" if isinstance(value, str) else "bytes", [text])
-    if isinstance(value, np.ndarray) and value.ndim and not value.dtype.hasobject:
-        plain = np.ascontiguousarray(value + 0 if value.dtype.kind in "fc" else value)  # no zero has a sign
-        return _joined("array", [f"{value.dtype} {value.shape}".encode(), plain.tobytes()])
-    if isinstance(value, np.generic | np.ndarray) and not value.ndim:
+    if isinstance(value, np.generic | np.ndarray):
+        other = isinstance(value, np.ndarray) and type(value).__eq__ is not np.ndarray.__eq__
+        if other or not (value.dtype.char in _CHARS or value.dtype == _BF16):
+            raise _Unknown(f"{type_text(value)} of {value.dtype}")
+        if isinstance(value, np.ndarray) and value.ndim:
+            plain = agreement.plain_array(value)
+            return _joined("array", [f"{plain.dtype} {plain.shape}".encode(), plain.tobytes()])
         value = value.item()
-    if isinstance(value, int | float | complex):
-        if isinstance(value, complex) and not value.imag:
-            value = value.real
-        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        return _joined("number", [f"{int(value):x}".encode() if whole else repr(value).encode()])  # type: ignore[arg-type]
-    if isinstance(value, dict):
+    # What compares in a way of its own is none of these.
+    kind = next((kind for kind in _KINDS if isinstance(value, kind) and type(value).__eq__ is kind.__eq__), None)
+    if value is None or kind in (str, bytes):
+        text = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value or b""
+        return _joined(type(value).__name__ if kind is None else kind.__name__, [text])
+    if kind in (int, float, complex):
+        parts = [value.real, value.imag] if value.imag else [value.real]
+        wholes = [isinstance(part, int) or part.is_integer() for part in parts]
+        texts = (f"{int(part):x}" if whole else repr(part) for part, whole in zip(parts, wholes, strict=True))
+        return _joined("number", [text.encode() for text in texts])
+    if kind is dict:
         return _joined("dict", sorted(_joined("", map(_encoded, pair)) for pair in value.items()))
-    if isinstance(value, set | frozenset):
+    if kind in (set, frozenset):
         return _joined("set", sorted(map(_encoded, value)))
-    if isinstance(value, list | tuple):
-        return _joined("list" if isinstance(value, list) else "tuple", map(_encoded, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if kind in (list, tuple):
+        return _joined(kind.__name__, map(_encoded, value))
+    about = getattr(type(value), "__dataclass_params__", None)
+    if about is not None and about.eq and about.frozen:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)
-        return _joined(type(value).__qualname__, map(_encoded, fields))
+        return _joined(f"{type(value).__module__}.{type(value).__qualname__}", map(_encoded, fields))
     raise _Unknown(type_text(value))
 
 

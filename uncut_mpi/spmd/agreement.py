@@ -15,6 +15,7 @@ import itertools
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeGuard
 
 import numpy as np
 
@@ -49,6 +50,7 @@ call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are 
 
 _WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
 _LAST_WORDS_S = 0.3
+_CUTS = 64  # of a long array, to find where ranks differ
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
 _COMMON_BYTES = 56  # digest, call and epoch
@@ -100,11 +102,20 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     RankMismatchError
         Always, on all ranks.
     """
+    arrays: dict[str, np.ndarray] = {}
     try:
-        mine = dict(_texts(describe()))
+        leaves = dict(_leaves(describe()))
+        arrays = {name: plain_array(value) for name, value in leaves.items() if _is_array(value) and value.size}
+        mine = {name: _text(value) for name, value in leaves.items()}
     except Exception as error:  # the mismatch is what must be said, on every rank
-        mine = {"arguments": f"(cannot be shown: {reason(error)})"}
-    texts = group.allgather_objects(mine, "comparing arguments")
+        mine, arrays = {"arguments": f"(cannot be shown: {reason(error)})"}, {}
+    every = group.allgather_objects((mine, [*arrays]), "comparing arguments")
+    texts = [text for text, _ in every]
+    alike = [name for name in every[0][1] if all(name in at and text[name] == texts[0][name] for text, at in every)]
+    for name in alike:
+        index, value = _first_difference(group, arrays[name])
+        for text, its in zip(texts, group.allgather_objects(value, "comparing arguments"), strict=True):
+            text[f"{name}[{index}]"] = its
     if len({str(text) for text in texts}) < len({tuple(digest) for digest in digests.tolist()}):
         # They print alike and differ all the same; the digest tells them apart.
         for text, digest in zip(texts, digests.tolist(), strict=True):
@@ -119,14 +130,46 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     raise agreed(RankMismatchError(f"ranks passed different values: {said}; pass the same on every rank"))
 
 
-def _texts(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """Yield the names of values and their texts, of a dataclass without a text of its own those of its fields."""
+def plain_array(array: np.ndarray) -> np.ndarray:
+    """Return a copy of numbers or texts in native byte order and C order, in which equal elements have equal bytes."""
+    plain = np.array(array, array.dtype.newbyteorder("="), order="C")
+    parts = plain.view(plain.real.dtype) if plain.dtype.kind == "c" else plain
+    if parts.dtype.kind not in "biuSU":
+        parts[parts == 0], parts[np.isnan(parts)] = 0, np.nan  # no sign of zero, one NaN
+    return plain
+
+
+def _is_array(value: object) -> TypeGuard[np.ndarray]:
+    return isinstance(value, np.ndarray) and value.ndim > 0
+
+
+def _text(value: object) -> str:
+    return f"{value.dtype} array of shape {value.shape}" if _is_array(value) else str(value)
+
+
+def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """Yield values by names: of a dataclass without a text of its own the fields, of a list with arrays its items."""
     for name, value in values.items():
+        parts: Mapping[str, object] = {}
         if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
-            fields = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
-            yield from _texts(fields)
-        else:
-            yield name, str(value)
+            parts = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+        elif isinstance(value, list | tuple | dict):
+            pairs = [*(value.items() if isinstance(value, dict) else enumerate(value))]
+            if any(_is_array(part) for _, part in pairs):
+                parts = {f"{name}[{at!r}]": part for at, part in pairs}
+        yield from _leaves(parts) if parts else [(name, value)]
+
+
+def _first_difference(group: Group, array: np.ndarray) -> tuple[str, str]:
+    """Return the index and text of the first element that differs among ranks, or of one. Collective."""
+    flat, at, length = array.reshape(-1), 0, array.size
+    while length > 1:
+        step = -(-length // _CUTS)
+        digests = [digest_of(flat[first : first + step].tobytes()) for first in range(at, at + length, step)]
+        everyone = group.allgather_bytes(np.stack(digests), "comparing arguments")
+        at += step * int((everyone != everyone[0]).any(axis=(0, 2)).argmax())
+        length = min(step, flat.size - at)
+    return ", ".join(map(str, np.unravel_index(at, array.shape))), str(flat[at])
 
 
 def by_rank(values: Sequence[object] | Mapping[int, object]) -> str:
