@@ -52,8 +52,6 @@ def test_what_others_raise_is_told_through_one_function() -> None:
     ours = {one.name for tree in trees.values() for one in ast.walk(tree) if isinstance(one, ast.ClassDef)}
     ours |= {cls.__name__ for cls in TREE}
     for path, tree in trees.items():
-        if path.parent.name in ("baselines", "planning"):
-            continue  # the one tells of other processes, in the other Python and the core raise, with texts
         for handler in ast.walk(tree):
             if not isinstance(handler, ast.ExceptHandler) or handler.type is None or handler.name is None:
                 continue

@@ -20,7 +20,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.errors import ScheduleError
+from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, host_index, in_host, location_table
 from uncut_mpi.model.placement import Matrix as Matrix
@@ -326,7 +326,7 @@ class Schedule(Remade):
                 **tables,
             )
         except (ValueError, LookupError, TypeError) as error:
-            raise ScheduleError(f"the schedule's description cannot be read: {type(error).__name__}: {error}") from None
+            raise ScheduleError(f"the schedule's description cannot be read: {named(error)}") from None
         schedule.check()
         return schedule
 

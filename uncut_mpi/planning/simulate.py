@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ParamError, TopologyError
+from uncut_mpi.errors import ParamError, TopologyError, reason
 from uncut_mpi.model.costs import (
     HOST_COPY_GB_PER_S,
     HOST_TRANSPOSED_PER_S,
@@ -252,7 +252,7 @@ def _tables(schedule: Schedule) -> _native.ScheduleTables:
 
 
 def _cannot(machine: Machine, error: ValueError) -> TopologyError:
-    return TopologyError(f"the schedule cannot be simulated on machine {machine.name}: {error}")
+    return TopologyError(f"the schedule cannot be simulated on machine {machine.name}: {reason(error)}")
 
 
 def union_seconds(start: np.ndarray, end: np.ndarray) -> float:

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ScheduleError
+from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.locations import location_at
 from uncut_mpi.planning.lower import Lowering
 from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule, expand_ranges
@@ -171,7 +171,7 @@ def _followed(schedule: Schedule, *, keeps_held: bool = False) -> _native.Follow
         follower.finish()
     except _native.RuleBroken as error:
         describe = {"task": _describe_task, "buffer": describe_buffer}
-        text = re.sub(r"<(task|buffer) (\d+)>", lambda found: describe[found[1]](schedule, int(found[2])), str(error))
+        text = re.sub(r"<(task|buffer) (\d+)>", lambda at: describe[at[1]](schedule, int(at[2])), reason(error))
         raise ScheduleError(text) from None
     return follower
 

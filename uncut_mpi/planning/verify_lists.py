@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.errors import ScheduleError
+from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges, rows_by_rank
@@ -56,7 +56,7 @@ def verify_lists(schedule: Schedule, lists: Sequence[OperationList]) -> int:
     try:
         return _native.prove_lists(schedule.tasks, schedule.awaits, schedule.lanes, views, lists[0].span)
     except ValueError as error:
-        raise ScheduleError(str(error)) from None
+        raise ScheduleError(reason(error)) from None
 
 
 def _verify_frame(schedule: Schedule, rank: int, program: OperationList) -> None:

@@ -11,6 +11,7 @@ from uncut_mpi.bench.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHand
 from uncut_mpi.bench.baselines.cuda_memory import CudaMemory
 from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, ranges
 from uncut_mpi.bench.baselines.task import Matrices, Task
+from uncut_mpi.errors import reason
 from uncut_mpi.planning.grid import ProcessGrid
 
 _BLOCKS = (512, 1024, 2048, 4096, 8192)
@@ -47,7 +48,7 @@ def _reach(devices: int) -> tuple[Any, BlasLibrary]:
     try:
         runtime, blas = import_cupy().cuda.runtime, BlasLibrary(load_blas().path)
     except (DeviceError, OSError) as error:
-        raise Unsupported(str(error)) from None
+        raise Unsupported(reason(error)) from None
     if runtime.getDeviceCount() < devices:
         raise Unsupported(f"this process sees {runtime.getDeviceCount()} of {devices} GPUs")
     return runtime, blas

@@ -16,6 +16,7 @@ from uncut_mpi.bench.baselines.job import Operand, as_cyclic, operands
 from uncut_mpi.bench.baselines.library import Product, Unsupported
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.bench.baselines.torch_parts import Move, TorchJobLibrary, even
+from uncut_mpi.errors import named
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.positions import picked
@@ -52,7 +53,7 @@ class CublasMpLibrary(TorchJobLibrary):
             self.dealt = importlib.import_module("nvmath.distributed.distribution")
             version = importlib.import_module("nvmath.bindings.cublasMp").get_version()
         except Exception as error:  # a library that it opens may be missing, which is no ImportError
-            missing = f"{type(error).__name__}: {error}"
+            missing = named(error)
         self.agree(not missing, f"nvmath-python with cuBLASMp is not installed ({missing})")
         self.nvmath.initialize(self.rank, self.comm, backends=["nccl", "nvshmem"])
         self.version = f"cuBLASMp {version} of nvmath-python {importlib.import_module('nvmath').__version__}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.bench.baselines.library import Unsupported
+from uncut_mpi.errors import reason
 
 _MEMCPY_DEFAULT = 4
 _ALREADY_REGISTERED = 712
@@ -46,7 +47,7 @@ class CudaMemory:
         try:
             address = int(self._runtime.malloc(max(1, nbytes)))
         except self._runtime.CUDARuntimeError as error:
-            raise Unsupported(f"GPU {device} has no {nbytes} bytes left: {error}") from None
+            raise Unsupported(f"GPU {device} has no {nbytes} bytes left: {reason(error)}") from None
         self._allocated.append((device, address))
         return address
 

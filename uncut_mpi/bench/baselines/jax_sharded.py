@@ -10,6 +10,7 @@ import numpy as np
 
 from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, splits
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
+from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.places import Dealt
@@ -33,12 +34,12 @@ class JaxLibrary(Library):
         try:
             self._jax = importlib.import_module("jax")
         except ImportError as error:
-            raise Unsupported(f"JAX is not installed ({error})") from None
+            raise Unsupported(f"JAX is not installed ({reason(error)})") from None
         self._jax.config.update("jax_enable_x64", True)
         try:
             found = self._jax.devices("gpu" if backend == "cuda" else "cpu")
         except RuntimeError as error:
-            raise Unsupported(f"JAX reaches no {'GPU' if backend == 'cuda' else 'CPU'}: {error}") from None
+            raise Unsupported(f"JAX reaches no {'GPU' if backend == 'cuda' else 'CPU'}: {reason(error)}") from None
         if len(found) < devices:
             raise Unsupported(f"JAX sees {len(found)} of {devices} devices")
         self._devices = found[:devices]

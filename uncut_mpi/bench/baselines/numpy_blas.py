@@ -10,6 +10,7 @@ import threadpoolctl  # type: ignore[import-untyped]
 
 from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
 from uncut_mpi.bench.baselines.task import Matrices, Task
+from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 
 
@@ -40,7 +41,7 @@ class ScipyLibrary(Library):
         try:
             self._blas = importlib.import_module("scipy.linalg.blas")
         except ImportError as error:
-            raise Unsupported(f"SciPy is not installed ({error})") from None
+            raise Unsupported(f"SciPy is not installed ({reason(error)})") from None
         self.version = f"SciPy {importlib.import_module('scipy').__version__}"
 
     def open(self, task: Task, matrices: Matrices) -> Product:

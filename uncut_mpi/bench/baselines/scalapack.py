@@ -12,6 +12,7 @@ import numpy as np
 from uncut_mpi.bench.baselines.job import JobLibrary, Operand, as_cyclic, cyclic_layout, operands
 from uncut_mpi.bench.baselines.library import Product, Unsupported
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
+from uncut_mpi.errors import reason
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.positions import picked
@@ -41,7 +42,7 @@ class ScalapackLibrary(JobLibrary):
             try:
                 self._blacs = ctypes.CDLL(name)
             except OSError as error:
-                missing = missing or str(error)
+                missing = missing or reason(error)
             else:
                 break
         self.agree(self._blacs is not None, f"ScaLAPACK for {mpi} is not installed ({missing})")

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Final
 
 from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
 from uncut_mpi.bench.baselines.task import Matrices, Task, words
+from uncut_mpi.errors import named, reason
 
 _TRIES: Final = 3
 """Timed calls of every setting before one of them is chosen."""
@@ -80,14 +81,13 @@ def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) ->
             server = server or _Server(loading())
             answer = server.answer(message)
         except Exception as error:  # whatever a foreign library raises: the ranks go on without it
-            text = str(error).strip() or "no message"
             known = isinstance(error, Unsupported)
-            answer = {"error": text if known else f"{type(error).__name__}: {text}", "ends": not known}
+            answer = {"error": reason(error) if known else named(error), "ends": not known}
             if known and server is not None:
                 try:
                     server.drop()
                 except Exception as unfreed:  # said as well, and the end of the process frees it
-                    answer = {"error": f"{text}; {type(unfreed).__name__}: {unfreed}", "ends": True}
+                    answer = {"error": f"{reason(error)}; {named(unfreed)}", "ends": True}
         answers.write(words(answer))
         answers.flush()
         if answer.get("ends"):
@@ -142,7 +142,7 @@ class _Server:
                 while len(samples) < _TRIES and samples[0] <= _HOPELESS * min(medians.values(), default=samples[0]):
                     samples.append(self._timed(product, setting))
             except Exception as error:  # another setting may do, with less memory
-                failed[setting] = str(error)
+                failed[setting] = reason(error)
                 unsupported = unsupported and isinstance(error, Unsupported)
             else:
                 medians[setting] = statistics.median(samples)

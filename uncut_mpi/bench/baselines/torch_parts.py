@@ -11,6 +11,7 @@ import numpy as np
 from uncut_mpi.bench.baselines.job import JobLibrary
 from uncut_mpi.bench.baselines.library import Unsupported
 from uncut_mpi.bench.baselines.task import Task
+from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 
@@ -32,7 +33,7 @@ class TorchJobLibrary(JobLibrary):
         try:
             self.torch = torch = importlib.import_module("torch")
         except ImportError as error:
-            raise Unsupported(f"PyTorch is not installed ({error})") from None
+            raise Unsupported(f"PyTorch is not installed ({reason(error)})") from None
         super().__init__()
         cuda = backend == "cuda"
         self.agree(

@@ -9,6 +9,7 @@ import numpy as np
 
 from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, ranges, splits
 from uncut_mpi.bench.baselines.task import Matrices, Task
+from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 
 
@@ -28,7 +29,7 @@ class TorchLibrary(Library):
         try:
             self._torch = importlib.import_module("torch")
         except ImportError as error:
-            raise Unsupported(f"PyTorch is not installed ({error})") from None
+            raise Unsupported(f"PyTorch is not installed ({reason(error)})") from None
         if backend == "cuda" and self._torch.cuda.device_count() < devices:
             raise Unsupported(f"PyTorch sees {self._torch.cuda.device_count()} of {devices} GPUs")
         names = [f"cuda:{number}" if backend == "cuda" else "cpu" for number in range(devices)]
