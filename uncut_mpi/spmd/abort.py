@@ -26,9 +26,10 @@ from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
 
 _OURS = __name__.partition(".")[0]
+_OF_CALLERS = ParamError | PeerFailedError | KeyboardInterrupt  # of these our frames say nothing
 _NOT_OF_CALLERS = {_OURS, *sys.stdlib_module_names}  # what calls pass on their way
 _LAST_WORDS_S = 0.1
-_FIRST_WORDS_S = 0.3  # so long the highest rank lets others tell an error
+_FIRST_WORDS_S = 0.6  # so long the highest rank lets others tell an error
 _OTHERS_S = 0.5  # so long a rank stays that has told one, for those that see it later
 _YIELD_AT_ONCE_S = 0.0
 
@@ -82,7 +83,7 @@ def _text(error: BaseException, trace: TracebackType | None) -> str:
     calls = [*traceback.walk_tb(trace)]
     of_caller = [at for at, (frame, _) in enumerate(calls) if _package(frame) not in _NOT_OF_CALLERS]
     if _is_first(error):
-        limit = of_caller[-1] + 1 if of_caller and isinstance(error, ParamError | KeyboardInterrupt) else None  # theirs
+        limit = of_caller[-1] + 1 if of_caller and isinstance(error, _OF_CALLERS) else None
         cause = error.__cause__
         chain = cause is None or str(cause) not in str(error)  # else it would say the same again
         return "".join(traceback.format_exception(type(error), error, trace, limit, chain=chain))
@@ -104,7 +105,7 @@ def _is_first(error: BaseException) -> bool:
             until = time.monotonic() + _FIRST_WORDS_S * (share + late)
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as look:
                 while time.monotonic() < until and look.connect_ex(job + kinds[0]):
-                    time.sleep(_FIRST_WORDS_S / 30)
+                    time.sleep(_FIRST_WORDS_S / 60)
             taken = [_take(job + kind) for kind in kinds]
             return taken[0]
     return True
