@@ -57,7 +57,7 @@ def test_different_values_that_print_alike_are_told_apart(comm, agree_all, group
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("there", [(77,), (4, 999)], ids=str)
-def test_of_arrays_the_first_element_that_differs_is_named(comm, agree_all, group, there):
+def test_of_long_values_the_elements_that_differ_are_named(comm, agree_all, group, there):
     values = np.zeros((7, 1000)[2 - len(there) :], ">f4")
     if comm.rank == 1:
         values[there], values[-1] = 1.5, 9
@@ -68,7 +68,9 @@ def test_of_arrays_the_first_element_that_differs_is_named(comm, agree_all, grou
         comm, agree_all, found, RankMismatchError, f"values: x['y'][{where}]: 1.5 on rank 1, 0.0 on the oth"
     )
     found = raised(lambda: agreement.agree(group, bytes([comm.rank]), lambda: {"x": values[comm.rank :]}))
-    same_everywhere(comm, agree_all, found, RankMismatchError, "x: >f4 array of shape (")
+    same_everywhere(comm, agree_all, found, RankMismatchError, "x: float32 array of shape (")
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank]), lambda: {"x": [comm.rank] * 500}))
+    same_everywhere(comm, agree_all, found, RankMismatchError, ": x[0]: 0 on rank 0, 1 on ", "; and 484 more; pass")
 
 
 @pytest.mark.mpi(min_size=2)

@@ -50,6 +50,7 @@ call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are 
 
 _WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
 _LAST_WORDS_S = 0.3
+_MOST_NAMED = 16  # that differ, and items of a list that is shown as a whole
 _CUTS = 64  # of a long array, to find where ranks differ
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
@@ -104,8 +105,8 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     """
     arrays: dict[str, np.ndarray] = {}
     try:
-        leaves = dict(_leaves(describe()))
-        arrays = {name: plain_array(value) for name, value in leaves.items() if _is_array(value) and value.size}
+        leaves = {name: plain_array(value) if _is_array(value) else value for name, value in _leaves(describe())}
+        arrays = {name: value for name, value in leaves.items() if _is_array(value) and value.size}
         mine = {name: _text(value) for name, value in leaves.items()}
     except Exception as error:  # the mismatch is what must be said, on every rank
         mine, arrays = {"arguments": f"(cannot be shown: {reason(error)})"}, {}
@@ -119,14 +120,15 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     if len({str(text) for text in texts}) < len({tuple(digest) for digest in digests.tolist()}):
         # They print alike and differ all the same; the digest tells them apart.
         for text, digest in zip(texts, digests.tolist(), strict=True):
-            of_all = ", ".join(f"{name}={value}" for name, value in text.items() if "." not in name)
-            text["digest"] = f"{digest[0]:016x} ({of_all})"
+            of_all = [f"{name}={value}" for name, value in text.items() if "." not in name]
+            text["digest"] = f"{digest[0]:016x} ({', '.join(of_all[:_MOST_NAMED])})"
     names = dict.fromkeys(itertools.chain(*texts))
     found = {name: [text.get(name, "nothing") for text in texts] for name in names}
     differing = [name for name, values in found.items() if len({*values}) > 1]
     # Calls of two forms have names of their own, which say less than those that they share.
     chosen = [name for name in differing if all(name in text for text in texts)] or differing
-    said = "; ".join(f"{name}: {by_rank(found[name])}" for name in chosen)
+    said = "; ".join(f"{name}: {by_rank(found[name])}" for name in chosen[:_MOST_NAMED])
+    said += f"; and {len(chosen) - _MOST_NAMED} more" if len(chosen) > _MOST_NAMED else ""
     raise agreed(RankMismatchError(f"ranks passed different values: {said}; pass the same on every rank"))
 
 
@@ -148,14 +150,14 @@ def _text(value: object) -> str:
 
 
 def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield values by names: of a dataclass without a text of its own the fields, of a list with arrays its items."""
+    """Yield values by names: of a dataclass without a text of its own the fields, of a long list its items."""
     for name, value in values.items():
         parts: Mapping[str, object] = {}
         if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
             parts = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
         elif isinstance(value, list | tuple | dict):
             pairs = [*(value.items() if isinstance(value, dict) else enumerate(value))]
-            if any(_is_array(part) for _, part in pairs):
+            if len(pairs) > _MOST_NAMED or any(_is_array(part) for _, part in pairs):
                 parts = {f"{name}[{at!r}]": part for at, part in pairs}
         yield from _leaves(parts) if parts else [(name, value)]
 
