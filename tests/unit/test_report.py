@@ -9,13 +9,17 @@ import re
 
 import pytest
 
+from uncut_mpi.api.plans import PlanSummary
+from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.nonfinite import NonFinite
+from uncut_mpi.command.product import Timing
 from uncut_mpi.command.report import (
     About,
     Facts,
     text,
     to_json,
 )
+from uncut_mpi.model.bounds import Bound
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation
 
@@ -51,8 +55,7 @@ ABOUT = About(
     alpha=1.5,
     beta=0.25,
 )
-FACTS = Facts(
-    about=ABOUT,
+PLAN = PlanSummary(
     scheduler="uncut",
     digest="0123456789abcdef0123456789abcdef",
     softbuf_bytes=[3 * 10**9, 4 * 10**9],
@@ -65,18 +68,22 @@ FACTS = Facts(
     bytes_by_link={"host_to_device": 48_000_000, "device_to_host": 0, "device_to_device": 1500, "local": 12},
     plan_s=0.0123,
     predicted_s=0.0005,
-    tried=1,
-    first_call_s=1.5,
-    samples_s=(0.0025, 0.0009, 0.001, 0.00095, 0.0011),
-    bound_s=0.0004,
-    bound_formula="2·1000·2000·3000 operations / 30 TFLOP/s",
-    error=1e-15,
-    tolerance=2e-13,
-    relative=True,
-    rms_error=3e-16,
-    passed=True,
-    check_detail="all 2000000 elements against a float64 product",
 )
+TIMING = Timing(0.3, 1.25, 1.5, [0.0025, 0.0009, 0.001, 0.00095, 0.0011])
+BOUND = Bound(0.0004, "compute", "2·1000·2000·3000 operations / 30 TFLOP/s", {}, "by measured rates")
+CHECK = CheckResult(True, 1e-15, 2e-13, True, 3e-16, "all 2000000 elements against a float64 product")
+FACTS = Facts(ABOUT, PLAN, TIMING, BOUND, CHECK)
+OF = {"about": ABOUT, "summary": PLAN, "timing": TIMING, "bound": BOUND, "check": CHECK}
+
+
+def with_(**changes):
+    """Return the facts with changes of their own, or of one of their parts."""
+    for name, part in {"": FACTS, **OF}.items():
+        if {field.name for field in dataclasses.fields(part)} >= {*changes}:
+            made = dataclasses.replace(part, **changes)
+            return dataclasses.replace(FACTS, **{name: made}) if name else made
+    raise AssertionError(changes)
+
 
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
@@ -88,12 +95,12 @@ KEYS = (
 
 
 def test_figures_of_the_check_that_are_absolute_are_said_to_be():
-    facts = dataclasses.replace(FACTS, error=5e-324, tolerance=2e-320, relative=False)
+    facts = with_(error=5e-324, tolerance=2e-320, relative=False)
     assert "check       error 4.94e-324, tolerance 2e-320 (absolute)" in text(facts).splitlines()
     assert json.loads(to_json(facts))["relative"] is False
     assert json.loads(to_json(FACTS))["relative"] is True
-    assert json.loads(to_json(dataclasses.replace(FACTS, chunks=3)))["chunks"] == 3
-    assert json.loads(to_json(dataclasses.replace(FACTS, error=None, tolerance=None, passed=None)))["relative"] is None
+    assert json.loads(to_json(with_(chunks=3)))["chunks"] == 3
+    assert json.loads(to_json(with_(check=None)))["relative"] is None
 
 
 def test_the_text_says_what_was_run_on_what_and_how_it_went():
@@ -135,7 +142,7 @@ def test_ranks_of_the_host_backend_are_not_called_devices():
 
 def test_inputs_that_are_not_finite_are_named_in_the_text_and_in_the_json():
     found = NonFinite("B", "B.npy", 2, 1, (4, 5))
-    facts = dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, nonfinite=(found,)))
+    facts = with_(nonfinite=(found,))
     line = "input       B.npy (B) holds 2 NaN and 1 infinite elements, the first at row 4, column 5 (from 0); "
     assert any(one.startswith(line) for one in text(facts).splitlines())
     assert json.loads(to_json(facts))["nonfinite_inputs"] == [
@@ -144,7 +151,7 @@ def test_inputs_that_are_not_finite_are_named_in_the_text_and_in_the_json():
 
 
 def test_matrices_that_are_staged_are_named_with_the_reason():
-    facts = dataclasses.replace(FACTS, staged=["A: no room", "C: too far"])
+    facts = with_(staged=["A: no room", "C: too far"])
     lines = text(facts).splitlines()
     assert [line for line in lines if "staged" in line] == ["staged      A: no room", "staged      C: too far"]
     assert json.loads(to_json(facts))["staged"] == ["A: no room", "C: too far"]
@@ -152,25 +159,24 @@ def test_matrices_that_are_staged_are_named_with_the_reason():
 
 @pytest.mark.parametrize(("passed", "word"), [(True, "PASS"), (False, "FAIL"), (None, "UNCHECKED")])
 def test_the_last_line_is_the_verdict(passed, word):
-    facts = dataclasses.replace(FACTS, passed=passed)
+    facts = with_(check=None) if passed is None else with_(passed=passed)
     assert text(facts).endswith(f"\n{word}\n")
 
 
 def test_without_beta_no_c_is_added():
-    problem = text(dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, beta=0.0)))
+    problem = text(with_(beta=0.0))
     assert "C := 1.5 Aᵀ B, m×n×k" in problem
 
 
 def test_a_product_of_nothing_is_reported():
-    empty = dataclasses.replace(
-        FACTS, about=dataclasses.replace(ABOUT, k=0), bound_s=0.0, bytes_by_link={}, samples_s=(0.0,)
-    )
+    of_nothing = {"about": dataclasses.replace(ABOUT, k=0), "summary": dataclasses.replace(PLAN, bytes_by_link={})}
+    empty = with_(**of_nothing, bound=dataclasses.replace(BOUND, seconds=0.0), timing=Timing(0.0, 0.0, 0.0, [0.0]))
     assert "no bytes moved" in text(empty)
     assert "rate        0 TFLOP/s" in text(empty)
 
 
 def test_memory_is_said_by_rank_and_of_many_as_a_range():
-    of_files = dataclasses.replace(FACTS, host_bytes=[2000, 2000], host_memory=3000)
+    of_files = with_(host_bytes=[2000, 2000], host_memory=3000)
     assert "memory      2.000 kB of host memory for copies, of 3.000 kB allowed" in text(of_files)
     assert json.loads(to_json(of_files))["memory"] == {
         "softbuf_bytes": [3 * 10**9, 4 * 10**9],
@@ -178,12 +184,12 @@ def test_memory_is_said_by_rank_and_of_many_as_a_range():
         "host_bytes": [2000, 2000],
         "host_memory": 3000,
     }
-    many = dataclasses.replace(FACTS, softbuf_bytes=[*range(1000, 10_000, 1000)])
+    many = with_(softbuf_bytes=[*range(1000, 10_000, 1000)])
     assert "memory      1.000 kB to 9.000 kB of each device, of 5.000 GB allowed" in text(many)
 
 
 def test_one_product_says_what_it_took_and_claims_no_measurement():
-    once = dataclasses.replace(FACTS, samples_s=(), first_call_s=1.5, planned_s=0.3, call_s=1.25)
+    once = with_(samples_s=[])
     lines = [line for line in text(once).splitlines() if not line.startswith("#")]
     assert lines[2:] == [
         "memory      3.000 GB | 4.000 GB of each device, of 5.000 GB allowed",
@@ -198,14 +204,16 @@ def test_one_product_says_what_it_took_and_claims_no_measurement():
 
 
 def test_why_nothing_was_checked_is_said():
-    unchecked = dataclasses.replace(FACTS, passed=None, error=None, check_detail="nothing to check: C is 0×5")
-    assert "check       nothing to check: C is 0×5\nUNCHECKED\n" in text(unchecked)
-    assert "check       none\nUNCHECKED\n" in text(dataclasses.replace(unchecked, check_detail=""))
+    nothing = dataclasses.replace(with_(check=None), about=dataclasses.replace(ABOUT, m=0))
+    said = "nothing to check: C is 0×2000 and has no elements"
+    assert f"check       {said}\nUNCHECKED\n" in text(nothing)
+    assert json.loads(to_json(nothing))["check_detail"] == said
+    assert "check       none\nUNCHECKED\n" in text(with_(check=None))
 
 
 def test_what_a_search_minimised_is_said_if_it_is_not_the_time():
     assert "for the least" not in text(FACTS)
-    facts = dataclasses.replace(FACTS, scheduler="auto (uncut)", about=dataclasses.replace(ABOUT, metric="edp"))
+    facts = dataclasses.replace(with_(scheduler="auto (uncut)"), about=dataclasses.replace(ABOUT, metric="edp"))
     assert "auto (uncut) for the least edp, " in text(facts)
     assert json.loads(to_json(facts))["metric"] == "edp"
 
@@ -216,20 +224,20 @@ def test_the_json_has_exactly_the_documented_keys():
     assert value["tflop_per_s"] == pytest.approx(12.0)
     assert value["grid"] == "3x1"
     assert (value["machine"], value["trace"]) == (ABOUT.machine, None)
-    assert json.loads(to_json(dataclasses.replace(FACTS, trace="as was")))["trace"] == "as was"
+    assert json.loads(to_json(with_(trace="as was")))["trace"] == "as was"
     assert value["bytes"]["host_to_device"] == 48_000_000
     assert (value["passed"], value["device"], value["version"]) == (True, "2 × Model X, 1 × Model Y", "1.2.3")
     assert (value["median_s"], value["predicted_s"], value["bound_s"]) == (0.001, 0.0005, 0.0004)
 
 
 def test_the_json_stays_json_where_the_result_is_not_finite():
-    failed = dataclasses.replace(FACTS, error=math.inf, tolerance=math.nan, passed=False)
+    failed = with_(error=math.inf, tolerance=math.nan, passed=False)
     value = json.loads(to_json(failed), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert (value["error"], value["tolerance"], value["passed"]) == (None, None, False)
 
 
 def test_an_unchecked_run_says_so_in_json():
-    value = json.loads(to_json(dataclasses.replace(FACTS, error=None, tolerance=None, passed=None)))
+    value = json.loads(to_json(with_(check=None)))
     assert (value["error"], value["tolerance"], value["passed"]) == (None, None, None)
 
 
@@ -266,7 +274,7 @@ def test_bytes_are_given_in_powers_of_1000(size, expected):
 
 
 def test_a_trace_has_its_line_and_none_has_none():
-    traced = text(dataclasses.replace(FACTS, trace="t.json: predicted 1 ms"))
+    traced = text(with_(trace="t.json: predicted 1 ms"))
     assert re.search(r"^trace +t\.json: predicted 1 ms$", traced, re.MULTILINE)
     assert "trace" not in text(FACTS)
 
@@ -274,7 +282,7 @@ def test_a_trace_has_its_line_and_none_has_none():
 def test_what_a_plan_does_is_said_before_what_it_took_with_a_warning_of_a_place():
     moved = {"A": {}, "B": {"host_to_device": 2 * 10**9, "device_to_device": 10**6}, "C": {}}
     explanation = Explanation(moved=moved, reduced_over=2, busiest="link host->1", busy_share=0.93, seconds=1e-3)
-    facts = dataclasses.replace(FACTS, explanation=explanation, warning="B at h costs 60 % of the time")
+    facts = with_(explanation=explanation, warning="B at h costs 60 % of the time")
     lines = text(facts).splitlines()
     at = lines.index(
         "in short    A and C stay in place; B moves 2.000 GB from the host and 1.000 MB between devices; "
@@ -294,8 +302,8 @@ def test_what_a_plan_does_is_said_before_what_it_took_with_a_warning_of_a_place(
 
 
 def test_a_bound_that_a_call_beats_is_none():
-    beaten = dataclasses.replace(FACTS, bound_s=2 * FACTS.min_s, bound_formula="1 / 2, what nothing could beat")
+    beaten = with_(bound=Bound(2 * FACTS.min_s, "compute", "1 / 2", {"compute": 1.0}, "what nothing could beat"))
     (line,) = [one for one in text(beaten).splitlines() if one.startswith("bound")]
     assert "(1 / 2, beaten: its rates were measured too low)" in line
     (line,) = [one for one in text(FACTS).splitlines() if one.startswith("bound")]
-    assert FACTS.bound_formula in line
+    assert BOUND.words in line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import importlib.metadata
 import os
@@ -18,19 +17,17 @@ import uncut_mpi
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, open_operands, output_order
-from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
-from uncut_mpi.command.check import FULL_CHECK_LIMIT, CheckResult
+from uncut_mpi.command.check import FULL_CHECK_LIMIT
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.output import check_output
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
     Source,
-    Timing,
     file_source,
     generated_sources,
     make_product,
@@ -57,21 +54,6 @@ from uncut_mpi.view.render import check_drawable
 
 # A problem that shows something within seconds where nothing was asked for.
 _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Measured:
-    """One plan's facts, times and, if it was checked, verdict; and its trace as a picture, with what is said of it."""
-
-    summary: PlanSummary
-    timing: Timing
-    bound: Bound
-    check: CheckResult | None
-    picture: bytes = b""
-    trace: str = ""
-    staged: Sequence[str] = ()
-    explanation: Explanation | None = None
-    warning: str = ""
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> bool:
@@ -118,14 +100,13 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
 def _multiply(session: Session, arguments: GemmArguments, product: Product, words: Sequence[str], say: Say) -> bool:
     """Multiply, say what was done, write the files and return whether checks passed."""
     about = _about(session, arguments, product, words, _nonfinite(session, arguments, product))
-    measured = _measure(session, arguments, product, arguments.options)
-    facts = _facts(about, measured)
+    facts, picture = _measure(session, arguments, product, about)
     if session.rank == 0:
         say(report.text(facts))  # first, so that it is printed whatever happens to the files
-    if arguments.out_path is not None and (measured.check is None or measured.check.passed):
+    if arguments.out_path is not None and (facts.check is None or facts.check.passed):
         write_result(session, product, arguments)
-    _write_facts(session, arguments, report.to_json(facts), measured.picture)
-    return measured.check is None or measured.check.passed
+    _write_facts(session, arguments, report.to_json(facts), picture)
+    return facts.check is None or facts.check.passed
 
 
 def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machine | None:
@@ -229,11 +210,14 @@ def _extents(arguments: GemmArguments, a: MatrixFile, b: MatrixFile, c: MatrixFi
     return m, n, k
 
 
-def _measure(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> _Measured:
+def _measure(
+    session: Session, arguments: GemmArguments, product: Product, about: report.About
+) -> tuple[report.Facts, bytes]:
+    """Return one plan's facts, and the trace of one more call as a picture."""
     reset_result(session, product)
     session.barrier()
     started = time.perf_counter()
-    with _plan(session, arguments, product, options) as plan:
+    with _plan(session, arguments, product, arguments.options) as plan:
         planned_s = time.perf_counter() - started
         timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
         verdict = verify_product(session, product, arguments) if arguments.check and product.has_result else None
@@ -247,7 +231,8 @@ def _measure(session: Session, arguments: GemmArguments, product: Product, optio
             picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
         bound, staged = _bound(session, product, plan), _staged(product, plan)
         explanation, warning = _explained(session, arguments, product, plan)
-        return _Measured(plan.summary, timing, bound, verdict, picture, shown, staged, explanation, warning)
+        said = about, plan.summary, timing, bound, verdict, shown, staged, explanation, warning
+        return report.Facts(*said), picture
 
 
 def _explained(
@@ -344,49 +329,6 @@ def _about(
         nonfinite=found,
         metric=arguments.options.metric,
     )
-
-
-def _facts(about: report.About, measured: _Measured) -> report.Facts:
-    summary, timing, verdict = measured.summary, measured.timing, measured.check
-    return report.Facts(
-        about=about,
-        scheduler=summary.scheduler,
-        digest=summary.digest,
-        softbuf_bytes=summary.softbuf_bytes,
-        device_memory=summary.device_memory,
-        host_bytes=summary.host_bytes,
-        host_memory=summary.host_memory,
-        chunks=summary.chunks,
-        grid=summary.grid,
-        splits=summary.splits,
-        tile=summary.tile,
-        how=summary.how,
-        tasks=summary.tasks,
-        bytes_by_link=summary.bytes_by_link,
-        plan_s=summary.plan_s,
-        predicted_s=summary.predicted_s,
-        tried=summary.tried,
-        first_call_s=timing.first_call_s,
-        planned_s=timing.planned_s,
-        call_s=timing.call_s,
-        samples_s=timing.samples_s,
-        bound_s=measured.bound.seconds,
-        bound_formula=measured.bound.words,
-        error=verdict.error if verdict else None,
-        tolerance=verdict.tolerance if verdict else None,
-        relative=verdict.relative if verdict else None,
-        rms_error=verdict.rms_error if verdict else None,
-        passed=verdict.passed if verdict else None,
-        check_detail=verdict.detail if verdict else _unchecked(about),
-        trace=measured.trace,
-        staged=measured.staged,
-        explanation=measured.explanation,
-        warning=measured.warning,
-    )
-
-
-def _unchecked(about: report.About) -> str:
-    return f"nothing to check: C is {about.m}×{about.n} and has no elements" if 0 in (about.m, about.n) else ""
 
 
 def _write_facts(session: Session, arguments: GemmArguments, json: str, picture: bytes = b"") -> None:

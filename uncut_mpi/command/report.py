@@ -10,9 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from uncut_mpi.api.plans import PlanSummary
+from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.flag_values import scalar_json, scalar_text
 from uncut_mpi.command.nonfinite import NonFinite
+from uncut_mpi.command.product import Timing
 from uncut_mpi.model.arguments import Number, counted
+from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import OP_MARKS
 from uncut_mpi.units import bytes_text, time_text
@@ -110,7 +114,7 @@ class About:
         return ", ".join(f"{count} × {name}" for name, count in Counter(self.devices).items())
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
     """
     One plan, measured and checked.
@@ -119,40 +123,14 @@ class Facts:
     ----------
     about : About
         What was run and on what.
-    scheduler, digest : str
-        Which scheduler, and the digest of its schedule.
-    grid : tuple of int
-        Process grid (rows, cols).
-    splits : int
-        Over how many such grids k is split.
-    how : str
-        How the schedule divides the problem, in words.
-    tile, tasks : int
-        Tile edge (elements), tasks of all ranks.
-    bytes_by_link : mapping of str to int
-        Bytes copied per kind of link.
-    plan_s, predicted_s : float
-        Planning time on rank 0; time of a call that the planner expects.
-    tried : int
-        Schedules of which this one was the fastest when they were tried; 1 without a trial.
-    first_call_s : float
-        Planning, reserving and the first call, slowest rank.
-    planned_s, call_s : float
-        Planning and reserving, and the first call alone; each the slowest rank's time.
-    samples_s : sequence of float
-        The timed calls in order, each the slowest rank's time; none where one product was wanted and no measurement.
-    bound_s : float
+    summary : PlanSummary
+        What the plan does.
+    timing : Timing
+        What its calls took.
+    bound : Bound
         What no schedule can beat at the machine's rates.
-    bound_formula : str
-        How it comes about, and what it is worth (`Bound.words`).
-    error, tolerance, rms_error : float or None
-        Of the check; None without one.
-    relative : bool or None
-        Whether error and tolerance are relative to the largest value; None without a check.
-    passed : bool or None
-        Verdict of the check; None without one.
-    check_detail : str
-        What was compared, and where and how it failed.
+    check : CheckResult or None
+        What was compared, and the verdict; None without a check.
     trace : str
         Where the timeline of one more call is, and what it shows; empty without one.
     staged : sequence of str
@@ -161,66 +139,32 @@ class Facts:
         What stays, what moves, and what limits the time; on rank 0.
     warning : str
         Of a place that costs more than half of the time; empty if none does.
-    softbuf_bytes : sequence of int
-        What each rank's part takes of its device's memory, beside the matrices there.
-    device_memory : int
-        What it may take (bytes).
-    host_bytes : sequence of int
-        What each rank's part takes of host memory, for copies of matrices that no device reaches.
-    host_memory : int
-        What it may take of that (bytes); 0 where nothing is copied so.
-    chunks : int
-        In how many blocks of C, one after another, the product was done; mostly 1.
     """
 
     about: About
-    scheduler: str
-    digest: str
-    grid: tuple[int, int]
-    splits: int
-    tile: int
-    how: str
-    tasks: int
-    bytes_by_link: Mapping[str, int]
-    plan_s: float
-    predicted_s: float
-    tried: int
-    first_call_s: float
-    samples_s: Sequence[float]
-    bound_s: float
-    bound_formula: str
-    planned_s: float = 0.0
-    call_s: float = 0.0
-    error: float | None = None
-    tolerance: float | None = None
-    relative: bool | None = None
-    rms_error: float | None = None
-    passed: bool | None = None
-    check_detail: str = ""
+    summary: PlanSummary
+    timing: Timing
+    bound: Bound
+    check: CheckResult | None
     trace: str = ""
     staged: Sequence[str] = ()
     explanation: Explanation | None = None
     warning: str = ""
-    softbuf_bytes: Sequence[int] = ()
-    device_memory: int = 0
-    host_bytes: Sequence[int] = ()
-    host_memory: int = 0
-    chunks: int = 1
 
     @property
     def median_s(self) -> float:
         """Median of the timed calls (s)."""
-        return statistics.median(self.samples_s)
+        return statistics.median(self.timing.samples_s)
 
     @property
     def min_s(self) -> float:
         """Shortest timed call (s)."""
-        return min(self.samples_s)
+        return min(self.timing.samples_s)
 
     @property
     def max_s(self) -> float:
         """Longest timed call (s)."""
-        return max(self.samples_s)
+        return max(self.timing.samples_s)
 
     @property
     def tflop_per_s(self) -> float:
@@ -231,11 +175,11 @@ class Facts:
     @property
     def verdict(self) -> str:
         """``PASS``, ``FAIL`` or ``UNCHECKED``."""
-        return {True: "PASS", False: "FAIL", None: "UNCHECKED"}[self.passed]
+        return "UNCHECKED" if self.check is None else "PASS" if self.check.passed else "FAIL"
 
 
 def _basis(facts: Facts) -> str:
-    return "by arrival times and compute" if facts.scheduler == "uncut" else "by simulation"
+    return "by arrival times and compute" if facts.summary.scheduler == "uncut" else "by simulation"
 
 
 def text(facts: Facts) -> str:
@@ -245,9 +189,9 @@ def text(facts: Facts) -> str:
         _line("problem", _problem(facts.about)),
         *_inputs(facts.about),
         _line("plan", _plan(facts)),
-        *_memory(facts),
+        *_memory(facts.summary),
         *(_line("staged", one) for one in facts.staged),
-        *(explained(facts.explanation, facts.warning, in_chunks=facts.chunks > 1) if facts.explanation else []),
+        *(explained(facts.explanation, facts.warning, in_chunks=facts.summary.chunks > 1) if facts.explanation else []),
         *_times(facts),
         *([_line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
@@ -256,12 +200,10 @@ def text(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _memory(facts: Facts) -> list[str]:
-    if not facts.softbuf_bytes or not facts.device_memory:
-        return []
-    kinds = [("each device", facts.softbuf_bytes, facts.device_memory)]
-    if any(facts.host_bytes):
-        kinds.append(("host memory for copies", facts.host_bytes, facts.host_memory))
+def _memory(plan: PlanSummary) -> list[str]:
+    kinds = [("each device", plan.softbuf_bytes, plan.device_memory)] if plan.device_memory else []
+    if any(plan.host_bytes):
+        kinds.append(("host memory for copies", plan.host_bytes, plan.host_memory))
     return [
         _line("memory", f"{_by_rank(taken)} of {what}, of {bytes_text(allowed)} allowed")
         for what, taken, allowed in kinds
@@ -339,46 +281,49 @@ def _problem(about: About) -> str:
 
 
 def _plan(facts: Facts) -> str:
+    plan = facts.summary
     moved = ", ".join(
-        f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in facts.bytes_by_link.items() if size
+        f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in plan.bytes_by_link.items() if size
     )
-    tried = f"fastest of {facts.tried} tried: " if facts.tried > 1 else ""
+    tried = f"fastest of {plan.tried} tried: " if plan.tried > 1 else ""
     aim = f" for the least {facts.about.metric}" if facts.about.metric != "time" else ""
     return (
-        f"{tried}{facts.scheduler}{aim}, {facts.how}, {facts.tasks} tasks, "
-        f"{moved or 'no bytes'} moved, planned in {time_text(facts.plan_s)}, digest {facts.digest[:16]}"
+        f"{tried}{plan.scheduler}{aim}, {plan.how}, {plan.tasks} tasks, "
+        f"{moved or 'no bytes'} moved, planned in {time_text(plan.plan_s)}, digest {plan.digest[:16]}"
     )
 
 
 def _calls(facts: Facts) -> str:
     return (
         f"median {time_text(facts.median_s)}, min {time_text(facts.min_s)}, max {time_text(facts.max_s)} "
-        f"of {len(facts.samples_s)} (slowest rank)"
+        f"of {len(facts.timing.samples_s)} (slowest rank)"
     )
 
 
 def _times(facts: Facts) -> list[str]:
     """Return what was measured, or what the one product took where nothing was to be measured."""
-    if not facts.samples_s:
+    timing = facts.timing
+    if not timing.samples_s:
         took = (
-            f"{time_text(facts.first_call_s)}: planned and reserved in {time_text(facts.planned_s)}, multiplied in "
-            f"{time_text(facts.call_s)} (slowest rank; one call, --repeat N measures)"
+            f"{time_text(timing.first_call_s)}: planned and reserved in {time_text(timing.planned_s)}, multiplied in "
+            f"{time_text(timing.call_s)} (slowest rank; one call, --repeat N measures)"
         )
         return [_line("took", took)]
     return [
-        _line("first call", time_text(facts.first_call_s)),
+        _line("first call", time_text(timing.first_call_s)),
         _line("calls", _calls(facts)),
         _line("rate", _rate(facts)),
-        _line("predicted", _against(facts.predicted_s, facts.median_s, _basis(facts))),
-        _line("bound", _against(facts.bound_s, facts.median_s, _bound(facts))),
+        _line("predicted", _against(facts.summary.predicted_s, facts.median_s, _basis(facts))),
+        _line("bound", _against(facts.bound.seconds, facts.median_s, _bound(facts))),
     ]
 
 
 def _bound(facts: Facts) -> str:
     """Return what the bound is; a call that takes less shows that the rates it is made of were measured too low."""
-    if facts.bound_s <= facts.min_s:
-        return facts.bound_formula
-    return f"{facts.bound_formula.rpartition(', ')[0]}, beaten: its rates were measured too low"
+    words = facts.bound.words
+    if facts.bound.seconds <= facts.min_s:
+        return words
+    return f"{words.rpartition(', ')[0]}, beaten: its rates were measured too low"
 
 
 def _against(expected_s: float, median_s: float, how: str) -> str:
@@ -388,70 +333,77 @@ def _against(expected_s: float, median_s: float, how: str) -> str:
 
 
 def _check(facts: Facts) -> list[str]:
-    if facts.passed is None or facts.error is None or facts.tolerance is None:
-        return [_line("check", facts.check_detail or "none")]
-    of = f"of the largest value; RMS {facts.rms_error:.3g} of the RMS of C" if facts.relative else "(absolute)"
-    return [
-        _line("check", f"error {facts.error:.3g}, tolerance {facts.tolerance:.3g} {of}"),
-        _line("", facts.check_detail),
-    ]
+    check = facts.check
+    if check is None:
+        return [_line("check", _detail(facts) or "none")]
+    of = f"of the largest value; RMS {check.rms_error:.3g} of the RMS of C" if check.relative else "(absolute)"
+    return [_line("check", f"error {check.error:.3g}, tolerance {check.tolerance:.3g} {of}"), _line("", check.detail)]
+
+
+def _detail(facts: Facts) -> str:
+    m, n = facts.about.m, facts.about.n
+    if facts.check is not None:
+        return facts.check.detail
+    return f"nothing to check: C is {m}×{n} and has no elements" if 0 in (m, n) else ""
 
 
 def _json_value(facts: Facts) -> dict[str, Any]:
-    about = facts.about
-    value = {
-        name: getattr(about, name)
-        for name in (
-            "m",
-            "n",
-            "k",
-            "dtype",
-            "trans_a",
-            "trans_b",
-            "alpha",
-            "beta",
-            "place",
-            "backend",
-            "ranks",
-            "nodes",
-        )
-    }
+    about, plan, timing, check = facts.about, facts.summary, facts.timing, facts.check
+    names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place", "backend", "ranks", "nodes")
+    value: dict[str, Any] = {name: getattr(about, name) for name in names}
     value |= {name: scalar_json(value[name]) for name in ("alpha", "beta")}
-    value["scheduler"] = facts.scheduler
-    value["grid"] = f"{facts.grid[0]}x{facts.grid[1]}"
-    for name in ("tile", "tasks", "plan_s", "first_call_s", "median_s", "min_s", "max_s", "tflop_per_s", "bound_s"):
-        measured = facts.samples_s or name not in ("median_s", "min_s", "max_s", "tflop_per_s")
-        value[name] = getattr(facts, name) if measured else None
-    value["predicted_s"] = facts.predicted_s
-    value["bytes"] = dict(facts.bytes_by_link)
-    for name in ("error", "tolerance"):
-        number = getattr(facts, name)
-        value[name] = number if number is not None and math.isfinite(number) else None
-    value["passed"] = facts.passed
-    value["device"] = about.device
-    value["version"] = about.version
-    # What a published result needs besides.
-    value["rms_error"] = facts.rms_error if facts.rms_error is not None and math.isfinite(facts.rms_error) else None
-    value["relative"] = None if facts.passed is None else facts.relative
-    value["samples_s"] = list(facts.samples_s)
-    value["digest"] = facts.digest
-    value["memory"] = {
-        "softbuf_bytes": list(facts.softbuf_bytes),
-        "device_memory": facts.device_memory,
-        "host_bytes": list(facts.host_bytes),
-        "host_memory": facts.host_memory,
+    return value | {
+        "scheduler": plan.scheduler,
+        "grid": f"{plan.grid[0]}x{plan.grid[1]}",
+        "tile": plan.tile,
+        "tasks": plan.tasks,
+        "plan_s": plan.plan_s,
+        "first_call_s": timing.first_call_s,
+        **{
+            name: getattr(facts, name) if timing.samples_s else None
+            for name in ("median_s", "min_s", "max_s", "tflop_per_s")
+        },
+        "bound_s": facts.bound.seconds,
+        "predicted_s": plan.predicted_s,
+        "bytes": dict(plan.bytes_by_link),
+        "error": check and _finite(check.error),
+        "tolerance": check and _finite(check.tolerance),
+        "passed": check and check.passed,
+        "device": about.device,
+        "version": about.version,
+        # What a published result needs besides.
+        "rms_error": check and _finite(check.rms_error),
+        "relative": check and check.relative,
+        "samples_s": list(timing.samples_s),
+        "digest": plan.digest,
+        "memory": {
+            "softbuf_bytes": list(plan.softbuf_bytes),
+            "device_memory": plan.device_memory,
+            "host_bytes": list(plan.host_bytes),
+            "host_memory": plan.host_memory,
+        },
+        "splits": plan.splits,
+        "how": plan.how,
+        "tried": plan.tried,
+        "chunks": plan.chunks,
+        "metric": about.metric,
+        "machine": about.machine,
+        "trace": facts.trace or None,
+        "bound_formula": facts.bound.words,
+        "command_line": about.command_line,
+        "date": about.date,
+        "backend_reason": about.backend_reason,
+        "cores": about.cores,
+        "mpi": about.mpi,
+        **dict.fromkeys(("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver")),
+        **about.versions,
+        "staged": list(facts.staged),
+        "explanation": dataclasses.asdict(facts.explanation) if facts.explanation else None,
+        "warning": facts.warning or None,
+        "nonfinite_inputs": [dataclasses.asdict(one) for one in about.nonfinite],
+        "check_detail": _detail(facts),
     }
-    value["splits"], value["how"], value["tried"] = facts.splits, facts.how, facts.tried
-    value["chunks"] = facts.chunks
-    value["metric"], value["machine"], value["trace"] = about.metric, about.machine, facts.trace or None
-    value["bound_formula"] = facts.bound_formula
-    value["command_line"], value["date"] = about.command_line, about.date
-    value["backend_reason"], value["cores"], value["mpi"] = about.backend_reason, about.cores, about.mpi
-    for name in ("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver"):
-        value[name] = about.versions.get(name)
-    value["staged"] = list(facts.staged)
-    value["explanation"] = dataclasses.asdict(facts.explanation) if facts.explanation else None
-    value["warning"] = facts.warning or None
-    value["nonfinite_inputs"] = [dataclasses.asdict(one) for one in about.nonfinite]
-    value["check_detail"] = facts.check_detail
-    return value
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
