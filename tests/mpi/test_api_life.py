@@ -140,6 +140,7 @@ def test_a_call_that_has_begun_is_asked_and_finished(comm, open_session):
                 pass
             over = plan.progress()
             call.finish()
+            call.let_go()
             after = session._calls.now, plan.progress()
         good = is_now and over == 1 and after == (None, 0.0) and call.result.tasks >= 0
         collective_assert(comm, good and (c.array == 80).all(), f"{is_now} {over} {after}")

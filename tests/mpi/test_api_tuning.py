@@ -33,11 +33,8 @@ class Failing:
     def __init__(self, executable):
         self._executable = executable
 
-    def start(self, **options):
-        run = self._executable.start(**options)
-        finish = run.finish
-        run.finish = lambda: dataclasses.replace(finish(), error=um.DeviceError("on purpose"))
-        return run
+    def run(self, **options):
+        return dataclasses.replace(self._executable.run(**options), error=um.DeviceError("on purpose"))
 
     def __getattr__(self, name):
         return getattr(self._executable, name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uncut_mpi.api.binding import Binding
-from uncut_mpi.api.chunked import AnyPlan
+from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.request import Request
+from uncut_mpi.api.trials import Trial
 from uncut_mpi.device.interface import ExecutionReport, Run
 from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.spmd import agreement
@@ -48,158 +48,63 @@ class Call:
     """
     One product that all ranks have opened; `Calls.open` makes it. Start it once, then finish it. Both are collective.
 
-    Until it is finished it owns this rank's turn at the device, the epoch from which its tasks count in flags, and what
-    the SoftBufs hold. One of chunks runs these one after another, each with an epoch of its own.
+    Until `let_go` it owns this rank's turn at the device, the epoch from which its tasks count in flags, and what the
+    SoftBufs hold.
 
     Parameters
     ----------
-    binding : Binding or None
-        What it runs. None for one of chunks, which are bound when they come.
+    binding : Binding
+        What it runs.
     planned : bool
         Whether something was planned or bound for it, so that ranks meet again before it begins.
-    keep : callable
-        Takes what comes in the place of a plan that is tried.
     traced : bool
-        Whether the times of this rank's tasks are taken; of the first chunk.
+        Whether the times of this rank's tasks are taken.
 
     Attributes
     ----------
     report : ExecutionReport
-        Once it is finished: what this rank did; of the first chunk.
+        Once it is finished: what this rank did.
     """
 
-    __slots__ = (
-        "_binding",
-        "_calls",
-        "_chunk",
-        "_keep",
-        "_num_chunks",
-        "_others",
-        "_plan",
-        "_planned",
-        "_request",
-        "_run",
-        "_staged",
-        "_started_s",
-        "_traced",
-        "report",
-    )
+    __slots__ = ("_began", "_binding", "_calls", "_planned", "_request", "_run", "_traced", "report")
 
-    def __init__(
-        self,
-        calls: Calls,
-        request: Request,
-        plan: AnyPlan,
-        binding: Binding | None,
-        planned: bool,
-        keep: Callable[[AnyPlan], None],
-        traced: bool,
-    ) -> None:
-        self._calls, self._request, self._plan, self._binding, self._keep = calls, request, plan, binding, keep
-        self._planned, self._traced, self._num_chunks = planned, traced, plan.summary.chunks
-        self._chunk, self._staged = 0, False
-        self._others: list[ExecutionReport] = []
-        self._run: Run | None = None  # while something of it runs
+    report: ExecutionReport
 
-    def start(self) -> None:
-        """Begin the product, and return soon."""
-        calls, written = self._calls, self._request.matrices[2]
-        try:
-            if written.info.file:
-                calls.store.is_written(written, written=False)
-            if self._plan.tuning:
-                self._started_s = time.perf_counter()
-            calls.now = self
-            self._begin()
-        except BaseException as error:
-            self._fail(error)
-            self.let_go()
-            raise
+    def __init__(self, calls: Calls, request: Request, binding: Binding, planned: bool, traced: bool) -> None:
+        self._calls, self._request, self._binding = calls, request, binding
+        self._planned, self._traced = planned, traced
+        self._began = False
 
-    def poll(self) -> bool:
-        """Get on without waiting; return whether `finish` has nothing of this rank's to wait for. Local."""
-        return self._run is None or (self._run.poll() and self._chunk + 1 == self._num_chunks)
-
-    def finish(self) -> None:
-        """Wait until all ranks have done their parts; raise what any of them met."""
-        plan = self._plan
-        try:
-            self._end()
-            while self._chunk < self._num_chunks:
-                self._begin()
-                self._end()
-            if plan.tuning:
-                self._keep(self._calls.judged(plan, time.perf_counter() - self._started_s))
-            written = self._request.matrices[2]
-            if written.info.file:
-                self._calls.store.is_written(written, written=True)
-        except BaseException as error:
-            self._fail(error)
-            raise
-        finally:
-            self.let_go()
-
-    @property
-    def result(self) -> CallResult:
-        """What this rank did, once it is finished."""
-        one, others = self.report, self._others
-        figures: tuple[float, ...] = (one.tasks, one.copy_bytes, one.issue_s, one.drain_s)
-        for more in others:
-            added = more.tasks, more.copy_bytes, more.issue_s, more.drain_s
-            figures = tuple(map(operator.add, figures, added))
-        return tuple.__new__(CallResult, (*figures, self._planned, self._staged))  # half the time of its constructor
-
-    def progress(self) -> float:
-        """Return about what part of it is done on this rank, from 0 to 1. Any thread may ask."""
-        binding = self._binding if self._run is not None else None
-        return (self._chunk + (0.0 if binding is None else binding.executable.progress())) / self._num_chunks
-
-    def let_go(self) -> None:
-        """Give the turn back, if it is not given back yet. Local."""
-        self._calls.now = None
-        self._calls.turns.release()
-
-    def _begin(self) -> None:
-        """Begin what comes next: all of the product, or a chunk."""
-        calls, binding, traced = self._calls, self._binding, self._traced and self._chunk == 0
-        if self._num_chunks > 1 or binding is None:
-            binding, is_new = calls.bind_chunk(self._plan, self._request, self._chunk)
-            self._binding = binding
-            self._planned |= is_new
-        executable = binding.executable
-        if traced:
+    def start(self, *, waits: bool = False) -> None:
+        """Begin the product, and return soon; or when this rank's part is over, if it waits for it anyway."""
+        calls, executable = self._calls, self._binding.executable
+        if self._traced:
             with agreement.collective(calls.group, "preparing a trace"):
                 executable.prepare_trace()
-        # Of chunks, too, each overwrites what the last one has used.
-        if self._planned or traced or self._num_chunks > 1:
+        if self._planned or self._traced:
             calls.group.barrier()
         alpha, beta = self._request.scalars
-        self._run = executable.start(
+        self._began = True
+        self._run: Run | ExecutionReport = (executable.run if waits else executable.start)(
             alpha=alpha,
             beta=beta,
             epoch=calls.binder.flags.begin(executable.span),
             timeout_s=calls.timeout_s,
-            traced=traced,
+            traced=self._traced,
         )
-        self._staged |= binding.staged
 
-    def _end(self) -> None:
-        """Wait for the end of what has begun, and pass the closing barrier with every rank's verdict."""
+    def poll(self) -> bool:
+        """Get on without waiting; return whether `finish` has nothing of this rank's to wait for. Local."""
+        return not isinstance(self._run, Run) or self._run.poll()
+
+    def finish(self) -> None:
+        """Wait until all ranks have done their parts; raise what any of them met."""
         calls, gate, run = self._calls, self._calls.gate, self._run
-        assert run is not None  # it has begun
-        try:
-            report = run.finish()
-        finally:
-            self._run = None
-        if self._chunk:
-            self._others.append(report)
-        else:
-            self.report = report
-        self._chunk += 1  # whatever others still do
+        self.report = report = run.finish() if isinstance(run, Run) else run
         calls.counters.add(report)
         error = report.error
         try:
-            if gate.close(error, calls.timeout_s):
+            if gate.close(error, calls.timeout_s):  # with every rank's verdict
                 # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
                 # nothing may be freed or reused any more.
                 lost = isinstance(error, StallError) or getattr(error, "fatal", False)
@@ -210,9 +115,93 @@ class Call:
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
         assert not report.aborted  # without a rank that reports why
+        written = self._request.matrices[2]
+        if written.info.file:
+            calls.store.is_written(written, written=True)
 
-    def _fail(self, error: BaseException) -> None:
-        """Leave a plan out that is tried and cannot run here: C is lost, but the next call need not be."""
-        cannot = isinstance(error, CapacityError | DeviceError) and is_agreed(error)
-        if cannot and self._plan.may_go and not self._calls.gate.broken:
-            self._keep(self._calls.without(self._plan))
+    @property
+    def result(self) -> CallResult:
+        """What this rank did, once it is finished."""
+        report, staged = self.report, self._binding.staged
+        figures = report.tasks, report.copy_bytes, report.issue_s, report.drain_s
+        return tuple.__new__(CallResult, (*figures, self._planned, staged))  # half the time of its constructor
+
+    def progress(self) -> float:
+        """Return about what part of it is done on this rank, from 0 to 1. Any thread may ask."""
+        return self._binding.executable.progress() if self._began else 0.0
+
+    def let_go(self) -> None:
+        """Give the turn back. Local; a second call does nothing."""
+        self._calls.now = None
+        self._calls.turns.release()
+
+
+class TriedCall(Call):
+    """A call by one of several plans, of which the fastest is looked for (`ScheduleOptions.tune`)."""
+
+    __slots__ = ("_keep", "_started_s", "_trial")
+
+    def __init__(self, trial: Trial, keep: Callable[[AnyPlan], None], *about: Any) -> None:
+        super().__init__(*about)
+        self._trial, self._keep = trial, keep
+
+    def start(self, *, waits: bool = False) -> None:
+        """See `Call.start`."""
+        self._started_s = time.perf_counter()
+        super().start(waits=waits)
+
+    def finish(self) -> None:
+        """See `Call.finish`; what is kept then is what the next call runs."""
+        calls, trial = self._calls, self._trial
+        try:
+            super().finish()
+        except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
+            if trial.may_go and is_agreed(error) and not calls.gate.broken:
+                self._keep(calls.without(trial))
+            raise
+        self._keep(calls.judged(trial, time.perf_counter() - self._started_s))
+
+
+class ChunkedCall(Call):
+    """A product of chunks, one after another: each is a call of its own, bound when it comes, under one turn."""
+
+    __slots__ = ("_chunked", "_each")
+
+    def __init__(self, chunked: Chunked, calls: Calls, request: Request, traced: bool) -> None:
+        self._calls, self._request, self._chunked, self._traced = calls, request, chunked, traced
+        self._each: list[Call] = []
+        self._planned = False
+
+    def start(self, *, waits: bool = False) -> None:
+        """See `Call.start`; of the first chunk."""
+        calls, number = self._calls, len(self._each)
+        binding, is_new = calls.bind_chunk(self._chunked, self._request, number)
+        self._planned |= is_new
+        # A barrier before each, as before calls that were planned: what it overwrites the last one has used.
+        self._each.append(Call(calls, self._request, binding, planned=True, traced=self._traced and not number))
+        self._each[-1].start(waits=waits)
+
+    def poll(self) -> bool:
+        """See `Call.poll`."""
+        return self._each[-1].poll() and len(self._each) == len(self._chunked.keys)
+
+    def finish(self) -> None:
+        """See `Call.finish`."""
+        self._each[-1].finish()
+        while len(self._each) < len(self._chunked.keys):
+            self.start(waits=True)
+            self._each[-1].finish()
+        self.report = self._each[0].report
+
+    @property
+    def result(self) -> CallResult:
+        """Of all chunks."""
+        every = [call.result for call in self._each]
+        tasks, copied, issue_s, drain_s = (sum(of_all) for of_all in zip(*(one[:4] for one in every), strict=True))
+        staged = any(one.staged for one in every)
+        return CallResult(int(tasks), int(copied), issue_s, drain_s, self._planned, staged)
+
+    def progress(self) -> float:
+        """See `Call.progress`."""
+        each = self._each
+        return (len(each) - 1 + each[-1].progress()) / len(self._chunked.keys) if each else 0.0

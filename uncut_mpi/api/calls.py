@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from uncut_mpi.api.binding import Binder, Binding, digest_of
-from uncut_mpi.api.call import Call
+from uncut_mpi.api.call import Call, ChunkedCall, TriedCall
 from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
@@ -103,11 +103,10 @@ class Calls:
         """Open, start and finish a product; parameters are those of `open`. Collective."""
         call = self.open(request, plan, keep, traced=traced)
         try:
-            call.start()
+            call.start(waits=True)
             call.finish()
-        except BaseException:
-            call.let_go()  # also of one that is cut short between the two
-            raise
+        finally:
+            call.let_go()
         return call
 
     def open(
@@ -160,11 +159,21 @@ class Calls:
                 plan, binding = self.prepare(plan, matrices, request.choices)
             assert not isinstance(plan, PlanKey)  # just prepared
             keep(plan)
+            if c.info.file:
+                self.store.is_written(c, written=False)
+            call: Call
+            if isinstance(plan, Chunked):
+                call = ChunkedCall(plan, self, request, traced)
+            elif isinstance(plan, Trial):
+                call = TriedCall(plan, keep, self, request, binding, not all_ready, traced)
+            else:
+                assert binding is not None  # ready or just prepared
+                call = Call(self, request, binding, not all_ready, traced)
+            self.now = call
+            return call
         except BaseException:
             turns.release()
             raise
-        planned = not all_ready and binding is not None  # chunks are bound when they come
-        return Call(self, request, plan, binding, planned, keep, traced)
 
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding | None]:
         """
