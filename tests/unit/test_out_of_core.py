@@ -319,3 +319,15 @@ def test_a_grid_that_is_asked_for_is_kept_where_memory_is_short(grid: tuple[int,
     assert made.schedule.grid == grid
     assert made.options.blocking.in_rings
     assert made.schedule.softbuf_bytes().max() <= 1 << 27
+
+
+@pytest.mark.parametrize("rows", [200, 1000])
+def test_blocks_of_c_that_are_asked_for_lie_on_a_grid_where_memory_is_short(rows: int) -> None:
+    options = ScheduleOptions(device_memory=6_880_000, blocking=Blocking(c_rows=rows))
+    problem, place = GemmProblem(4000, 100, 2000, DType.f64), Placement.parse("h,h,h")
+    try:
+        made = plan(problem, place, 4, load_machine("h200-4x"), options)
+    except CapacityError:
+        return
+    assert made.options.areas is None
+    assert made.options.blocking.c_rows == rows

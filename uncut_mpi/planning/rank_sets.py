@@ -108,8 +108,12 @@ class RankSets:
             cuts: list[dict[str, Any]] = [{}]
             if not is_cut(asked):
                 sizes = (sizes_of_columns([1.0] * len(ranks), columns) for columns in range(2, len(ranks)))
-                cuts = [{"grid": grid[:2], "splits": grid[2]} for grid in grids(len(ranks))]
-                cuts += [{"areas": in_columns(np.ones(len(ranks)), each), "splits": 1} for each in sizes]
+                rings = given.in_rings  # of a process grid, each rank of which has all of k
+                cuts = [
+                    {"grid": grid[:2], "splits": grid[2]} for grid in grids(len(ranks)) if grid[2] == 1 or not rings
+                ]
+                if not rings:
+                    cuts += [{"areas": in_columns(np.ones(len(ranks)), each), "splits": 1} for each in sizes]
             for cut in cuts:
                 splits = cut.pop("splits", given.splits)
                 if given.splits in (0, splits):
