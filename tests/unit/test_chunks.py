@@ -182,5 +182,5 @@ def test_little_host_memory_asks_for_smaller_blocks_until_there_are_too_many(cap
     words = ["-m", "300", "-n", "200", "-k", "100", "--ranks", "2", "--place", "f,f,f"]
     assert main([*words, "--host-memory", "6kB"]) == 0
     assert "of 6.000 kB allowed" in capsys.readouterr().out
-    assert main(["-m", "1500", "--ranks", "1", "--place", "f,f,f", "--host-memory", "3kB"]) == 2
+    assert main(["-m", "4000", "--ranks", "1", "--place", "f,f,f", "--host-memory", "6kB"]) == 2
     assert "500000 are the most" in " ".join(capsys.readouterr().err.split())

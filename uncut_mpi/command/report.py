@@ -8,19 +8,21 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from uncut_mpi.api.plans import PlanSummary
-from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.flag_values import scalar_json, scalar_text
 from uncut_mpi.command.nonfinite import NonFinite
-from uncut_mpi.command.product import Timing
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import OP_MARKS
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation
+
+if TYPE_CHECKING:  # `plan`, whose lines these are too, needs neither sessions nor MPI
+    from uncut_mpi.api.plans import PlanSummary
+    from uncut_mpi.command.check import CheckResult
+    from uncut_mpi.command.product import Timing
 
 _LABEL_WIDTH: Final = 11
 

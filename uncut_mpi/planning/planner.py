@@ -25,13 +25,11 @@ from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
+from uncut_mpi.planning.staging_budget import beside_copies
 from uncut_mpi.planning.variety import varied
 
-_HOPELESS: Final = 1.5
+_FAR_BEHIND: Final = 1.5
 """What a search for files finds to take so many times as long as another one's is tried no further."""
-
-_LITTLE_ROOM: Final = 1 << 16
-"""Blocks small enough for rings with less room are looked for step by step (bytes)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -121,39 +119,52 @@ def plan_several(
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
     straight = placement.straight(num_ranks)
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    asked, refusals = options, list[CapacityError]()
-    while True:
-        try:
-            several = _unstaged(problem, straight, num_ranks, machine, asked, files)
-        except (CapacityError, PlanError):
-            if refusals:  # of the smallest blocks that there are
-                raise refusals[-1] from None
-            raise
-        fit: list[Planned] = []
-        for planned in several:
-            if files and fit and planned.predicted_s > _HOPELESS * several[0].predicted_s:
-                break
+    about = problem, placement, straight, machine
+    try:
+        fit = _all_staged(*about, machine, options, private, files)
+    except CapacityError as error:
+        fit, refusal = [], error
+        beside, several = beside_copies(problem, placement, machine, options, private)
+        for asked in several:
             try:
-                fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
-            except CapacityError as error:  # another one may need less
-                refusals.append(error)
-        if fit:
-            break
-        # With less room on devices blocks are smaller, and so is what is copied beside them. Half as much may do. If it
-        # does not, an error is not to take long.
-        room = min(int(one.schedule.softbuf_bytes().max()) for one in several) // (2 if asked is options else 8)
-        if options.host_memory:
-            room = min(room, max(8 * options.host_memory, _LITTLE_ROOM))
-        if not room:
-            raise refusals[-1]
-        asked = changed(options, device_memory=room)
-    if asked is not options:
-        fit = [
-            dataclasses.replace(one, options=changed(one.options, device_memory=options.device_memory)) for one in fit
-        ]
+                fit += _all_staged(*about, beside, asked, private, files)
+            except CapacityError as another:
+                refusal = another if options.host_memory else error
+        if not fit:
+            raise refusal from None
+        fit.sort(key=lambda one: one.predicted_s)
     if files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
+
+
+def _all_staged(
+    problem: GemmProblem,
+    placement: Placement,
+    straight: Placement,
+    machine: Machine,
+    beside: Machine,
+    options: ScheduleOptions,
+    private: Collection[int],
+    files: Collection[int],
+) -> list[Planned]:
+    """
+    Return schedules to try with what is staged of them, the best first; CapacityError if there is room for none.
+
+    They are planned with the memory that `beside` has, and may take with their copies what `machine` has.
+    """
+    several = _unstaged(problem, straight, machine.num_ranks, beside, options, files)
+    fit, refusals = list[Planned](), list[CapacityError]()
+    for planned in several:
+        if files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:
+            break
+        try:
+            fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
+        except CapacityError as error:  # another one may need less
+            refusals.append(error)
+    if not fit:
+        raise refusals[-1]
+    return fit
 
 
 def _unstaged(

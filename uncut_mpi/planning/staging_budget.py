@@ -1,0 +1,64 @@
+"""What there is room for beside copies of matrices that are staged, in one step: on devices, and in host memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import numpy as np
+
+from uncut_mpi.model.locations import Space, location_table
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, aligned_ld, user_pieces, user_table
+from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.out_of_core import may_be_cut
+from uncut_mpi.planning.staging import PIECES, SHAPE
+
+
+def beside_copies(
+    problem: GemmProblem,
+    placement: Placement,
+    machine: Machine,
+    options: ScheduleOptions,
+    private: Collection[int],
+) -> tuple[Machine, list[ScheduleOptions]]:
+    """
+    Return what devices have beside all copies that are staged there, and options whose blocks host memory has room for.
+
+    Copies in host memory are cut by columns. So the least that these take is a column of a block of each of a rank's
+    matrices; with several, some are copied while others are used.
+
+    Parameters
+    ----------
+    problem, placement, machine, options, private
+        As for `uncut_mpi.planning.planner.plan_several`.
+    """
+    oriented, item = options.oriented(problem), problem.dtype.itemsize
+    users, pieces = user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement)
+    turned = pieces["buffer"][pieces["turned"] != 0]
+    copied = users[sorted({*private, *turned.tolist()})]
+    of = location_table(machine.num_ranks)[copied["location"]]
+    on_devices, of_ranks = np.zeros(machine.num_ranks, np.int64), np.zeros(machine.num_ranks + 1, np.int64)
+    sizes = [aligned_ld(rows, problem.dtype) * cols * item + BUFFER_ALIGNMENT for rows, cols in copied[SHAPE].tolist()]
+    there = of["space"] == Space.DEVICE
+    np.add.at(on_devices, of["rank"][there], np.array(sizes, np.int64)[there])
+    np.add.at(of_ranks, of["rank"][~there], 1)
+    beside = dataclasses.replace(machine, memory_bytes=np.maximum(machine.memory_bytes - on_devices, 1))
+    if not options.host_memory or not of_ranks.any() or not may_be_cut(oriented.blocking):
+        return beside, [options]
+    room = options.host_memory // int(of_ranks.max()) - BUFFER_ALIGNMENT
+    extents = {
+        "c_rows": problem.m,
+        "c_cols": problem.n if problem.trans_b != "N" else 0,
+        "block": problem.k if problem.trans_a != "N" or problem.trans_b == "N" else 0,
+    }
+    free = {name: extent for name, extent in extents.items() if extent and not getattr(oriented.blocking, name)}
+    several = []
+    for columns in (PIECES, 1):
+        longest = room // columns // COLUMN_ALIGNMENT * COLUMN_ALIGNMENT // item
+        if longest > 0:
+            short = {name: min(longest, extent) for name, extent in free.items()}
+            several.append(changed(oriented, blocking=changed(oriented.blocking, **short)).oriented(problem))
+    return beside, several
