@@ -1,4 +1,4 @@
-"""What README.md and docs/how-to.md tell a reader to type works: programs, commands, flags."""
+"""What README.md and docs/how-to/ tell a reader to type works: programs, commands, flags; links lead somewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from uncut_mpi.bench.arguments import make_bench_parser
 from uncut_mpi.command.calibrate_arguments import make_calibrate_parser
 from uncut_mpi.command.flags import make_parser, make_plan_parser
 
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "how-to.md")
+HOW_TO = ROOT / "docs" / "how-to"
+DOCUMENTS = {"README": [ROOT / "README.md"], "how-to": sorted(HOW_TO.glob("*.md"))}
 PARSERS = {
     "gemm": make_parser(),
     "plan": make_plan_parser(),
@@ -56,16 +57,16 @@ def commands_of(text: str) -> list[str]:
     return [words for line in lines if (words := re.sub(r"(^|\s+)#.*", "", line).strip())]
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_the_programs_run_on_two_ranks(path, tmp_path):
-    blocks = blocks_of(path.read_text(), "python")
-    assert blocks
-    # Errors name the document and count its lines.
+@pytest.mark.parametrize("pages", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_the_programs_run_on_two_ranks(pages, tmp_path):
+    # Errors name the page and count its lines.
     runnable = [
         (path.name, "\n" * (line - 1) + text)
-        for line, text in blocks
+        for path in pages
+        for line, text in blocks_of(path.read_text(), "python")
         if not any(f"import {name}" in text for name in MISSING)
     ]
+    assert runnable
     program = tmp_path / "blocks.py"
     program.write_text(PRELUDE.format(blocks=runnable))
     output = run_command(f"mpiexec -n 2 python -m mpi4py {program}", tmp_path)
@@ -73,13 +74,12 @@ def test_the_programs_run_on_two_ranks(path, tmp_path):
 
 
 def test_ten_minutes_end_with_two_files_multiplied(tmp_path):
-    text = DOCUMENTS[1].read_text()
-    section = text[text.index("## Ten minutes") : text.index("## Set up")]
-    name, program = re.search(r"Save this as `(\S+)`:\n\n```python\n(.*?)```", section, re.DOTALL).groups()
+    text = (HOW_TO / "first-steps.md").read_text()
+    name, program = re.search(r"Save this as `(\S+)`:\n\n```python\n(.*?)```", text, re.DOTALL).groups()
     (tmp_path / name).write_text(program)
     started = [
         run_command(command, tmp_path)
-        for _, block in blocks_of(section, "")
+        for _, block in blocks_of(text, "")
         for command in commands_of(block)
         if command.startswith(("mpiexec ", "python "))
     ]
@@ -89,16 +89,27 @@ def test_ten_minutes_end_with_two_files_multiplied(tmp_path):
     assert (tmp_path / "C.npy").exists()
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_the_commands_have_flags_that_exist(path):
+@pytest.mark.parametrize("pages", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_the_commands_have_flags_that_exist(pages):
     found = 0
-    for line, text in blocks_of(path.read_text(), ""):
-        for command in commands_of(text):
-            called = re.search(r"python -m uncut_mpi[. ](\w+)(.*)", command)
-            if called:
-                found += 1
-                try:
-                    PARSERS[called[1]].parse_args(shlex.split(called[2]))
-                except Exception as error:
-                    pytest.fail(f"{path.name}, block at line {line}: {command}: {error}")
+    for path in pages:
+        for line, text in blocks_of(path.read_text(), ""):
+            for command in commands_of(text):
+                called = re.search(r"python -m uncut_mpi[. ](\w+)(.*)", command)
+                if called:
+                    found += 1
+                    try:
+                        PARSERS[called[1]].parse_args(shlex.split(called[2].split(" | ")[0]))
+                    except Exception as error:
+                        pytest.fail(f"{path.name}, block at line {line}: {command}: {error}")
     assert found > 2
+
+
+def test_links_lead_to_pages_and_headings():
+    for path in [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+            page = path.parent / target if target else path
+            assert page.exists(), f"{path.name}: {target}"
+            if anchor:
+                headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+                assert anchor in [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings], anchor
