@@ -116,11 +116,14 @@ def test_the_version_is_the_one_of_the_project_file():
     assert uncut_mpi.__version__ == version
 
 
-def test_links_between_documents_lead_somewhere():
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def test_links_between_documents_lead_to_pages_and_headings():
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} links to {target}"
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE) if anchor else [""]
+            slugs = [re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{page.name} links to {target}#{anchor}"
 
 
 def test_files_that_the_readme_names_exist():

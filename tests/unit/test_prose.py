@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 MOST_WORDS = 30
 MOST_LINES = 15
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted((ROOT / "uncut_mpi").rglob("*.py"))
 TREE = re.compile(r"^::\n\n(?:    .*\n?|\n)+", re.MULTILINE)  # a literal block of a docstring
 BLOCK = re.compile(r"^(`{3,})[^\n]*\n.*?^\1$", re.MULTILINE | re.DOTALL)  # code
