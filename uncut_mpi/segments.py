@@ -9,6 +9,7 @@ before it is used. So too little memory is a `CapacityError`, and never a bus er
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import errno
@@ -246,14 +247,15 @@ class _OpenFile:
     """
 
     def __init__(self, opening: Callable[..., int], *arguments: object) -> None:
-        self._close = weakref.finalize(self, os.close, opening(*arguments))
+        self._held: list[int] = []
+        # Opening and keeping are one step of the interpreter, as are taking and closing: no interrupt comes between.
+        self._close = weakref.finalize(self, collections.deque, map(os.close, self._held), 0)
+        self._held.extend(map(opening, *([one] for one in arguments)))
 
     @property
     def descriptor(self) -> int:
         """By which it is open."""
-        alive = self._close.peek()
-        assert alive is not None  # nobody asks for that of a closed file
-        return int(alive[2][0])
+        return self._held[0]
 
     def close(self) -> None:
         """Close it. A second call does nothing."""

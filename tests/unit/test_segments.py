@@ -397,6 +397,24 @@ def interrupted_everywhere(call):
     segment.close()
 
 
+def test_an_interrupt_between_opening_and_keeping_leaks_nothing():
+    def profile(frame, event, argument):
+        if event == "c_return" and argument in (os.open, os.memfd_create):
+            raise KeyboardInterrupt
+
+    before = len(os.listdir("/proc/self/fd"))
+    for use_file in (False, True):
+        sys.setprofile(profile)
+        try:
+            Segment.create(1000, "a test", use_file=use_file).close()
+        except KeyboardInterrupt as error:
+            error.__traceback__ = None
+        finally:
+            sys.setprofile(None)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not names()
+
+
 def files_of_shared_memory():
     links = (f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd"))
     return [os.readlink(link) for link in links if os.path.islink(link) and "/dev/shm" in os.readlink(link)]
