@@ -1,17 +1,20 @@
 """
 Files that appear under their name only when they are complete.
 
-Until then a file is called as it will be, with ``.partial`` behind that, in the same folder. An error removes it; a
-process that is killed leaves it, and the next one says so.
+Until then a file is called as it will be, with ``.partial`` behind that, in the same folder. An error removes it, on
+whichever process of its job; a job that is killed leaves it, and the next one says so.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import stat
+import sys
 from typing import Final
 
 from uncut_mpi.errors import DataFileError, reason
@@ -21,6 +24,7 @@ OVERWRITE: Final = "give --overwrite"
 """How commands are told to replace a file."""
 
 PARTIAL: Final = ".partial"
+_logger = logging.getLogger("uncut_mpi")
 _MOST_BYTES: Final = 255  # of a name in a folder
 
 
@@ -30,7 +34,53 @@ def partial_of(final: str) -> str:
     return os.path.join(folder, os.fsdecode(os.fsencode(name)[: _MOST_BYTES - len(PARTIAL)]) + PARTIAL)
 
 
-class UnfinishedFile:
+def _made(path: str) -> int:
+    return open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+
+
+class Discardable:
+    """
+    A file without its name that this process removes if its job fails; written here, or held by a peer.
+
+    Parameters
+    ----------
+    path : str
+        What it is called.
+    descriptor : int
+        By which it is open here; closed by `discard`.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path, self.descriptor = os.path.abspath(path), descriptor
+        self.is_open = self._is_there = True
+        self._process = os.getpid()
+        _open.add(self)
+
+    def discard(self) -> None:
+        """Remove it, unless it has its name. A second call does nothing."""
+        _open.discard(self)
+        if self.is_open:
+            self.is_open = False
+            if self._is_there and self._is_mine():
+                with contextlib.suppress(OSError):
+                    os.unlink(self.path)
+            os.close(self.descriptor)
+
+    def tell(self) -> None:
+        """Say that it is left, if this process has made it."""
+
+    def _is_mine(self) -> bool:
+        """Return whether the file still has its name, no other one has taken it, and this is no fork."""
+        with contextlib.suppress(FileNotFoundError):
+            same = os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
+            return same and self._process == os.getpid()
+        return False
+
+
+_open: Final[set[Discardable]] = set()
+
+
+class UnfinishedFile(Discardable):
     """
     A file that is written before it has its name; held by one process, which others of its user may help to write it.
 
@@ -60,13 +110,13 @@ class UnfinishedFile:
     """
 
     def __init__(self, final: str, *, overwrite: bool) -> None:
-        self.final, self.path, self._overwrite = final, partial_of(final), overwrite
-        self.descriptor = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-        self.is_open = self._is_there = True
+        self.final, self._overwrite = final, overwrite
+        super().__init__(partial_of(final), _made(partial_of(final)))
+        self._is_there = False
         try:
             self._take()
         except BaseException:
-            os.close(self.descriptor)
+            self.discard()
             raise
 
     def _take(self) -> None:
@@ -78,11 +128,18 @@ class UnfinishedFile:
         except OSError:
             pass  # a file system without locks
         found = os.fstat(self.descriptor)
-        if not (os.path.exists(self.path) and os.path.samestat(found, os.stat(self.path))):  # completed meanwhile
+        if not self._is_mine():  # completed meanwhile
             raise in_use
-        if found.st_size and not self._overwrite:
-            raise FileExistsError(errno.EEXIST, "a job that was cut short has left it")
-        os.ftruncate(self.descriptor, 0)
+        if found.st_size:
+            if not self._overwrite:
+                raise FileExistsError(errno.EEXIST, "a job that was cut short has left it")
+            os.unlink(self.path)  # and not emptied: a process of that job may still be about to discard what it knows
+            fresh = _made(self.path)
+            os.dup2(fresh, self.descriptor, inheritable=False)
+            os.close(fresh)
+            self._take()
+            return
+        self._is_there = True
         if os.path.exists(self.final):
             os.fchmod(self.descriptor, stat.S_IRUSR | stat.S_IWUSR)
 
@@ -100,34 +157,26 @@ class UnfinishedFile:
         try:
             os.fsync(self.descriptor)
             self._give_name()
+        finally:
+            self.discard()
+        with contextlib.suppress(OSError):  # it is complete, also in a folder that nobody may read
             directory = os.open(os.path.dirname(self.final), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
             finally:
                 os.close(directory)
-        finally:
-            self.discard()
 
-    def discard(self) -> None:
-        """Remove the unfinished file. After `commit`, or a second time, it does nothing."""
-        if self.is_open:
-            self.is_open = False
-            if self._is_there and self._is_mine():
-                with contextlib.suppress(OSError):
-                    os.unlink(self.path)
-            os.close(self.descriptor)
+    def tell(self) -> None:
+        """Say that it is left."""
+        if self._process == os.getpid():
+            mend = "call Session.commit or Session.close before the end (overwrite=True makes it again)"
+            _logger.warning("%s was not completed and is left as %s: %s", self.final, self.path, mend)
 
     def __enter__(self) -> UnfinishedFile:
         return self
 
     def __exit__(self, *unused: object) -> None:
         self.discard()
-
-    def _is_mine(self) -> bool:
-        """Return whether the unfinished file still has its name, and no other one has taken it."""
-        with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self.descriptor), os.lstat(self.path))
-        return False
 
     def _give_name(self) -> None:
         if not self._is_mine():
@@ -158,15 +207,34 @@ def unfinished_file(
     what: str, path: str, *, overwrite: bool, how: str = OVERWRITE, done: str = "written"
 ) -> UnfinishedFile:
     """Return the unfinished file of a name, or raise DataFileError, which begins with `what`."""
+    if os.path.basename(path) in ("", os.curdir, os.pardir):
+        raise DataFileError(f"{what or 'an empty path'} names no file: end it with the name of one")
     final = os.path.realpath(path)
     try:
         return UnfinishedFile(final, overwrite=overwrite)
     except (FileExistsError, BlockingIOError) as error:
         mend = "wait until it is complete" if isinstance(error, BlockingIOError) else f"{how} to replace it"
+        if any(one.path == partial_of(final) for one in _open):
+            mend = "commit or release the matrix that writes it"
         found = f"{what} is there unfinished as {partial_of(final)}, {reason(error)}"
         raise DataFileError(f"{found}: {mend}, or name another file") from None
     except OSError as error:
         raise DataFileError(f"{what} cannot be {done}: {reason(error)}") from None
+
+
+def discard_unfinished() -> None:
+    """Remove all files that this process writes or helps to write and that have no name yet: its job fails. Local."""
+    for file in [*_open]:
+        file.discard()
+
+
+@atexit.register
+def _end() -> None:
+    """Discard them after an error that nobody caught, but for one at a prompt; else say what is left."""
+    if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
+        discard_unfinished()
+    for file in _open:
+        file.tell()
 
 
 def replace_file(path: str, content: bytes) -> None:

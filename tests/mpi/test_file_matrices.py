@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert, expect
+from tests.helpers import jobs
+from tests.helpers.collective import carried, collective_assert, expect
+from uncut_mpi.device.files import FileWindow
 
 pytestmark = pytest.mark.mpi(min_size=1)
 ROOM = 150_000
@@ -147,8 +149,14 @@ def test_a_new_file_takes_a_result(comm, open_session, folder, order):
         comm.Barrier()
         session.gemm(*map(session.open_file, paths), c)
         collective_assert(comm, not (folder / "c.npy").exists(), "an unfinished file has its name")
-        for _ in range(2):
-            session.commit(c)
+        flushed = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FileWindow, "flush", lambda window: flushed.append(window.path))
+            for _ in range(2):
+                session.commit(c)
+            session.commit(session.open_file(paths[0]))
+        wanted = [str(folder / "c.npy")] * 2 + [paths[0]]
+        collective_assert(comm, flushed == wanted, f"what was written later is not brought to the disk: {flushed}")
         found = np.load(folder / "c.npy")
         collective_assert(comm, close(found, a @ b, 230) and found.flags.f_contiguous == (order == "F"), "a result")
         again = functools.partial(session.create_file, folder / "c.npy", (3, 3), "f64")
@@ -173,6 +181,12 @@ def test_a_new_file_takes_a_result(comm, open_session, folder, order):
         half = session.open_file(folder / "h.npy", dtype="bf16")
         collective_assert(comm, half.shape == (5, 4), repr(half))
         expect(comm, um.ParamError, ["path = 7"], lambda: session.create_file(7, (3, 3), "f64"))
+        for make in (session.open_file, lambda path: session.create_file(path, (3, 3), "f64")):
+            expect(comm, um.ParamError, ["path = ''", "name a file"], functools.partial(make, ""))
+        for end in ("none/", "none/."):
+            nameless = functools.partial(session.create_file, f"{folder}/{end}", (3, 3), "f64")
+            expect(comm, um.DataFileError, [end, "names no file"], nameless)
+        collective_assert(comm, not any("none" in name for name in left(comm, folder)), "a file without a name")
         expect(comm, um.ParamError, ["shape"], lambda: session.create_file(folder / "e.npy", (3,), "f64"))
 
 
@@ -234,6 +248,52 @@ def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(co
     found, mode = np.load(path), path.stat().st_mode & 0o777
     collective_assert(comm, (found.size == 81) == (end in ("release", "close")) and mode == 0o600, f"{found}, {mode:o}")
     collective_assert(comm, left(comm, folder) == ["c.npy"], "something is left")
+
+
+PROGRAM = """
+import os, sys
+from mpi4py import MPI
+import uncut_mpi as um
+
+comm, how, path = MPI.COMM_WORLD, *sys.argv[1:3]
+session = um.Session(comm, backend="host", machine=um.Machine.uniform(2))
+c = session.create_file(path, (9, 9), "f64", overwrite="overwrite" in sys.argv)
+a = session.empty_host((9, 9))
+a.array[:] = 1.0
+session.barrier()
+session.gemm(a, a, c)
+if how == "goes on":
+    session.close()
+elif comm.rank == 1 and how == "killed":
+    os.kill(os.getpid(), 9)
+elif comm.rank == 1 and how == "error":
+    raise ValueError("mine")
+elif comm.rank == 1 and how == "exit":
+    with session:
+        sys.exit(4)
+if how != "ends":
+    session.barrier()
+"""
+
+
+def test_what_a_program_leaves_that_does_not_close_its_session_and_how_the_next_goes_on(comm, folder):
+    with carried(comm):
+        if comm.rank == 0:
+            (folder / "program.py").write_text(PROGRAM)
+
+            def run(how, *more):
+                return jobs.start(["-m", "mpi4py", folder / "program.py", how, folder / f"{how[:4]}.npy", *more])
+
+            running = [run(how) for how in ("killed", "error", "exit", "ends")]
+            said = [jobs.ended(one) for one in running]
+            assert [status for status, _, _ in said] == [9, 1, 4, 0], said
+            assert sorted(os.listdir(folder)) == ["ends.npy.partial", "kill.npy.partial", "program.py"]
+            assert said[3][2].count("was not completed and is left") == 1, said[3]
+            (folder / "kill.npy.partial").rename(folder / "goes.npy.partial")
+            status, _, errors = jobs.ended(run("goes on"))
+            assert "pass overwrite=True" in errors, (status, errors)
+            status, _, errors = jobs.ended(run("goes on", "overwrite"))
+            assert (np.load(folder / "goes.npy") == 9.0).all(), errors
 
 
 def broken(*unused):

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from uncut_mpi import unfinished
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix, open_operands, output_order
 from uncut_mpi.command.output import check_output
 from uncut_mpi.errors import CapacityError, DataFileError
@@ -297,6 +298,54 @@ def test_what_a_killed_process_leaves_is_no_result_and_the_next_one_says_what_go
     assert os.listdir(tmp_path) == ["out.npy"]
 
 
+def test_what_is_left_of_a_job_that_was_cut_short_may_still_be_discarded_by_its_processes(tmp_path):
+    partial = tmp_path / "out.npy.partial"
+    partial.write_bytes(b"left")
+    late = unfinished.Discardable(str(partial), os.open(partial, os.O_RDONLY))
+    with create(tmp_path / "out.npy", np.eye(3), overwrite=True) as out:
+        late.discard()
+        out.target.write_lines(np.eye(3))
+        out.commit()
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.eye(3))
+    assert os.listdir(tmp_path) == ["out.npy"]
+
+
+def test_a_fork_leaves_the_unfinished_file_of_its_parent(tmp_path):
+    with create(tmp_path / "out.npy", np.eye(3)) as out:
+        process = multiprocessing.get_context("fork").Process(target=unfinished.discard_unfinished)
+        process.start()
+        process.join(60)
+        out.target.write_lines(np.eye(3))
+        out.commit()
+    assert os.listdir(tmp_path) == ["out.npy"]
+
+
+def test_a_folder_that_cannot_be_read_does_not_take_the_name_away(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refuse(name, flags, *more, **named):
+        if flags & os.O_DIRECTORY:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(name, flags, *more, **named)
+
+    with create(tmp_path / "out.npy", np.eye(3)) as out:
+        monkeypatch.setattr(os, "open", refuse)
+        out.commit()
+    assert os.listdir(tmp_path) == ["out.npy"]
+
+
+def test_a_file_that_cannot_be_taken_is_not_left_empty(tmp_path, monkeypatch):
+    def refuse(*unused):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    path = tmp_path / "out.npy"
+    path.write_bytes(b"mine")
+    monkeypatch.setattr(os, "fchmod", refuse)
+    with pytest.raises(DataFileError, match="cannot be created"):
+        create(path, np.eye(3), overwrite=True)
+    assert os.listdir(tmp_path) == ["out.npy"]
+
+
 def test_a_file_that_is_being_written_is_not_taken_over(tmp_path):
     path = tmp_path / "out.npy"
     with create(path, np.eye(3)) as out:
@@ -304,7 +353,7 @@ def test_a_file_that_is_being_written_is_not_taken_over(tmp_path):
             lambda: create(path, np.eye(3), overwrite=True),
             lambda: check_output(str(path), overwrite=True),
         ):
-            with pytest.raises(DataFileError, match="is writing it"):
+            with pytest.raises(DataFileError, match="is writing it: commit or release the matrix that writes it"):
                 refuse()
         out.target.write_lines(np.eye(3))
         out.commit()

@@ -7,6 +7,7 @@ collective call that makes or releases a matrix frees those which every rank has
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import numbers
 import os
@@ -58,6 +59,7 @@ from uncut_mpi.regular import open_regular
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.unfinished import Discardable
 
 Start = tuple[int, int]
 """First row and column of a part."""
@@ -97,7 +99,7 @@ class _Held:
     opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
     unfinished: bool = False  # a file that has no name yet
     written: bool = False  # whether a call has written it to its end, and none has failed to do so since
-    output: OutputFile | None = None  # on rank 0, until it has its name
+    output: OutputFile | Discardable | None = None  # of such a file; rank 0 makes it, others help
     lost: bool = False  # a file that could not be completed and is gone
 
 
@@ -189,7 +191,7 @@ class MatrixStore:
         starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
         return self._deal([*zip(given, starts, strict=True)], None, matrix.shape, matrix.dtype)
 
-    def open_file(self, file: MatrixFile, *, writeable: bool, output: OutputFile | None = None) -> Matrix:
+    def open_file(self, file: MatrixFile, *, writeable: bool, output: OutputFile | Discardable | None = None) -> Matrix:
         """
         See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own.
 
@@ -208,6 +210,10 @@ class MatrixStore:
         layout = Layout.cols() if file.order == "F" else Layout.rows()
         matrix = self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
         held = self._held[matrix.info.number]
+        if file.open_path and output is None:
+            windows = [line.grip.window for line in mine if line.grip.window is not None]
+            with contextlib.suppress(OSError):  # then an error of this rank alone leaves it to rank 0
+                output = Discardable(file.open_path, os.dup(windows[0].descriptor)) if windows else None
         held.unfinished, held.output = bool(file.open_path), output
         return matrix
 
@@ -313,15 +319,15 @@ class MatrixStore:
         """See `Session.commit`, of the matrix of a number."""
         held = self._held[number]
         self._check_there(held)
-        if not held.unfinished:
-            return
         with agreement.collective(self._group, "completing a matrix file"):
             for grip in held.grips:
                 if grip.window is not None:
                     grip.window.flush()
+        if not held.unfinished:
+            return
         held.unfinished, held.lost = False, True
         with agreement.collective(self._group, "completing a matrix file"):
-            if held.output is not None:
+            if isinstance(held.output, OutputFile):
                 held.output.commit()
         held.lost = False
 

@@ -321,8 +321,9 @@ class MakesMatrices(SessionBase):
 
         Until it is complete it is called as `path` with ``.partial`` behind that, in the same folder. It gets its name
         by `commit`, `release` or `close`; by the last two if the last call that wrote to it has succeeded, else they
-        remove it. An error that ends the session removes it, too. A job that is killed, or ends without
-        closing its session, leaves it.
+        remove it. An error that leaves the session's ``with``, or that nobody catches, removes it, too, whichever rank
+        has it. A job that is killed leaves it; so does one that ends without closing its session, which rank 0 says
+        then.
 
         Parameters
         ----------
@@ -381,7 +382,8 @@ class MakesMatrices(SessionBase):
         """
         Give a file of `create_file` its name, with all that was written to it safe on the disk. Collective.
 
-        The matrix can be used as before; what is written from now on changes the file. A second call does nothing.
+        The matrix can be used as before; what is written from now on changes the file. If it has its name, or is one
+        of `open_file`, the call does the rest: all that was written until now is safe on the disk.
 
         Raises
         ------
@@ -433,4 +435,6 @@ def path_of(path: object) -> str:
     """Return the path that a caller names, or raise ParamError."""
     if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
         raise ParamError(f"path = {shown(path)} is no path: pass a str")
+    if not os.fspath(path):
+        raise ParamError("path = '' is empty: name a file")
     return os.fspath(path)

@@ -24,6 +24,7 @@ import numpy as np
 from uncut_mpi.errors import INTERRUPTED, ParamError, PeerFailedError, named
 from uncut_mpi.spmd.group import Backoff
 from uncut_mpi.spmd.runtime import MPI, require_mpi
+from uncut_mpi.unfinished import discard_unfinished
 
 _OURS = __name__.partition(".")[0]
 _OF_CALLERS = ParamError | PeerFailedError | KeyboardInterrupt  # of these our frames say nothing
@@ -164,6 +165,7 @@ def tell_once(job: bytes) -> None:
 
 def end_job(comm: Any, exit_status: int) -> None:
     """End the job of all ranks at once, with this status. Not collective."""
+    discard_unfinished()
     # The launcher passes on what was written a moment ago only if the job lives that much longer.
     time.sleep(_LAST_WORDS_S)
     unlink_mpi_segments()
