@@ -18,6 +18,8 @@ from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.lines import blocks, lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order
+from uncut_mpi.regular import open_regular
+from uncut_mpi.unfinished import Discardable
 
 _PART_OF_HOST = 0.8
 """Files of more than this part of the host memory that is free are not read into it."""
@@ -67,7 +69,8 @@ class Streamed:
         order: Order,
     ) -> None:
         assert arguments.out_path is not None  # the command line has files
-        self._session, self._before, self._output = session, files[2] if arguments.beta != 0 else None, None
+        self._session, self._before = session, files[2] if arguments.beta != 0 else None
+        self._output: OutputFile | Discardable | None = None
         with session.together("checking the placement"):
             if any(one != Location.host() for one in (arguments.place.a, arguments.place.b, arguments.place.c)):
                 raise ParamError(
@@ -85,6 +88,10 @@ class Streamed:
             with self.naming():
                 self.a, self.b = (session.open_file(one.path, dtype=one.dtype) for one in (a, b))
                 self.c = session.open_file(self._target.open_path, dtype=a.dtype, mode="r+")
+            lines = lines_of(self._target.num_lines, session.rank, session.size)
+            if session.rank and lines.start < lines.stop:  # of those it was found to be the file of rank 0
+                with contextlib.suppress(OSError):
+                    self._output = Discardable(self._target.open_path, open_regular(self._target.open_path))
             self.result = InFile.of(self._target)
             first_c = self.result if self._before is None else InFile.of(self._before)
             self.values = InFile.of(a), InFile.of(b), first_c
@@ -124,7 +131,7 @@ class Streamed:
     def commit(self) -> None:
         """Give the output file its name."""
         with self._session.together("completing the output file"):
-            if self._output is not None:
+            if isinstance(self._output, OutputFile):
                 self._output.commit()
 
     def discard(self) -> None:
