@@ -12,7 +12,7 @@ from uncut_mpi.model.parts import Part
 
 def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
     """
-    Return the ranks of whose parts writing changes an element of another matrix.
+    Return ranks whose part of `written` overlaps `x`.
 
     Exact for parts of one leading dimension and type; otherwise true whenever they share a byte between their first
     and last ones.

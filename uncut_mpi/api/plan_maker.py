@@ -110,7 +110,7 @@ class PlanMaker:
         options = keys[0].options
         copied = any(key.private for key in keys)
         of_devices, of_host = self._budget.agree(options.device_memory, held), options.host_memory
-        if copied or of_host or self._budget.host_memory:  # an amount that there is not is refused, needed or not
+        if copied or of_host or self._budget.host_memory:  # reject an unavailable budget even if unused
             most = self._budget.agree_host(of_host)
             of_host = most if copied else of_host
         return Room(of_devices, of_host)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Hashable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -30,11 +31,17 @@ from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, Dealt, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
 from uncut_mpi.planning.limits import MANY_BUFFERS, MAX_TASKS
+from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import Extents, cut_to_fit, may_be_cut
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
 from uncut_mpi.planning.ways import ways_of
+
+# What is said of the schedule beside k-blocks, which the steps of a request have: no option can be forgotten here.
+_IN_STEPS: Final = ("first", "block", "growth", "order", "tail")
+_CUT: Final = operator.attrgetter(*(name for name, about in declared(ScheduleOptions) if "kblocks" in about.takers))
+_HOW: Final = operator.attrgetter(*(name for name, _ in declared(Blocking) if name not in _IN_STEPS))
 
 
 def schedule(
@@ -302,21 +309,8 @@ class Prepared:
 
     @property
     def alike(self) -> Hashable:
-        """What schedules have in common that are the same: k-blocks may have the same ends by other rules."""
-        options, how = self.options, self.options.blocking
-        cut = options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas
-        blocks = (
-            how.splits,
-            how.columns,
-            how.rows,
-            how.c_rows,
-            how.c_cols,
-            how.slots,
-            how.c_slots,
-            how.b_slots,
-            how.sweep,
-        )
-        return *cut, *blocks, how.lanes, how.delivery, how.begin, how.combine, how.away, self._request.steps_digest
+        """A key equal for identical schedules: k-blocks may have the same ends by other rules."""
+        return _CUT(self.options), _HOW(self.options.blocking), self._request.steps_digest
 
     @property
     def fits(self) -> bool:

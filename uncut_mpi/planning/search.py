@@ -41,8 +41,8 @@ _AS_LITTLE: Final = 1 / 3
 
 _ALMOST: Final = 1e-3
 """
-The same for bytes of matrices in parts: what moves least leaves them where they are. So it is where ranks have not room
-for all. What is more than the least by less than this is no matter of choice, as the padding of a panel.
+The same for bytes of matrices in parts, and where ranks have not room for all: what moves least leaves them where they
+are. Smaller differences, such as padding, do not decide.
 """
 
 _ROUNDS: Final = 3
