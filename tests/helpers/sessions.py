@@ -66,7 +66,7 @@ def hide_arrays(session: um.Session, monkeypatch, hidden=lambda array: True) -> 
 def refuse_pins(session: um.Session, monkeypatch, refused=lambda array: True) -> None:
     """Make the session's backend page-lock no arrays of callers that are `refused`."""
     backend, store = session._backend, session._store
-    describe = store._describe
+    describe = store._grips.of_array
 
     def refuse(address, nbytes):
         raise um.PinError(f"{nbytes} bytes refused on purpose")
@@ -77,7 +77,7 @@ def refuse_pins(session: um.Session, monkeypatch, refused=lambda array: True) ->
                 patch.setattr(backend, "pin", refuse)
             return describe(array, *arguments)
 
-    monkeypatch.setattr(store, "_describe", describe_refused)
+    monkeypatch.setattr(store._grips, "of_array", describe_refused)
 
 
 def fail_runs(session: um.Session, monkeypatch, failing) -> None:

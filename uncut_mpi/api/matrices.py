@@ -8,18 +8,18 @@ collective call that makes or releases a matrix frees those which every rank has
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import numbers
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.api.arrays import element_type, has_elements, is_batch, take
+from uncut_mpi.api.arrays import has_elements, is_batch
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.dealing import Dealt, GivenArray, by_layout, by_starts
+from uncut_mpi.api.dealing import Dealt, by_layout, by_starts
+from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start
 from uncut_mpi.api.matrix import (
     HeldPart,
     Home,
@@ -30,16 +30,13 @@ from uncut_mpi.api.matrix import (
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Operands
-from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
+from uncut_mpi.api.stored import host_view
 from uncut_mpi.api.wanted import NewMatrix
-from uncut_mpi.device.files import FileWindow
-from uncut_mpi.device.host.views import matrix_at
-from uncut_mpi.device.interface import Backend, Pin
+from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import (
     CapacityError,
     DataFileError,
     ParamError,
-    PinError,
     RankMismatchError,
     UncutError,
     agreed,
@@ -47,60 +44,20 @@ from uncut_mpi.errors import (
     reason,
 )
 from uncut_mpi.instead import BATCH
-from uncut_mpi.mappings import Piece, ground_of, object_name
+from uncut_mpi.mappings import Piece
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
-from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.positions import indices_of, picked
-from uncut_mpi.regular import open_regular
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.unfinished import Discardable
 
-Start = tuple[int, int]
-"""First row and column of a part."""
-
-
 HOST_ALIGNMENT: Final = 64
 """Bytes of which a new array in host memory begins at a multiple: JAX uses no other memory as it is."""
-
-
-@dataclasses.dataclass(slots=True)
-class _Grip:
-    """Memory that this rank holds for a matrix: a caller's array, or a segment that all ranks map."""
-
-    address: int
-    keep: Any = None
-    segment: Segment | None = None
-    pinned: bool = False
-    window: FileWindow | None = None
-
-
-class _Mine(NamedTuple):
-    """An array that this rank gives: as its caller has it, as numpy or the device has it, and what is held of it."""
-
-    given: Any
-    array: Any
-    known: GivenArray
-    grip: _Grip
-
-
-@dataclasses.dataclass(slots=True)
-class _Held:
-    """What this rank holds for one matrix until it is released on all ranks."""
-
-    info: MatrixInfo
-    addresses: list[int]  # of each part in this process; 0 where it is not mapped
-    grips: list[_Grip]
-    opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
-    unfinished: bool = False  # a file that has no name yet
-    written: bool = False  # whether a call has written it to its end, and none has failed to do so since
-    output: OutputFile | Discardable | None = None  # of such a file; rank 0 makes it, others help
-    lost: bool = False  # a file that could not be completed and is gone
 
 
 class MatrixStore:
@@ -114,7 +71,8 @@ class MatrixStore:
     def __init__(self, group: Group, backend: Backend, counters: Counters, home: Home) -> None:
         self._group, self._backend, self._counters, self._home = group, backend, counters, home
         self.mappings = PeerMappings(backend)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, Held] = {}
+        self._grips = Grips(group, backend, lambda: (grip for held in self._held.values() for grip in held.grips))
         self._dropped: set[int] = set()
         self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
@@ -201,10 +159,10 @@ class MatrixStore:
             On rank 0, of a file that has no name yet.
         """
         self._collect()
-        mine: list[_Mine] = []
+        mine: list[Mine] = []
         error: BaseException | None = None
         try:
-            mine += self._lines_in(file, writeable=writeable)
+            mine += self._grips.lines_of_file(file, writeable=writeable)
         except BaseException as caught:  # as in `_deal`
             error = caught
         layout = Layout.cols() if file.order == "F" else Layout.rows()
@@ -331,7 +289,7 @@ class MatrixStore:
                 held.output.commit()
         held.lost = False
 
-    def _check_there(self, held: _Held) -> None:
+    def _check_there(self, held: Held) -> None:
         if held.lost:
             raise agreed(DataFileError(f"{held.info} could not be completed and is gone: release it and make it again"))
 
@@ -355,7 +313,7 @@ class MatrixStore:
         self.mappings.close_all()
         self.drop_files()
         while self._held:
-            self._let_go(self._held.popitem()[1].grips)
+            self._grips.let_go(self._held.popitem()[1].grips)
 
     def _free(self, numbers: list[int]) -> None:
         error: BaseException | None = None
@@ -381,27 +339,9 @@ class MatrixStore:
                 self._dropped.discard(number)
                 if held.output is not None:
                     held.output.discard()
-                self._let_go(held.grips)
+                self._grips.let_go(held.grips)
         if error is not None:
             raise error
-
-    def _let_go(self, grips: list[_Grip]) -> None:
-        """Unpin and unmap host memory, unless another matrix lies in it: then that one is to do so."""
-        for grip in grips:
-            segment = grip.segment
-            heir = next((one for one in self._all_grips() if segment is not None and one.segment is segment), None)
-            if heir is not None:
-                heir.pinned |= grip.pinned
-                continue
-            if grip.window is not None:
-                self._backend.files.close(grip.window)
-            if grip.pinned:
-                self._backend.unpin(segment.address if segment is not None else grip.address)
-            if segment is not None:
-                segment.close()
-
-    def _all_grips(self) -> Iterator[_Grip]:
-        return (grip for held in self._held.values() for grip in held.grips)
 
     def _collect(self, word: int = 0) -> list[int]:
         """Free what every rank has dropped; return the word that each of them gives along."""
@@ -426,7 +366,7 @@ class MatrixStore:
         part = Part((0, rows), (0, cols), Location.host(), wanted.order)
         held = HeldPart(part, layout.holders(self._group.size)[0], (Piece(segment.memory, 0, nbytes),))
         dealt = Dealt(bound, kind, (held,), layout, (), [(rectangle,) for rectangle in rectangles])
-        grip = _Grip(segment.address, segment=segment)
+        grip = Grip(segment.address, segment=segment)
         matrix = self._publish(dealt, [], [grip])
         self._pin(matrix.info.number, grip, nbytes)
         return matrix
@@ -455,18 +395,18 @@ class MatrixStore:
         order: Order = "C",
     ) -> Matrix:
         """Return the matrix that all ranks' arrays make; see `distribute` and `by_layout`."""
-        mine: list[_Mine] = []
+        mine: list[Mine] = []
         error: BaseException | None = None
         try:
             for array, start in given:
-                mine.append(self._describe(array, start, kind))
+                mine.append(self._grips.of_array(array, start, kind))
         except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
             error = caught
         return self._dealt(mine, error, layout, shape, kind, order)
 
     def _dealt(
         self,
-        mine: Sequence[_Mine],
+        mine: Sequence[Mine],
         error: BaseException | None,
         layout: Layout | None,
         shape: tuple[int, int] | None,
@@ -496,88 +436,10 @@ class MatrixStore:
                 raise agreed(wrong) from None
             return self._publish(dealt, mine, grips, file)
         except BaseException:
-            self._let_go(grips)
+            self._grips.let_go(grips)
             raise
 
-    def _lines_in(self, file: MatrixFile, *, writeable: bool) -> list[_Mine]:
-        """Return this rank's lines of a matrix file; none if it has none. Local."""
-        share = lines_of(file.num_lines, self._group.rank, self._group.size)
-        rows, cols = ((0, file.rows), (0, file.cols))
-        length, item = (file.rows if file.order == "F" else file.cols), file.dtype.itemsize
-        if not length or share.start == share.stop:
-            return []
-        if file.order == "F":
-            cols = share.start, share.stop
-        else:
-            rows = share.start, share.stop
-        try:
-            descriptor = open_regular(file.open_path or file.path, os.O_RDWR if writeable else os.O_RDONLY)
-        except OSError as error:
-            how = "read and written" if writeable else "read"
-            raise DataFileError(f"{file.path} cannot be {how}: {reason(error)}") from None
-        try:
-            status = os.fstat(descriptor)
-            first = file.offset_bytes + share.start * length * item
-            nbytes = (share.stop - share.start) * length * item
-            if status.st_size < first + nbytes:
-                raise DataFileError(f"{file.path} changed while it was opened: it has become shorter")
-            window = self._backend.files.open(file.path, descriptor, status.st_size)
-        except BaseException as error:
-            os.close(descriptor)
-            if isinstance(error, OSError):
-                raise DataFileError(f"{file.path} cannot be opened: {reason(error)}") from None
-            raise
-        address = window.address + first
-        lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)
-        array = lines if file.order == "F" else lines.T
-        pieces = (Piece(object_name(status.st_dev, status.st_ino), first, nbytes),)
-        part = Part(rows, cols, Location.host(self._group.rank), file.order, length)
-        held = HeldPart(part, self._group.rank, pieces, None, 0, f"it lies in the file {file.path}")
-        return [_Mine(None, array, GivenArray(held, file.dtype, writeable), _Grip(address, window=window))]
-
-    def _describe(self, given: Any, start: Start, kind: DType | None) -> _Mine:
-        """Return a caller's array with what ranks are told of it and what is held of it. Local."""
-        taken = take(given, self._backend)
-        array = taken.array
-        stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
-        dtype = element_type(array, kind if array.size else None)
-        nbytes = extent_bytes(stored, dtype)
-        rank = self._group.rank
-        rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)
-
-        def made(grip: _Grip, location: Location, pieces: tuple[Piece, ...], writeable: bool, *exported: Any) -> _Mine:
-            part = Part(rows, cols, location, stored.order, stored.ld)
-            return _Mine(given, array, GivenArray(HeldPart(part, rank, pieces, *exported), dtype, writeable), grip)
-
-        if taken.on_device:
-            adopted = self._backend.adopt(array)
-            ground = ground_of(adopted.address, nbytes, _process(rank), on_host=False)
-            _check_alignment(adopted.address, nbytes, dtype)
-            exported = adopted.handle, adopted.offset_bytes, adopted.obstacle
-            grip = _Grip(adopted.address, keep=adopted.keep)
-            return made(grip, Location.device(rank), ground.pieces, taken.writeable, *exported)
-        address = array.__array_interface__["data"][0]
-        _check_alignment(address, nbytes, dtype)
-        for other in self._all_grips():
-            segment = other.segment
-            if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
-                piece = Piece(segment.memory, address - segment.address, nbytes)
-                return made(_Grip(address, array, segment), Location.host(), (piece,), taken.writeable)
-        ground = ground_of(address, nbytes, _process(rank))
-        if ground.trouble:
-            raise ParamError(f"the array cannot be read: {ground.trouble}")
-        # Last, since it is to be undone; and here, since what devices may write depends on it.
-        pin, obstacle = Pin.FOREIGN, ""
-        try:
-            if nbytes:
-                pin = self._backend.pin(address, nbytes)
-        except PinError as error:
-            obstacle = str(error)
-        writeable = taken.writeable and ground.writeable and pin is not Pin.READABLE
-        grip = _Grip(address, keep=array, pinned=bool(pin))
-        return made(grip, Location.host(rank), ground.pieces, writeable, None, 0, obstacle)
-
-    def _pin(self, number: int, grip: _Grip, nbytes: int) -> None:
+    def _pin(self, number: int, grip: Grip, nbytes: int) -> None:
         try:
             with agreement.collective(self._group, "pinning a host matrix"):
                 grip.pinned = bool(self._backend.pin(grip.address, nbytes)) if nbytes else False
@@ -585,13 +447,6 @@ class MatrixStore:
             if is_agreed(error):  # raised by all ranks, so all of them give it back
                 self._free([number])
             raise
-
-    def _segment(self, memory: str, grips: Sequence[_Grip]) -> Segment:
-        """Return the segment that pieces call `memory`; the matrix it was made for may be gone already."""
-        for grip in (*grips, *self._all_grips()):
-            if grip.segment is not None and grip.segment.memory == memory:
-                return grip.segment
-        raise agreed(ParamError(f"no matrix of this session lies in {memory} any more"))
 
     def _own_parts(self, matrix: Matrix) -> Iterator[tuple[Part, Any, tuple[Any, ...], int]]:
         """Yield this rank's parts: each with its array, its index in an array of all elements, and its address."""
@@ -602,15 +457,15 @@ class MatrixStore:
                 rectangle = of.part.rows, of.part.cols
                 yield of.part, own[1], picked(*indices_of(rectangle, orders)), own[0]
 
-    def _publish(self, dealt: Dealt, mine: Sequence[_Mine], grips: list[_Grip], file: str = "") -> Matrix:
+    def _publish(self, dealt: Dealt, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
         """
         Return a new matrix.
 
         Parameters
         ----------
-        mine : sequence of _Mine
+        mine : sequence of Mine
             What this rank gives.
-        grips : list of _Grip
+        grips : list of Grip
             What it holds of that; segments of other ranks' parts come to them.
         file : str, optional
             That it lies in.
@@ -626,9 +481,9 @@ class MatrixStore:
                 arrays[number] = one.array
             if held.part.location == Location.host():
                 (piece,) = held.pieces
-                segment = self._segment(piece.memory, grips)
+                segment = self._grips.segment(piece.memory, grips)
                 if not any(grip.segment is segment for grip in grips):
-                    grips.append(_Grip(segment.address + piece.start, segment=segment))
+                    grips.append(Grip(segment.address + piece.start, segment=segment))
                 addresses[number] = segment.address + piece.start
                 if not info.in_parts:
                     array = arrays[number] = _view_of(segment, piece, info)
@@ -637,13 +492,13 @@ class MatrixStore:
         own = {number: (addresses[number], one) for number, one in arrays.items()}
         local = self._local_parts(dealt, info, mine, array, own)
         matrix = Matrix(info, array=array, local=local, home=self._home)
-        self._held[info.number] = _Held(info, addresses, grips)
+        self._held[info.number] = Held(info, addresses, grips)
         weakref.finalize(matrix, self._dropped.add, info.number)
         self._given[info.number] = matrix
         return matrix
 
     def _local_parts(
-        self, dealt: Dealt, info: MatrixInfo, mine: Sequence[_Mine], array: Any, own: Mapping[int, tuple[int, Any]]
+        self, dealt: Dealt, info: MatrixInfo, mine: Sequence[Mine], array: Any, own: Mapping[int, tuple[int, Any]]
     ) -> LocalParts:
         """Return what this rank has of a matrix. Local."""
         rectangles = dealt.rectangles[self._group.rank]
@@ -681,15 +536,3 @@ def _is_local(given: Any, matrix: Matrix) -> bool:
     if matrix.layout is None:
         return len(given) == len(local) and all(one is other for one, other in zip(given, local, strict=True))
     return local is given or (0 in local.shape and not has_elements(given))
-
-
-def _process(rank: int) -> str:
-    return f"rank {rank}"
-
-
-def _check_alignment(address: int, nbytes: int, dtype: DType) -> None:
-    if nbytes and address % dtype.itemsize:
-        raise ParamError(
-            f"the array begins at address {address:#x}, which is no multiple of {dtype.itemsize}, the bytes of its "
-            f"elements ({dtype.name}): pass a copy (x.copy())"
-        )

@@ -1,0 +1,190 @@
+"""What a rank holds for matrices while these live: callers' arrays, segments that all ranks map, lines of files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from uncut_mpi.api.arrays import element_type, take
+from uncut_mpi.api.dealing import GivenArray
+from uncut_mpi.api.matrix import HeldPart, MatrixInfo
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
+from uncut_mpi.api.stored import extent_bytes, stored_of
+from uncut_mpi.device.files import FileWindow
+from uncut_mpi.device.host.views import matrix_at
+from uncut_mpi.device.interface import Backend, Pin
+from uncut_mpi.errors import DataFileError, ParamError, PinError, agreed, reason
+from uncut_mpi.mappings import Piece, ground_of, object_name
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.lines import lines_of
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import Part
+from uncut_mpi.regular import open_regular
+from uncut_mpi.segments import Segment
+from uncut_mpi.spmd.group import Group
+from uncut_mpi.unfinished import Discardable
+
+Start = tuple[int, int]
+"""First row and column of a part."""
+
+
+@dataclasses.dataclass(slots=True)
+class Grip:
+    """Memory that this rank holds for a matrix: a caller's array, or a segment that all ranks map."""
+
+    address: int
+    keep: Any = None
+    segment: Segment | None = None
+    pinned: bool = False
+    window: FileWindow | None = None
+
+
+class Mine(NamedTuple):
+    """An array that this rank gives: as its caller has it, as numpy or the device has it, and what is held of it."""
+
+    given: Any
+    array: Any
+    known: GivenArray
+    grip: Grip
+
+
+@dataclasses.dataclass(slots=True)
+class Held:
+    """What this rank holds for one matrix until it is released on all ranks."""
+
+    info: MatrixInfo
+    addresses: list[int]  # of each part in this process; 0 where it is not mapped
+    grips: list[Grip]
+    opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
+    unfinished: bool = False  # a file that has no name yet
+    written: bool = False  # whether a call has written it to its end, and none has failed to do so since
+    output: OutputFile | Discardable | None = None  # of such a file; rank 0 makes it, others help
+    lost: bool = False  # a file that could not be completed and is gone
+
+
+class Grips:
+    """
+    Takes hold of memory, and lets go of it. Not collective.
+
+    Parameters
+    ----------
+    every : callable
+        Returns what is held for all matrices.
+    """
+
+    def __init__(self, group: Group, backend: Backend, every: Callable[[], Iterable[Grip]]) -> None:
+        self._rank, self._size, self._backend, self._every = group.rank, group.size, backend, every
+
+    def lines_of_file(self, file: MatrixFile, *, writeable: bool) -> list[Mine]:
+        """Return this rank's lines of a matrix file; none if it has none. Local."""
+        share = lines_of(file.num_lines, self._rank, self._size)
+        rows, cols = ((0, file.rows), (0, file.cols))
+        length, item = (file.rows if file.order == "F" else file.cols), file.dtype.itemsize
+        if not length or share.start == share.stop:
+            return []
+        if file.order == "F":
+            cols = share.start, share.stop
+        else:
+            rows = share.start, share.stop
+        try:
+            descriptor = open_regular(file.open_path or file.path, os.O_RDWR if writeable else os.O_RDONLY)
+        except OSError as error:
+            how = "read and written" if writeable else "read"
+            raise DataFileError(f"{file.path} cannot be {how}: {reason(error)}") from None
+        try:
+            status = os.fstat(descriptor)
+            first = file.offset_bytes + share.start * length * item
+            nbytes = (share.stop - share.start) * length * item
+            if status.st_size < first + nbytes:
+                raise DataFileError(f"{file.path} changed while it was opened: it has become shorter")
+            window = self._backend.files.open(file.path, descriptor, status.st_size)
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, OSError):
+                raise DataFileError(f"{file.path} cannot be opened: {reason(error)}") from None
+            raise
+        address = window.address + first
+        lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)
+        array = lines if file.order == "F" else lines.T
+        pieces = (Piece(object_name(status.st_dev, status.st_ino), first, nbytes),)
+        part = Part(rows, cols, Location.host(self._rank), file.order, length)
+        held = HeldPart(part, self._rank, pieces, None, 0, f"it lies in the file {file.path}")
+        return [Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))]
+
+    def of_array(self, given: Any, start: Start, kind: DType | None) -> Mine:
+        """Return a caller's array with what ranks are told of it and what is held of it. Local."""
+        taken = take(given, self._backend)
+        array = taken.array
+        stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
+        dtype = element_type(array, kind if array.size else None)
+        nbytes = extent_bytes(stored, dtype)
+        rank = self._rank
+        rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)
+
+        def made(grip: Grip, location: Location, pieces: tuple[Piece, ...], writeable: bool, *exported: Any) -> Mine:
+            part = Part(rows, cols, location, stored.order, stored.ld)
+            return Mine(given, array, GivenArray(HeldPart(part, rank, pieces, *exported), dtype, writeable), grip)
+
+        if taken.on_device:
+            adopted = self._backend.adopt(array)
+            ground = ground_of(adopted.address, nbytes, _process(rank), on_host=False)
+            _check_alignment(adopted.address, nbytes, dtype)
+            exported = adopted.handle, adopted.offset_bytes, adopted.obstacle
+            grip = Grip(adopted.address, keep=adopted.keep)
+            return made(grip, Location.device(rank), ground.pieces, taken.writeable, *exported)
+        address = array.__array_interface__["data"][0]
+        _check_alignment(address, nbytes, dtype)
+        for other in self._every():
+            segment = other.segment
+            if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
+                piece = Piece(segment.memory, address - segment.address, nbytes)
+                return made(Grip(address, array, segment), Location.host(), (piece,), taken.writeable)
+        ground = ground_of(address, nbytes, _process(rank))
+        if ground.trouble:
+            raise ParamError(f"the array cannot be read: {ground.trouble}")
+        # Last, since it is to be undone; and here, since what devices may write depends on it.
+        pin, obstacle = Pin.FOREIGN, ""
+        try:
+            if nbytes:
+                pin = self._backend.pin(address, nbytes)
+        except PinError as error:
+            obstacle = str(error)
+        writeable = taken.writeable and ground.writeable and pin is not Pin.READABLE
+        grip = Grip(address, keep=array, pinned=bool(pin))
+        return made(grip, Location.host(rank), ground.pieces, writeable, None, 0, obstacle)
+
+    def segment(self, memory: str, grips: Sequence[Grip]) -> Segment:
+        """Return the segment that pieces call `memory`; the matrix it was made for may be gone already."""
+        for grip in (*grips, *self._every()):
+            if grip.segment is not None and grip.segment.memory == memory:
+                return grip.segment
+        raise agreed(ParamError(f"no matrix of this session lies in {memory} any more"))
+
+    def let_go(self, grips: list[Grip]) -> None:
+        """Unpin and unmap host memory, unless another matrix lies in it: then that one is to do so."""
+        for grip in grips:
+            segment = grip.segment
+            heir = next((one for one in self._every() if segment is not None and one.segment is segment), None)
+            if heir is not None:
+                heir.pinned |= grip.pinned
+                continue
+            if grip.window is not None:
+                self._backend.files.close(grip.window)
+            if grip.pinned:
+                self._backend.unpin(segment.address if segment is not None else grip.address)
+            if segment is not None:
+                segment.close()
+
+
+def _process(rank: int) -> str:
+    return f"rank {rank}"
+
+
+def _check_alignment(address: int, nbytes: int, dtype: DType) -> None:
+    if nbytes and address % dtype.itemsize:
+        raise ParamError(
+            f"the array begins at address {address:#x}, which is no multiple of {dtype.itemsize}, the bytes of its "
+            f"elements ({dtype.name}): pass a copy (x.copy())"
+        )
