@@ -27,7 +27,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.search import TIE
@@ -151,10 +151,41 @@ def test_sizes_that_do_not_divide_are_right_too() -> None:
 
 def test_too_little_memory_is_said() -> None:
     problem = GemmProblem(100, 100, 100, DType.f64)
-    with pytest.raises(CapacityError, match="less than one tile of 16"):
+    with pytest.raises(CapacityError, match=r"room for 0\.488281 tiles, and parsec needs 7: .* take smaller tiles"):
         plan(problem, HOST, 1, Machine.uniform(1), ScheduleOptions("parsec", tile=16, device_memory=1000))
     with pytest.raises(CapacityError, match="take smaller tiles"):
         plan(problem, HOST, 1, Machine.uniform(1), ScheduleOptions("parsec", tile=16, device_memory=16 * 16 * 8 * 2))
+
+
+def test_what_fits_is_never_refused() -> None:
+    rng, refused = random.Random(5), 0
+    for _ in range(250):
+        extents, ranks, tile = [rng.randint(1, 700) for _ in "mnk"], rng.randint(1, 6), rng.choice((16, 17, 64, 100))
+        problem = GemmProblem(*extents, rng.choice((DType.f16, DType.f32, DType.f64)), reads_c=rng.random() < 0.5)
+        tile, chunks = min(tile, max(extents)), rng.randint(1, 4)
+        machine = with_memory(
+            ranks, problem, HOST, Machine.uniform(ranks), round(tile**2 * problem.dtype.itemsize * rng.uniform(2, 25))
+        )
+        options = ScheduleOptions("parsec", tile=tile, blocking=Blocking(slots=chunks))
+        try:
+            made = plan(problem, HOST, ranks, machine, options).schedule
+        except CapacityError:
+            refused += 1
+            least = Blocking(first=tile, block=tile, slots=chunks, b_slots=chunks, c_slots=1, c_rows=tile, c_cols=tile)
+            asked = ScheduleOptions(grid=(1, ranks), blocking=least)
+            assert not kblocks.Planner(problem, HOST, ranks, machine).prepare(asked, in_core=True).fits
+        else:
+            assert (made.softbuf_bytes() <= machine.memory_bytes).all()
+    assert 20 < refused < 125
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "b", "c"), [(8, 1000, 8, 63), (1000, 8, 53, 8), (100, 80, 20, 20), (90, 90, 23, 23)]
+)
+def test_blocks_of_c_fill_what_the_rule_leaves_them(m: int, n: int, b: int, c: int) -> None:
+    # Of 600 tiles. What is short of them: equal numbers of rows and columns, and room for three chunks.
+    blocks = ParsecModel(m, n, 100, devices=2, memory=400).choose()
+    assert (blocks.b, blocks.c) == (b, c)
 
 
 def test_odd_numbers_are_refused_in_words_and_endless_memory_is_none() -> None:

@@ -27,7 +27,6 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
 from uncut_mpi.planning.planner import blocks_text, grid_text
 from uncut_mpi.planning.schedule import Schedule
-from uncut_mpi.units import bytes_text
 
 TILE: Final = 1024
 """The paper's tile edge, from which on its performance did not grow any more (section V-A)."""
@@ -163,8 +162,9 @@ class ParsecModel:
         """
         Return the paper's blocks: the largest block of C for three quarters of the memory, then the deepest chunks.
 
-        One block of C if it fits so (case c1), else square ones (c2), in equal numbers. ℓ is 1 with one block and 2
-        with several (sections III-B3 and III-B4).
+        One block of C if it fits so (case c1), else square ones (c2), in equal numbers. Where a side of C is shorter
+        than the square's they have all of it, and are longer along the other. ℓ is 1 with one block and 2 with several
+        (sections III-B3 and III-B4).
 
         Parameters
         ----------
@@ -182,26 +182,45 @@ class ParsecModel:
             raise ParamError(f"lookahead = {lookahead}: it is at least 0")
         rows, cols = math.ceil(self.m / self.p), math.ceil(self.n / self.q)
         room = C_PART * self.memory / self.c_weight * self.devices  # for C, of all devices
-        edge = 0 if rows * cols <= room or self._fits_whole() else math.isqrt(int(room))
+        most = 0 if rows * cols <= room or self._fits_whole() else int(room)
         while True:
-            b, c = rows, cols
-            if edge:
-                b, c = min(rows, edge), min(cols, max(self.devices, edge // self.devices * self.devices))
-                b, c = math.ceil(rows / math.ceil(rows / b)), math.ceil(cols / math.ceil(cols / c))
-            ahead = (1 if (b, c) == (rows, cols) else 2) if lookahead is None else lookahead
+            b, c = self._block(rows, cols, most) if most else (rows, cols)
+            ahead = self._ahead((b, c), (rows, cols), lookahead)
             left = self.memory - b * c / self.devices * self.c_weight
             d = int(min(self.k, left / ((ahead + 1) * (b + c / self.devices))))
             if d >= 1:
-                return Blocks(b, c, math.ceil(self.k / math.ceil(self.k / d)), ahead)
-            edge = (edge or max(rows, cols)) - 1  # of so few tiles a quarter is no room for chunks
+                return Blocks(b, c, _even(self.k, d), ahead)
+            # Of so few tiles a quarter is no room for chunks.
+            edge = math.isqrt(most - 1) if most else max(rows, cols) - 1
             if edge < 1:
-                # With one row and one column of tiles on each device: a tile of C, and those of A and B.
-                least = self.c_weight + 2 * (ahead + 1)
+                least = self.least(lookahead)
                 raise CapacityError(
-                    f"a device has room for {self.memory:g} tiles, and parsec needs {least:g}: a tile of C, and those "
-                    f"of A and B with a lookahead of {ahead}; let ranks use more memory (device_memory), or take "
-                    "smaller tiles (tile)"
+                    f"a device has room for {self.memory:g} tiles, and parsec needs {self.held(least):g}: a tile of C, "
+                    f"and those of A and B with a lookahead of {least.lookahead}; let ranks use more memory "
+                    "(device_memory), or take smaller tiles (tile)"
                 )
+            most = edge * edge
+
+    def least(self, lookahead: int | None = None) -> Blocks:
+        """Return the blocks that take the least memory: a row of tiles, and a column for each device."""
+        rows, cols = math.ceil(self.m / self.p), math.ceil(self.n / self.q)
+        c = min(cols, self.devices)
+        return Blocks(1, c, 1, self._ahead((1, c), (rows, cols), lookahead))
+
+    @staticmethod
+    def _ahead(block: tuple[int, int], whole: tuple[int, int], lookahead: int | None) -> int:
+        return (1 if block == whole else 2) if lookahead is None else lookahead
+
+    def _block(self, rows: int, cols: int, most: int) -> tuple[int, int]:
+        """Return the rows and columns of equal blocks of C that have no more than so many tiles."""
+        edge = math.isqrt(most)
+        down, along = most // cols if cols <= edge else edge, most // rows if rows <= edge else edge
+        return _even(rows, down), _even(cols, max(self.devices, along // self.devices * self.devices))
+
+
+def _even(extent: int, most: int) -> int:
+    """Return the extent of the fewest equal parts of no more than so much."""
+    return math.ceil(extent / math.ceil(extent / most))
 
 
 def largest_on_node(node_words: float) -> int:
@@ -281,22 +300,12 @@ def model_of(
         Ranks that compute.
     tile : int
         Edge of a tile (elements).
-
-    Raises
-    ------
-    CapacityError
-        If a device has too little memory for a tile.
     """
     room = min(room_for_panels(machine.num_ranks, problem, placement, machine)[rank] for rank in devices)
     item = problem.dtype.itemsize
     of_c = problem.dtype.accumulator.itemsize + (item if problem.dtype.is_half else 0)
-    if room < tile * tile * item:
-        raise CapacityError(
-            f"a rank has {bytes_text(max(0, room))} of device memory, less than one tile of {tile} takes, "
-            f"{bytes_text(tile * tile * item)}: let ranks use more (device_memory), or take smaller tiles (tile)"
-        )
     m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
-    memory = room / (tile * tile * item)
+    memory = max(1, room) / (tile * tile * item)
     return ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
 
 
@@ -359,11 +368,36 @@ def schedule(
     """
     devices = options.computing_ranks(num_ranks)
     tile = min(options.tile or TILE, max(problem.m, problem.n, problem.k))
-    model = model_of(problem, placement, machine, devices, tile)
-    blocking = blocking_of(model, model.choose(options.blocking.slots - 1 if options.blocking.slots else None), tile)
-    asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0, blocking=blocking)
-    made, how = kblocks.schedule(problem, placement, num_ranks, machine, asked, most_tasks=most_tasks)
-    return dataclasses.replace(made, scheduler="parsec", tile=tile), changed(how, scheduler="parsec", tile=tile)
+    asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0)
+    planner = kblocks.Planner(problem, placement, num_ranks, machine)
+    made = _prepared(planner, model_of(problem, placement, machine, devices, tile), asked, tile)
+    how = changed(made.options, scheduler="parsec", tile=tile)
+    return dataclasses.replace(made.schedule(most_tasks), scheduler="parsec", tile=tile), how
+
+
+def _prepared(planner: kblocks.Planner, model: ParsecModel, asked: ScheduleOptions, tile: int) -> kblocks.Prepared:
+    """
+    Return what a schedule is made of: the model's blocks, or those that it would choose for less memory.
+
+    Panels take more than the model's tiles where columns are aligned or devices have a different number of tiles. They
+    take less where a tile is larger than the matrix, so the least blocks are tried whatever the model says.
+    """
+    lookahead = asked.blocking.slots - 1 if asked.blocking.slots else None
+
+    def of(now: ParsecModel, blocks: Blocks) -> kblocks.Prepared:
+        return planner.prepare(changed(asked, blocking=blocking_of(now, blocks, tile)), in_core=True)
+
+    now, least = model, model.least(lookahead)
+    while now.memory > now.held(least):
+        made = of(now, now.choose(lookahead))
+        if made.fits:
+            return made
+        over = max(taken / max(1, room) for taken, room in zip(made.rank_bytes, planner.room, strict=True))
+        now = dataclasses.replace(now, memory=now.memory / max(over, 1.01))
+    made = of(dataclasses.replace(model, memory=model.held(least)), least)
+    if not made.fits:
+        model.choose(lookahead)  # whose error says what it lacks
+    return made
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:
