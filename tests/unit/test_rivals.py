@@ -267,6 +267,16 @@ def test_a_product_is_of_whole_bands_and_two_of_each_matrix_have_room() -> None:
     assert not in_host(schedule.locations, schedule.copies()[:, 1:3]).any()
 
 
+@pytest.mark.parametrize("place", ["0,0,0", "2,1,0"])
+def test_results_are_added_beside_the_owners_products(place: str) -> None:
+    machine, seconds = Machine.uniform(4), {}
+    for reads_c in (False, True):
+        problem = GemmProblem(16384, 16384, 32768, DType.f32, "T", "N", reads_c=reads_c)
+        options = ScheduleOptions(scheduler="bands", tile=1024)
+        seconds[reads_c] = plan(problem, Placement.parse(place), 4, machine, options).predicted_s
+    assert seconds[True] < 1.1 * seconds[False]
+
+
 def test_a_band_of_b_stays_while_those_of_a_pass() -> None:
     problem = GemmProblem(1024, 1024, 512, DType.f64)
     options = ScheduleOptions(scheduler="bands", tile=128)

@@ -9,7 +9,8 @@ performance analysis for Nvidia and AMD GPUs connected by NVLink and PCIe* (2022
   Bands go between GPUs only. Where A is stored transposed, a band of it is "one long data line".
 * A device has room for two bands of A and two of B, so that one comes while the other is in use. The papers leave open
   which ones: here a device keeps its band of B while bands of A pass by, as equation 7 has it.
-* Results go to C's owner, which adds them to βC.
+* Results go to C's owner, which adds them to βC, those of each device on a lane of their own. On one lane, where each
+  comes behind a product, they would keep the other devices waiting.
 * What whole bands leave over, A's and B's owners compute: rows of A that of B, columns of B that of A.
 """
 
@@ -263,7 +264,7 @@ class _Bands:
         product = build.task(Kind.GEMM, lane, result, factors, [*fetched, *self._others(slot.user)])
         self._used(product, a_slot, b_slot)
         if device == home:
-            slot.user = self._add(target, result, product)
+            slot.user = self._add(device, target, result, product)
             return
         copies = build.result_lane(device, device, home)
         if not self._adds:
@@ -273,7 +274,7 @@ class _Bands:
         there = RegionRef(staged.buffer, 0, 0, len(rows), len(cols))
         awaits = [product, *self._others(staged.user)]
         slot.user = build.task(Kind.COPY, copies, there, [(result, Factor.ONE, Op.N)], awaits)
-        staged.user = self._add(target, there, slot.user)
+        staged.user = self._add(device, target, there, slot.user)
 
     def _band(self, device: int, matrix: Matrix, number: int, extent: range) -> tuple[RegionRef, _Slot | None]:
         """Return where a device reads a band, fetched if it is not there, and the slot it is in."""
@@ -299,10 +300,10 @@ class _Bands:
             )
         return RegionRef(slot.buffer, 0, 0, rows, cols), slot
 
-    def _add(self, target: RegionRef, result: RegionRef, awaited: int) -> int:
-        """Emit the sum of a result and C on C's owner."""
+    def _add(self, device: int, target: RegionRef, result: RegionRef, awaited: int) -> int:
+        """Emit the sum of a device's result and C on C's owner."""
         old = [(target, Factor.BETA, Op.N)] if self._problem.reads_c else []
-        lane = self._build.compute_lane(self._owner[Matrix.C], 1)
+        lane = self._build.compute_lane(self._owner[Matrix.C], 1 + self._devices.index(device))
         return self._build.task(Kind.COMBINE, lane, target, [(result, Factor.ONE, Op.N), *old], [awaited])
 
     @staticmethod
