@@ -119,7 +119,7 @@ def plan_several(
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
     straight = placement.straight(num_ranks)
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    about = problem, placement, straight, machine
+    about = problem, placement, straight, num_ranks, machine
     try:
         fit = _all_staged(*about, machine, options, private, files)
     except CapacityError as error:
@@ -142,6 +142,7 @@ def _all_staged(
     problem: GemmProblem,
     placement: Placement,
     straight: Placement,
+    num_ranks: int,
     machine: Machine,
     beside: Machine,
     options: ScheduleOptions,
@@ -153,7 +154,7 @@ def _all_staged(
 
     They are planned with the memory that `beside` has, and may take with their copies what `machine` has.
     """
-    several = _unstaged(problem, straight, machine.num_ranks, beside, options, files)
+    several = _unstaged(problem, straight, num_ranks, beside, options, files)
     fit, refusals = list[Planned](), list[CapacityError]()
     for planned in several:
         if files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:
