@@ -276,6 +276,7 @@ if how != "ends":
 """
 
 
+@pytest.mark.host_backend
 def test_what_a_program_leaves_that_does_not_close_its_session_and_how_the_next_goes_on(comm, folder):
     with carried(comm):
         if comm.rank == 0:

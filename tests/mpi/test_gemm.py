@@ -282,7 +282,7 @@ def test_large_products_from_the_corner(session, comm, dtype):
 
 @pytest.mark.parametrize("distribution", ["2d-cyclic", "1d-cyclic", "round-robin", "sequential"])
 def test_tiles_that_are_dealt_out(session, comm, distribution):
-    options, last = um.ScheduleOptions(scheduler="cyclic", tile=13, distribution=distribution), str(session.size - 1)
+    options, last = um.ScheduleOptions(scheduler=f"cyclic:{distribution}", tile=13), str(session.size - 1)
     for number, place in enumerate((("h", "0", last), (f"h{last}", "h", "0"), ("0", "0", "0"))):
         case = Case(65, 43, 57, place=place, dtype=("f64", "f16")[number % 2], trans_a="NT"[number // 2 % 2])
         run(session, comm, case, options)
