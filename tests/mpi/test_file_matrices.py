@@ -213,14 +213,16 @@ def test_a_file_that_one_rank_cannot_open_is_taken_away_again(comm, open_session
         expect(comm, um.DataFileError, ["that no file can have"], lambda: session.create_file("a\0b", (9, 9), "f64"))
 
 
-@pytest.mark.parametrize("end", ["release", "close", "unwritten", "failed", "error"])
+@pytest.mark.parametrize("end", ["release", "close", "unwritten", "failed", "block", "mended", "error"])
 def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(comm, open_session, folder, end):
     path = folder / "c.npy"
     if comm.rank == 0:
         np.save(path, np.zeros(1))
         path.chmod(0o600)
     comm.Barrier()
-    with contextlib.suppress(um.ParamError), open_session(comm) as session:
+    errors = {"error": um.ParamError, "failed": um.DataFileError, "block": um.DataFileError}
+    ends = pytest.raises(errors[end]) if end in errors else contextlib.nullcontext()
+    with ends, open_session(comm) as session:
         a = session.empty_host((9, 9))
         a.array[:] = 1.0
         session.barrier()
@@ -241,12 +243,21 @@ def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(co
                 if comm.rank == comm.size - 1:
                     patch.setattr(session._backend.files, "copy", broken)
                 expect(comm, um.DataFileError, ["planted"], lambda: session.upload(a, c))
+        if end in ("block", "mended"):
+            little = um.ScheduleOptions(device_memory=64)
+            expect(comm, um.CapacityError, [""], lambda: session.gemm(a[3:6], a, c[3:6], options=little))
+            session.gemm(a[6:], a, c[6:])
+            expect(comm, um.DataFileError, ["rows 3 to 6 and columns 0 to 9 of"], lambda: session.commit(c))
+        if end == "mended":
+            session.gemm(a[2:7], a, c[2:7])
         if end == "release":
             session.release(c)
         if end == "error":
             session.gemm(a, a, a)
     found, mode = np.load(path), path.stat().st_mode & 0o777
-    collective_assert(comm, (found.size == 81) == (end in ("release", "close")) and mode == 0o600, f"{found}, {mode:o}")
+    collective_assert(
+        comm, (found.size == 81) == (end in ("release", "close", "mended")) and mode == 0o600, f"{found}, {mode:o}"
+    )
     collective_assert(comm, left(comm, folder) == ["c.npy"], "something is left")
 
 

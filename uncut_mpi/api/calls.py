@@ -155,12 +155,12 @@ class Calls:
             self.gate.broken = True  # some ranks may hold their devices by now
             raise
         try:
+            if c.info.file:
+                self.store.is_written(c, written=False)
             if not all_ready:
                 plan, binding = self.prepare(plan, matrices, request.choices)
             assert not isinstance(plan, PlanKey)  # just prepared
             keep(plan)
-            if c.info.file:
-                self.store.is_written(c, written=False)
             call: Call
             if isinstance(plan, Chunked):
                 call = ChunkedCall(plan, self, request, traced)

@@ -18,6 +18,7 @@ from uncut_mpi.device.interface import Backend, Pin
 from uncut_mpi.errors import DataFileError, ParamError, PinError, agreed, reason
 from uncut_mpi.mappings import Piece, ground_of, object_name
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Rectangle
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import Part
@@ -59,7 +60,8 @@ class Held:
     grips: list[Grip]
     opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
     unfinished: bool = False  # a file that has no name yet
-    written: bool = False  # whether a call has written it to its end, and none has failed to do so since
+    written: bool = False  # whether a call has written it to its end
+    failed: list[Rectangle] = dataclasses.field(default_factory=list)  # what calls began to write and did not end
     output: OutputFile | Discardable | None = None  # of such a file; rank 0 makes it, others help
     lost: bool = False  # a file that could not be completed and is gone
 

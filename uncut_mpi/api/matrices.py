@@ -257,8 +257,19 @@ class MatrixStore:
         self.is_written(target, written=True)
 
     def is_written(self, matrix: Matrix, *, written: bool) -> None:
-        """Note whether what was last written to a matrix was written to its end; what was not, gets no name. Local."""
-        self._held[matrix.info.number].written = written
+        """Note that a matrix is being written, or was to its end; a file of which some is not gets no name. Local."""
+        held, view = self._held[matrix.info.number], matrix.info.view
+        rows, cols = ((0, extent) for extent in held.info.layout.shape)
+        rows, cols = (rows, cols) if view is None else (view.rows, view.cols)
+        if not written:
+            held.failed.append((rows, cols))
+            return
+        held.written = True
+        held.failed = [
+            (down, along)
+            for down, along in held.failed
+            if not (rows[0] <= down[0] and down[1] <= rows[1] and cols[0] <= along[0] and along[1] <= cols[1])
+        ]
 
     def _move(self, address: int, part: Part, block: np.ndarray, *, writes: bool) -> None:
         """Copy a part of a matrix file into an array of its shape, or from it. Local."""
@@ -277,6 +288,14 @@ class MatrixStore:
         """See `Session.commit`, of the matrix of a number."""
         held = self._held[number]
         self._check_there(held)
+        if held.failed:
+            (top, bottom), (left, right) = held.failed[0]
+            raise agreed(
+                DataFileError(
+                    f"a call that was to write rows {top} to {bottom} and columns {left} to {right} of "
+                    f"{held.info.file} has failed: write them, or all of it, again before it is completed"
+                )
+            )
         with agreement.collective(self._group, "completing a matrix file"):
             for grip in held.grips:
                 if grip.window is not None:
@@ -318,7 +337,7 @@ class MatrixStore:
     def _free(self, numbers: list[int]) -> None:
         error: BaseException | None = None
         for held in map(self._held.__getitem__, numbers):
-            if held.unfinished and held.written:
+            if held.unfinished and (held.written or held.failed):
                 try:
                     self.commit(held.info.number)
                 except Exception as caught:  # of all ranks; the memory goes all the same

@@ -320,10 +320,10 @@ class MakesMatrices(SessionBase):
         Make a matrix file of zeros, and open it to be read and written. Collective.
 
         Until it is complete it is called as `path` with ``.partial`` behind that, in the same folder. It gets its name
-        by `commit`, `release` or `close`; by the last two if the last call that wrote to it has succeeded, else they
-        remove it. An error that leaves the session's ``with``, or that nobody catches, removes it, too, whichever rank
-        has it. A job that is killed leaves it; so does one that ends without closing its session, which rank 0 says
-        then.
+        by `commit`, `release` or `close`. If a call that was to write to it has failed, and nothing has been written
+        there since, these raise instead, and the last two remove it. They also remove a file that nothing was written
+        to. An error that leaves the session's ``with``, or that nobody catches, removes it, whichever rank has it. A
+        job that is killed leaves it; so does one that ends without closing its session, which rank 0 says then.
 
         Parameters
         ----------
@@ -417,7 +417,7 @@ class MakesMatrices(SessionBase):
     def release(self, matrix: Matrix) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective.
 
-        A file of `create_file` that the last call has written gets its name, else it is removed.
+        A file of `create_file` gets its name, or is removed, as is said there.
         """
 
         def convert() -> Matrix:
