@@ -62,8 +62,8 @@ class UncutInput:
     latency_ps: list[int]
     ps_per_flop: list[float]
     def __init__(self, like: UncutInput = ..., /) -> None: ...
-    def set_pieces(self, buffers: np.ndarray, pieces: np.ndarray, /) -> None:
-        """Those of A, B and C, as records; after extents, transposes and the number of ranks."""
+    def set_pieces(self, locations: np.ndarray, buffers: np.ndarray, pieces: np.ndarray, /) -> None:
+        """Those of A, B and C, as records, after extents and transposes; locations `with_ends`."""
 
     def set_routing(self, routing: int, /) -> None: ...
 
@@ -117,6 +117,7 @@ class KBlocksProblem:
         op_b: int,
         reads_c: bool,
         dtype: int,
+        locations: np.ndarray,
         buffers: np.ndarray,
         pieces: np.ndarray,
         step: int,
@@ -127,7 +128,7 @@ class KBlocksProblem:
         column_alignment: int,
         ways: object,
     ) -> None:
-        """Buffers and pieces are those of A, B and C, as records."""
+        """Buffers and pieces are those of A, B and C, locations `with_ends`, all as records."""
 
 class KBlocking:
     """How a rank's part of a product is cut, and in which order it is taken; planning/blocking.py makes it."""
@@ -423,6 +424,7 @@ class SimulatedMachine:
     """A machine as the simulator takes it; bytes and seconds; planning/simulate.py fills it."""
 
     num_ranks: int
+    num_ends: int
     bandwidth: list[float]
     latency: list[float]
     port_capacity: list[float]
@@ -476,6 +478,7 @@ class ScheduleTables:
         awaits: np.ndarray,
         buffers: np.ndarray,
         lanes: np.ndarray,
+        locations: np.ndarray,
         /,
     ) -> None: ...
 

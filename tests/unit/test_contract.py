@@ -11,7 +11,7 @@ import pytest
 import uncut_mpi
 from uncut_mpi import _native
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import ANY_DEVICE, host_index
+from uncut_mpi.model.locations import ANY_DEVICE, ENDED_DTYPE, NOBODY, Space
 from uncut_mpi.planning import lower, schedule
 from uncut_mpi.planning.alignment import ALIGNMENT
 
@@ -21,13 +21,14 @@ RECORDS = {
     "operands": schedule.OPERAND_DTYPE,
     "regions": schedule.REGION_DTYPE,
     "pieces": schedule.PIECE_DTYPE,
+    "locations": ENDED_DTYPE,
     "lanes": schedule.LANE_DTYPE,
     "buffers": schedule.BUFFER_DTYPE,
     "operations": lower.OPERATION_DTYPE,
     "bound_operands": lower.BOUND_OPERAND_DTYPE,
 }
 ENUMERATIONS = (
-    schedule.Kind, schedule.Factor, schedule.Op, schedule.Matrix, schedule.Role, schedule.LaneKind, lower.Code
+    schedule.Kind, schedule.Factor, schedule.Op, schedule.Matrix, schedule.Role, Space, schedule.LaneKind, lower.Code
 )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ def test_limits_and_numbers_of_ends_are_the_same() -> None:
         "alignment_bytes": ALIGNMENT,
         "no_source": schedule.NO_SOURCE,
         "any_device": ANY_DEVICE,
-        "host_of_5": host_index(5),
+        "nobody": NOBODY,
     }
 
 

@@ -17,7 +17,7 @@ from tests.helpers.canonical import canonical_digest
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import location_table
+from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
@@ -86,6 +86,7 @@ PROBLEM = {
     **dict.fromkeys(("serial_copies", "reads_c"), False),
     **dict.fromkeys(("op_a", "op_b"), Op.N),
     "dtype": DType.f64,
+    "locations": with_ends(location_table(2)),
     "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "pieces": user_pieces(GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "step": 1,

@@ -32,6 +32,7 @@ from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
+from uncut_mpi.model.locations import host_index, num_ends
 from uncut_mpi.model.machine import QUICK, Machine
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.usual import ISSUED_S, usual_figures
@@ -159,8 +160,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     began = time.perf_counter()
     size, rank = group.size, group.rank
     nbytes, edge, sample_s = _PROBE_BYTES[backend.name], _GEMM_EDGE[backend.name], _SAMPLE_S[backend.name]
-    bandwidth = np.zeros((size + 1, size + 1))
-    latency = np.zeros((size + 1, size + 1))
+    bandwidth, latency = np.zeros((2, num_ends(size), num_ends(size)))
     # A part for every rank: no rank of a product writes what another one does.
     host = exchange.shared_segment(group, size * nbytes, "link probe")
     pinned = False
@@ -212,9 +212,10 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     }
     inward, outward = (rates.pop(name) for name in ("host to device", "device to host"))
     # A rank reaches alone what it has reached beside others.
-    np.maximum(bandwidth[size, :size], inward.max(axis=0), out=bandwidth[size, :size])
-    np.maximum(bandwidth[:size, size], outward.max(axis=0), out=bandwidth[:size, size])
-    bandwidth[size, size] = np.max(bandwidth)
+    at = host_index(size)
+    np.maximum(bandwidth[at, :size], inward.max(axis=0), out=bandwidth[at, :size])
+    np.maximum(bandwidth[:size, at], outward.max(axis=0), out=bandwidth[:size, at])
+    bandwidth[at, at] = np.max(bandwidth)
     # Ranks that share cores take turns, so that only their total can be steady.
     spread = max(
         _spread(rate.sum(axis=1, keepdims=True) if group.oversubscribed else rate)
@@ -264,10 +265,11 @@ def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], samp
 
 def _host_ports(inward: np.ndarray, outward: np.ndarray) -> tuple[Port, Port]:
     """Return what all ranks together get from and to the host: the most of any sample, GB/s of (sample, rank)."""
-    size = inward.shape[1]
+    ranks = range(inward.shape[1])
+    host = host_index(len(ranks))
     return (
-        Port.of("host to devices", float(inward.sum(axis=1).max()), [(size, rank) for rank in range(size)]),
-        Port.of("devices to host", float(outward.sum(axis=1).max()), [(rank, size) for rank in range(size)]),
+        Port.of("host to devices", float(inward.sum(axis=1).max()), [(host, rank) for rank in ranks]),
+        Port.of("devices to host", float(outward.sum(axis=1).max()), [(rank, host) for rank in ranks]),
     )
 
 
@@ -280,7 +282,7 @@ def _measure_links(
     backend: Backend, rank: int, addresses: Sequence[int], nbytes: int, bandwidth: np.ndarray, latency: np.ndarray
 ) -> None:
     """Fill in this rank's row: its pushes to every device and to the host, and its pull from the host."""
-    host = len(addresses) - 1
+    host = host_index(len(addresses) - 1)
     own = addresses[rank]
     for there, target in enumerate(addresses):
         origin = own + (nbytes if there == rank else 0)

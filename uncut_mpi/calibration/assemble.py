@@ -14,6 +14,7 @@ from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
+from uncut_mpi.model.locations import host_index, num_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 
@@ -78,13 +79,13 @@ def _interval(samples: Samples, dtype: str) -> float:
 
 def link_tables(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
     """Return bandwidth (GB/s) and latency (s) of every link by itself, both (num_ranks+1, num_ranks+1)."""
-    size = samples.num_ranks + 1
+    size, host = num_ends(samples.num_ranks), host_index(samples.num_ranks)
     bandwidth, latency = np.zeros((size, size)), np.zeros((size, size))
     for one in samples.of_kind("small"):
         latency[one.links[0]] = one.seconds / one.counts[0]
     for one in samples.of_kind("alone"):
         bandwidth[one.links[0]] = one.nbytes[0] / _moving_s(one, latency) / 1e9
-    bandwidth[-1, -1] = bandwidth.max()
+    bandwidth[host, host] = bandwidth.max()
     return bandwidth, latency
 
 
@@ -163,7 +164,7 @@ def best_rates(samples: Samples) -> dict[str, np.ndarray]:
 
 def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowRates:
     """Return what narrow rows leave of a copy's rate; a way that was not measured costs nothing."""
-    host = samples.num_ranks
+    host = host_index(samples.num_ranks)
     found: dict[str, list[tuple[int, float]]] = {way: [] for way in ROW_WAYS}
     for one in samples.of_kind("rows"):
         source, destination = one.links[0]
@@ -185,13 +186,13 @@ def fit_ports(samples: Samples, bandwidth: np.ndarray, latency_s: np.ndarray) ->
 
 def host_totals(samples: Samples) -> list[HostTotals]:
     """Return what sets of ranks get together from and to the host."""
-    host = samples.num_ranks
+    host = host_index(samples.num_ranks)
     ways: dict[tuple[int, ...], dict[str, tuple[float, float]]] = {}
     for one in samples.of_kind("host", telling=True):
         pairs = list(zip(one.links, one.rates_gb_per_s, strict=True))
         inward = sum(rate for link, rate in pairs if link[0] == host)
         outward = sum(rate for link, rate in pairs if link[1] == host)
-        ranks = tuple(sorted({min(link) for link in one.links}))
+        ranks = tuple(sorted({end for link in one.links for end in link if end != host}))
         way = "both" if inward and outward else "in" if inward else "out"
         ways.setdefault(ranks, {})[way] = (inward, outward)
     return [

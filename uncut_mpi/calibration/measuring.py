@@ -26,6 +26,7 @@ from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import host_index
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
@@ -100,8 +101,7 @@ class _Run:
 
     def __init__(self, bench: Workbench, effort: Effort, samples: Samples, progress: Progress) -> None:
         self.bench, self.effort, self.samples, self._progress = bench, effort, samples, progress
-        self.size = samples.num_ranks
-        self.host = self.size
+        self.size, self.host = samples.num_ranks, host_index(samples.num_ranks)
         self._bandwidth = np.zeros(0)
         self._holds: dict[int, Timed] = {}
         self._done, self._total = 0, self._count()

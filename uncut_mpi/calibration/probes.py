@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import host_index
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import aligned_ld
@@ -59,12 +60,12 @@ class Areas:
     def source(self, link: tuple[int, int], turn: int) -> int:
         """Return the offset of what transfer number `turn` on a link reads, in the memory of its source."""
         source, destination = link
-        return 2 * destination * self.nbytes + turn % 2 * self.nbytes if source == self.num_ranks else 0
+        return 2 * destination * self.nbytes + turn % 2 * self.nbytes if source == host_index(self.num_ranks) else 0
 
     def destination(self, link: tuple[int, int], turn: int) -> int:
         """Return the offset of what transfer number `turn` on a link writes, in the memory of its destination."""
         source, destination = link
-        if destination == self.num_ranks:
+        if destination == host_index(self.num_ranks):
             return (2 * self.num_ranks + 2 * source + turn % 2) * self.nbytes
         return (1 + source) * self.nbytes
 
@@ -195,13 +196,12 @@ class ProbeBuild:
         """Return a whole matrix at an offset (bytes) in the memory of a location; `ld` is at least its rows."""
         key = (where, offset, rows, cols, max(ld, rows), dtype)
         if key not in self._windows:
-            on_host = where == self.num_ranks
             self._windows[key] = self.build.buffer(
                 at=where,
                 rows=rows,
                 cols=cols,
                 dtype=dtype,
-                role=Role.USER if on_host else Role.PANEL,
+                role=Role.USER if where == self.build.host else Role.PANEL,
                 ld=max(ld, rows),
                 offset=0,
             )
@@ -256,7 +256,7 @@ class ProbeBuild:
 def issuer(link: tuple[int, int], num_ranks: int) -> int:
     """Return the rank that issues copies on a link: it pushes to devices and to the host, and pulls from the host."""
     source, destination = link
-    return destination if source == num_ranks else source
+    return destination if source == host_index(num_ranks) else source
 
 
 def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = None) -> Probe:

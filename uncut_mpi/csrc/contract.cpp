@@ -37,6 +37,8 @@ nb::dict records() {
     found["regions"] =
         layout(sizeof(RegionRecord), FIELD(RegionRecord, buffer), FIELD(RegionRecord, pad), FIELD(RegionRecord, row),
                FIELD(RegionRecord, col), FIELD(RegionRecord, rows), FIELD(RegionRecord, cols));
+    found["locations"] = layout(sizeof(LocationRecord), FIELD(LocationRecord, space), FIELD(LocationRecord, rank),
+                                FIELD(LocationRecord, node), FIELD(LocationRecord, end));
     found["lanes"] = layout(sizeof(LaneRecord), FIELD(LaneRecord, rank), FIELD(LaneRecord, kind),
                             FIELD(LaneRecord, source), FIELD(LaneRecord, destination));
     found["buffers"] = layout(sizeof(BufferRecord), FIELD(BufferRecord, location), FIELD(BufferRecord, role),
@@ -71,6 +73,7 @@ nb::dict enumerations() {
     found["Matrix"] = codes(Name{"A", matrix_a}, Name{"B", matrix_b}, Name{"C", matrix_c}, Name{"NONE", no_matrix});
     found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
                           Name{"STAGING", staging_role});
+    found["Space"] = codes(Name{"DEVICE", device_space}, Name{"HOST", host_space});
     found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane},
                               Name{"HOST", host_lane});
     found["Code"] = codes(Name{"COPY", code_copy}, Name{"GEMM", code_gemm}, Name{"COMBINE", code_combine},
@@ -93,7 +96,7 @@ nb::dict limits() {
     found["alignment_bytes"] = alignment_bytes;
     found["no_source"] = no_source;
     found["any_device"] = any_device;
-    found["host_of_5"] = host_location(5);
+    found["nobody"] = nobody;
     return found;
 }
 

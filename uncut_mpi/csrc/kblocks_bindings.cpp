@@ -54,8 +54,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
-               std::uint8_t dtype, nb::handle buffers, nb::handle pieces, std::int64_t step, int most_summands,
-               std::int64_t min_slice_bytes, std::int64_t relay_bytes, std::int64_t buffer_alignment,
+               std::uint8_t dtype, nb::handle locations, nb::handle buffers, nb::handle pieces, std::int64_t step,
+               int most_summands, std::int64_t min_slice_bytes, std::int64_t relay_bytes, std::int64_t buffer_alignment,
                std::int64_t column_alignment, nb::handle ways) {
                 KProblem made{num_ranks,
                               serial_copies,
@@ -65,6 +65,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                               dtype,
                               {},
                               {},
+                              {},
                               step,
                               most_summands,
                               min_slice_bytes,
@@ -72,16 +73,17 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                               buffer_alignment,
                               column_alignment,
                               ways_of(ways, num_ranks)};
-                const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
+                const ArrayBytes location_bytes(locations), buffer_bytes(buffers), piece_bytes(pieces);
                 const auto users = buffer_bytes.records<BufferRecord>();
                 made.users.assign(users.begin(), users.end());
+                made.locations = Locations(location_bytes.records<LocationRecord>());
                 made.pieces =
-                    pieces_of(num_ranks, op_a != op_n, op_b != op_n, users, piece_bytes.records<PieceRecord>());
+                    pieces_of(made.locations, op_a != op_n, op_b != op_n, users, piece_bytes.records<PieceRecord>());
                 new (self) KProblem(std::move(made));
             },
-            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtype"_a, "buffers"_a,
-            "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "relay_bytes"_a, "buffer_alignment"_a,
-            "column_alignment"_a, "ways"_a);
+            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtype"_a, "locations"_a,
+            "buffers"_a, "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "relay_bytes"_a,
+            "buffer_alignment"_a, "column_alignment"_a, "ways"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",

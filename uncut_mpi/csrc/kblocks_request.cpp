@@ -18,7 +18,7 @@ void check(const KProblem &problem, const KBlocking &how) {
     for (const std::vector<KPiece> &pieces : problem.pieces) {
         std::size_t left = 0;
         for (const KPiece &one : pieces) {
-            require(is_rank(one.origin.rank) || (one.origin.on_host && one.origin.rank == -1),
+            require(is_rank(one.origin.rank) || (one.origin.on_host && one.origin.rank == nobody),
                     "a matrix is on a rank or the host");
             require(is_buffer(one.buffer) && one.holders >= 1, "a piece is in a buffer");
             left = left > 0 ? left - 1 : one.holders - 1;

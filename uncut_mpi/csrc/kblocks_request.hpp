@@ -31,6 +31,7 @@ struct KProblem {
     bool reads_c = false;
     std::uint8_t dtype = dtype_f64;
     std::vector<BufferRecord> users;  // the caller's A, B and C
+    Locations locations;
     Pieces pieces;
     std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
     int most_summands = 8;

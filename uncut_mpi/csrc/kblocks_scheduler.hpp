@@ -188,8 +188,8 @@ class Scheduler {
         return out_.lane(rank, kind, rank, problem_.serial_copies && to != rank ? any_device : to);
     }
     std::int32_t host_lane(const KOrigin &host, int rank, bool in) {
-        const int by = host.rank < 0 ? rank : host.rank, at = host_location(problem_.num_ranks);
-        return in ? out_.lane(by, copy_lane, at, rank) : out_.lane(by, copy_lane, rank, at);
+        const int by = host.rank == nobody ? rank : host.rank;
+        return in ? out_.lane(by, copy_lane, host.end, rank) : out_.lane(by, copy_lane, rank, host.end);
     }
     std::int32_t compute(int rank, int number) { return out_.lane(rank, compute_lane, no_source, number); }
 

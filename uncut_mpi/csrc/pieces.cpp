@@ -4,7 +4,7 @@
 
 namespace uncut {
 
-Pieces pieces_of(int num_ranks, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
+Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
                  std::span<const PieceRecord> records) {
     const std::array<bool, 3> transposed{trans_a, trans_b, false};
     Pieces made;
@@ -13,11 +13,12 @@ Pieces pieces_of(int num_ranks, bool trans_a, bool trans_b, std::span<const Buff
         require(one.turned == 0, "a piece is stored as its matrix is");
         const BufferRecord &buffer = users[static_cast<std::size_t>(one.buffer)];
         require(buffer.matrix <= matrix_c, "a buffer is of A, B or C");
+        const int at = buffer.location;
+        require(locations.has(at), "a matrix is on a rank or the host");
         KPiece piece{
             {one.top, one.top + one.rows}, {one.left, one.left + one.cols}, one.buffer, one.row, one.col, {}, 1};
         if (transposed[buffer.matrix]) std::swap(piece.rows, piece.cols);
-        piece.origin.on_host = in_host(buffer.location, num_ranks);
-        piece.origin.rank = buffer.location - (piece.origin.on_host ? host_location(num_ranks) + 1 : 0);
+        piece.origin = {at, locations.rank(at), locations.end(at), locations.in_host(at)};
         std::vector<KPiece> &known = made[buffer.matrix];
         const auto same = std::ranges::find_if(
             known, [&](const KPiece &other) { return other.rows == piece.rows && other.cols == piece.cols; });

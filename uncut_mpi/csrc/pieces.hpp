@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "locations.hpp"
 #include "records.hpp"
 
 namespace uncut {
@@ -28,12 +29,12 @@ struct Extent {
     Extent common(Extent other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
 };
 
+// A memory: its number, whose it is, and where lanes to it end.
 struct KOrigin {
+    int location = -1, rank = nobody, end = -1;
     bool on_host = false;
-    int rank = -1;  // -1: host memory of all ranks
     bool operator==(const KOrigin &) const = default;
     bool on_device_of(int other) const { return !on_host && rank == other; }
-    int location(int num_ranks) const { return on_host ? host_location(num_ranks) + 1 + rank : rank; }
 };
 
 // A rectangle of op(A), op(B) or C in one of the caller's buffers.
@@ -49,7 +50,7 @@ struct KPiece {
 using Pieces = std::array<std::vector<KPiece>, 3>;
 
 // From records of A, B and C as they are stored.
-Pieces pieces_of(int num_ranks, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
+Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
                  std::span<const PieceRecord> records);
 
 }  // namespace uncut

@@ -59,9 +59,8 @@ inline constexpr std::int64_t alignment_bytes = 16;  // of columns, for tensor c
 // Ends of lanes that are no memory: none (of a compute or host lane), all devices but the lane's own.
 inline constexpr std::int32_t no_source = -2, any_device = -3;
 
-// Memories as model/locations.py numbers them: devices by rank, the node's host, each rank's private host memory.
-constexpr int host_location(int num_ranks) { return num_ranks; }
-constexpr bool in_host(int location, int num_ranks) { return location >= num_ranks; }
+enum Space : std::int32_t { device_space = 0, host_space = 1 };
+inline constexpr std::int32_t nobody = -1;  // rank of a memory that belongs to a node
 
 struct TaskRecord {
     std::uint8_t kind = 0, pad = 0;
@@ -80,6 +79,9 @@ struct OperandRecord {
 struct RegionRecord {
     std::int32_t buffer = 0, pad = 0;
     std::int64_t row = 0, col = 0, rows = 0, cols = 0;
+};
+struct LocationRecord {
+    std::int32_t space = 0, rank = 0, node = 0, end = 0;
 };
 struct LaneRecord {
     std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
@@ -114,8 +116,8 @@ struct BoundOperandRecord {
     std::int64_t offset = 0, rows = 0, cols = 0, ld = 0;
 };
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
-              sizeof(LaneRecord) == 16 && sizeof(BufferRecord) == 40 && sizeof(OperationRecord) == 28 &&
-              sizeof(BoundOperandRecord) == 40 && sizeof(PieceRecord) == 56);
+              sizeof(LaneRecord) == 16 && sizeof(LocationRecord) == 16 && sizeof(BufferRecord) == 40 &&
+              sizeof(OperationRecord) == 28 && sizeof(BoundOperandRecord) == 40 && sizeof(PieceRecord) == 56);
 
 // Rows of a panel's padding behind a region, which belong to nobody: a product may compute so many more. At most 255.
 inline std::uint8_t room_behind(const RegionRecord &region, const BufferRecord &buffer) {

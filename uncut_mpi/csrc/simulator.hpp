@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "costs.hpp"
+#include "locations.hpp"
 #include "records.hpp"
 
 namespace uncut {
 
-// Locations are 0 … num_ranks − 1 for devices and num_ranks for the host; a link is
-// source * (num_ranks + 1) + destination. Bytes and seconds throughout.
+// A link is source * num_ends + destination, by the ends of lanes. Bytes and seconds throughout.
 struct SimulatedMachine {
-    int num_ranks = 0;
+    int num_ranks = 0, num_ends = 0;
     std::vector<double> bandwidth, latency;  // per link
     std::vector<double> port_capacity;       // bytes per second
     std::vector<std::int64_t> port_first;    // ports + 1 indices into the next two
@@ -56,6 +56,7 @@ struct SimulatedTables {
     std::span<const std::int32_t> awaits;
     std::span<const BufferRecord> buffers;
     std::span<const LaneRecord> lanes;
+    const Locations *locations = nullptr;
 };
 
 struct Simulated {

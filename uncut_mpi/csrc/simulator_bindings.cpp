@@ -21,16 +21,28 @@ namespace {
 class HeldTables {
   public:
     HeldTables(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
-               nb::handle lanes)
-        : tasks_(tasks), operands_(operands), regions_(regions), awaits_(awaits), buffers_(buffers), lanes_(lanes) {}
+               nb::handle lanes, nb::handle locations)
+        : tasks_(tasks),
+          operands_(operands),
+          regions_(regions),
+          awaits_(awaits),
+          buffers_(buffers),
+          lanes_(lanes),
+          locations_(ArrayBytes(locations).records<LocationRecord>()) {}
 
     SimulatedTables view() const {
-        return {tasks_.records<TaskRecord>(),    operands_.records<OperandRecord>(), regions_.records<RegionRecord>(),
-                awaits_.records<std::int32_t>(), buffers_.records<BufferRecord>(),   lanes_.records<LaneRecord>()};
+        return {tasks_.records<TaskRecord>(),
+                operands_.records<OperandRecord>(),
+                regions_.records<RegionRecord>(),
+                awaits_.records<std::int32_t>(),
+                buffers_.records<BufferRecord>(),
+                lanes_.records<LaneRecord>(),
+                &locations_};
     }
 
   private:
     ArrayBytes tasks_, operands_, regions_, awaits_, buffers_, lanes_;
+    Locations locations_;
 };
 
 nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &held) {
@@ -125,6 +137,7 @@ void bind_simulator(nb::module_ &m) {
         .def(nb::init<>())
         .def("prepare", &SimulatedMachine::prepare)
         .def_rw("num_ranks", &SimulatedMachine::num_ranks)
+        .def_rw("num_ends", &SimulatedMachine::num_ends)
         .def_rw("bandwidth", &SimulatedMachine::bandwidth)
         .def_rw("latency", &SimulatedMachine::latency)
         .def_rw("port_capacity", &SimulatedMachine::port_capacity)
@@ -164,7 +177,7 @@ void bind_simulator(nb::module_ &m) {
         .def_rw("issuing_threads", &SimulatedMachine::issuing_threads)
         .def_rw("serial_copies", &SimulatedMachine::serial_copies);
     nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a checked schedule.")
-        .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
+        .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")
         .def(nb::init<const SimulatedMachine &>())
         .def("begin", nb::overload_cast<const nb::object &>(&HeldSimulations::begin))

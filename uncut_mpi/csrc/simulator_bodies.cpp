@@ -52,10 +52,6 @@ double host_row_share(const std::vector<std::pair<double, double>> &table, std::
 
 }  // namespace
 
-int Simulator::State::location(const BufferRecord &buffer) const {
-    return in_host(buffer.location, m_.num_ranks) ? host_ : buffer.location;
-}
-
 void Simulator::State::make_bodies() {
     for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
         const TaskRecord &task = t_.tasks[i];
@@ -197,25 +193,26 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
     const std::int64_t item = bytes_of(target.dtype);
     Body body;
     body.amount = static_cast<double>(to.rows * to.cols * item);
-    int from_at = location(source), to_at = location(target);
+    const Locations &memories = *t_.locations;
+    const bool from_host = memories.in_host(source.location), to_host = memories.in_host(target.location);
+    int from_at = memories.end(source.location), to_at = memories.end(target.location);
     double limit = infinity;
     const auto *rows = from_at == to_at && !m_.row_local.empty() ? &m_.row_local : &m_.row_device;
     const RegionRecord *there = nullptr;  // in host memory
-    if (from_at == host_ && to_at != host_) {
+    if (from_host && !to_host) {
         rows = &m_.row_in;
         there = &from;
         // Private host memory is behind its rank's link, and goes on from there.
         if (task.rank != to_at) limit = m_.bandwidth[link_of(task.rank, to_at)];
         to_at = task.rank;
-    } else if (to_at == host_ && from_at != host_) {
+    } else if (to_host && !from_host) {
         rows = &m_.row_out;
         there = &to;
         if (task.rank != from_at) limit = m_.bandwidth[link_of(from_at, task.rank)];
         from_at = task.rank;
     }
-    if (m_.serial_copies && from_at != to_at)
-        body.engine = task.rank * ways + (from_at == host_ ? 1 : to_at == host_ ? 2 : 0);
-    if (from_at == host_ && to_at == host_) {
+    if (m_.serial_copies && from_at != to_at) body.engine = task.rank * ways + (from_host ? 1 : to_host ? 2 : 0);
+    if (from_host && to_host) {
         body.engine = task.rank * ways + 3;
         limit = m_.host_copy_rate;
         if (operand(task, 1).op != 0) limit = std::min(limit, m_.host_transposed_rate * static_cast<double>(item));
@@ -237,12 +234,12 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
         // Memory of all ranks begins at a line (segments.py), a caller's own anywhere.
         const BufferRecord &memory = t_.buffers[there->buffer];
         const std::int64_t begins =
-            memory.location == host_location(m_.num_ranks) ? (there->row + there->col * memory.ld) * item : -1;
+            memories.rank(memory.location) == nobody ? (there->row + there->col * memory.ld) * item : -1;
         limit *= host_row_share(*rows, to.rows * item, memory.ld * item, begins);
-    } else if (!contiguous && to.rows > 0 && from_at != host_) {
+    } else if (!contiguous && to.rows > 0 && !from_host) {
         limit *= row_share(*rows, static_cast<double>(to.rows * item));
     }
-    if (from_at == to_at && from_at != host_) body.local_device = from_at;
+    if (from_at == to_at && !from_host) body.local_device = from_at;
     body.latency = m_.latency[link];
     body.of = rates_.class_of(link, limit);
     rates_.share_link(link, task.lane);

@@ -18,8 +18,6 @@ class Simulator::State {
     explicit State(const SimulatedMachine &machine)
         : m_(machine),
           rates_(machine),
-          locations_(machine.num_ranks + 1),
-          host_(machine.num_ranks),
           devices_(static_cast<std::size_t>(machine.num_ranks)),
           engines_(static_cast<std::size_t>(machine.num_ranks * ways + 2)) {}  // of ranks, then the disk's two ways
 
@@ -125,9 +123,8 @@ class Simulator::State {
     bool is_aligned(const TaskRecord &task) const;
 
     std::size_t link_of(int source, int destination) const {
-        return static_cast<std::size_t>(source) * locations_ + destination;
+        return static_cast<std::size_t>(source) * m_.num_ends + destination;
     }
-    int location(const BufferRecord &buffer) const;
     const OperandRecord &operand(const TaskRecord &task, std::size_t which) const {
         return t_.operands[task.first_operand + which];
     }
@@ -160,7 +157,6 @@ class Simulator::State {
     SimulatedTables t_;
     const SimulatedMachine &m_;
     SharedRates rates_;
-    const int locations_, host_;
 
     std::vector<Flow> flows_;
     std::vector<std::int32_t> free_flows_;

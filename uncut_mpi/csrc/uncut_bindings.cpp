@@ -132,9 +132,10 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("latency_ps", &Input::latency_ps)
         .def_rw("ps_per_flop", &Input::ps_per_flop)
         .def("set_pieces",
-             [](Input &self, nb::handle buffers, nb::handle pieces) {
-                 const ArrayBytes buffer_bytes(buffers), piece_bytes(pieces);
-                 self.pieces = pieces_of(self.num_ranks, self.op_a != op_n, self.op_b != op_n,
+             [](Input &self, nb::handle locations, nb::handle buffers, nb::handle pieces) {
+                 const ArrayBytes location_bytes(locations), buffer_bytes(buffers), piece_bytes(pieces);
+                 self.locations = Locations(location_bytes.records<LocationRecord>());
+                 self.pieces = pieces_of(self.locations, self.op_a != op_n, self.op_b != op_n,
                                          buffer_bytes.records<BufferRecord>(), piece_bytes.records<PieceRecord>());
              })
         .def("set_routing", [](Input &self, int routing) {

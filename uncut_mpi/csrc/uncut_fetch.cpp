@@ -5,7 +5,7 @@ namespace uncut {
 
 // The rank of a group that computes at a location and needs tiles of this row or column, if there is one.
 Worker *Scheduler::sharer(int side, int group, int outer, int location) {
-    const int index = location >= host_ ? -1 : workers_of_rank_[location];
+    const int index = in_host(location) ? -1 : workers_of_rank_[location];
     if (index < 0) return nullptr;
     Worker &w = workers_[index];
     return group_of(w, side) == group && w.sides[side].place[outer] >= 0 ? &w : nullptr;

@@ -7,11 +7,11 @@ Link Scheduler::link(int source, int destination, int worker) const {
     Link l;
     l.source = source;
     l.destination = destination;
-    const bool inward = source >= host_;
-    const int host = std::max(source, destination), device = std::min(source, destination);
-    const int private_rank = host > host_ ? host - host_ - 1 : -1;
-    int from = end_of(source), to = end_of(destination);
-    if (host >= host_) {
+    const bool inward = in_host(source), with_host = inward || in_host(destination);
+    const int host = inward ? source : destination, device = inward ? destination : source;
+    const int private_rank = with_host ? in_.locations.rank(host) : nobody;
+    int from = in_.locations.end(source), to = in_.locations.end(destination);
+    if (with_host) {
         l.issuer = private_rank >= 0 ? private_rank : device;
         if (private_rank >= 0) (inward ? to : from) = private_rank;
     } else {
@@ -25,7 +25,7 @@ Link Scheduler::link(int source, int destination, int worker) const {
         l.ps_per_byte = std::max(l.ps_per_byte, in_.ps_per_byte[l.onward]);
     }
     // A device that serves its copies in turn is one resource for all that it sends, in the place of its own link.
-    const bool in_turn = in_.serial_copies && from != to && from != host_ && to != host_;
+    const bool in_turn = in_.serial_copies && from != to && !in_host(from) && !in_host(to);
     l.resource = !in_.overlap ? resource_of(l.issuer) : in_turn ? index(from, from) : l.at;
     return l;
 }

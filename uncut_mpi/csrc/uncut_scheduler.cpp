@@ -13,9 +13,8 @@ constexpr std::size_t most_estimates = 4096;
 
 Scheduler::Scheduler(const Input &in)
     : in_(in),
-      host_(host_location(in.num_ranks)),
-      ends_(host_ + 1),
-      locations_(ends_ + in.num_ranks),
+      ends_(in.locations.num_ends()),
+      locations_(in.locations.count()),
       outer_is_row_{in.op_a == op_n, in.op_b != op_n},
       cache_room_(in.cache_room),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}),

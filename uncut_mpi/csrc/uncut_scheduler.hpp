@@ -23,6 +23,7 @@ struct Input {
     std::uint8_t op_a = op_n, op_b = op_n;
     bool reads_c = false, product = false, half = false;
     std::int64_t itemsize = 0, accumulator_itemsize = 0;
+    Locations locations;
     Pieces pieces;
 
     bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;

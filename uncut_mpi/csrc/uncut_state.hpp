@@ -201,9 +201,7 @@ class Scheduler {
     Cuts cut(Extent of, const std::vector<std::int64_t> &edges) const;
     std::int32_t piece_of(int matrix, Extent rows, Extent cols, std::int32_t hint) const;
     std::int32_t home_of(int matrix, std::int32_t piece, int rank) const;
-    int location_of(int matrix, std::int32_t piece) const {
-        return in_.pieces[matrix][piece].origin.location(in_.num_ranks);
-    }
+    int location_of(int matrix, std::int32_t piece) const { return in_.pieces[matrix][piece].origin.location; }
     void find_origins(int side, int group);
     void make_workers();
     Worker make_worker(int rank, int row, int col) const;
@@ -229,7 +227,7 @@ class Scheduler {
 
     // -- links -------------------------------------------------------------------------------
 
-    int end_of(int location) const { return std::min(location, host_); }
+    bool in_host(int location) const { return in_.locations.in_host(location); }
     std::size_t index(int source, int destination) const {
         return static_cast<std::size_t>(source) * ends_ + destination;
     }
@@ -385,7 +383,7 @@ class Scheduler {
     static constexpr std::int32_t unknown = -2;
 
     const Input &in_;
-    const int host_, ends_, locations_;  // of links there are fewer ends, host memory being one
+    const int ends_, locations_;  // of links there are fewer ends, a node's host memory being one
     const std::array<bool, 2> outer_is_row_;
     std::array<std::vector<Cuts>, 2> outer_cuts_;  // of rows and columns, per grid row and column
     Cuts k_cuts_;

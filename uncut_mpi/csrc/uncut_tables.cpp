@@ -118,9 +118,10 @@ std::int32_t Scheduler::lane_for_compute(int rank, int number) {
 // Results have lanes of their own between devices: one that awaits its product holds up no fetch.
 std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     if (!in_.overlap) return lane_for_compute(l.issuer, 0);
-    const int from = end_of(l.source), to = end_of(l.destination);
-    result = result && from != host_ && to != host_;
-    const bool together = in_.serial_copies && from == l.issuer && to != host_ && from != host_;
+    const int from = in_.locations.end(l.source), to = in_.locations.end(l.destination);
+    const bool with_host = in_host(from) || in_host(to);
+    result = result && !with_host;
+    const bool together = in_.serial_copies && from == l.issuer && !with_host;
     const int destination = together ? l.issuer : to;  // its own place in the table is free
     std::int32_t *lane = &(result ? result_lanes_ : copy_lanes_)[index(from, destination)];
     while (*lane >= 0 && out_.lanes[*lane].rank != l.issuer)

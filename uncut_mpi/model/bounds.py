@@ -211,8 +211,8 @@ def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
 def _host_terms(reads: list[_Piece], writes: list[_Piece], machine: Machine) -> list[_Term]:
     host = machine.host
     ways = (
-        ("host to devices", _on_host(reads), [(host, rank) for rank in range(host)]),
-        ("devices to host", _on_host(writes), [(rank, host) for rank in range(host)]),
+        ("host to devices", _on_host(reads), [(host, rank) for rank in range(machine.num_ranks)]),
+        ("devices to host", _on_host(writes), [(rank, host) for rank in range(machine.num_ranks)]),
     )
     terms, demands = [], []
     for name, pieces, links in ways:
@@ -255,7 +255,7 @@ def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece]
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])
-        others = [location for location in range(machine.num_ranks + 1) if location != owner]
+        others = [location for location in range(len(machine.bandwidth_gb_per_s)) if location != owner]
         for way, pieces, links in (
             ("out of", [p for p in reads if p.location == here and p.name != "C"], [(owner, to) for to in others]),
             ("into", [p for p in writes if p.location == here], [(source, owner) for source in others]),

@@ -1,8 +1,8 @@
 """
 The memories of a job, numbered: every device by its rank, then one host per node, then each rank's private host memory.
 
-Buffers of a schedule and ends of its lanes are such numbers. What a memory is stands in the table alone, so that no
-other module knows how many hosts there are.
+Buffers of a schedule and ends of its lanes are such numbers. A device's number is its rank. What any other memory is
+stands in the table alone, so that no other module knows how many hosts there are, nor the core.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ class Location:
         return str(self.rank)
 
 
+_HOST: Final = Location.host()
+
+
 LOCATION_DTYPE: Final = np.dtype(
     [
         ("space", "<i4"),
@@ -109,14 +112,20 @@ LOCATION_DTYPE: Final = np.dtype(
 )
 
 
+ENDED_DTYPE: Final = np.dtype([*LOCATION_DTYPE.descr, ("end", "<i4")])
+
+
 @functools.lru_cache(maxsize=64)
 def location_table(num_ranks: int) -> np.ndarray:
     """Return the memories of a job on one node as records of LOCATION_DTYPE, read-only."""
-    devices = [(Space.DEVICE, rank, 0) for rank in range(num_ranks)]
-    private = [(Space.HOST, rank, 0) for rank in range(num_ranks)]
-    table = np.array([*devices, (Space.HOST, NOBODY, 0), *private], LOCATION_DTYPE)
+    table = np.array(_memories(num_ranks), LOCATION_DTYPE)
     table.flags.writeable = False
     return table
+
+
+def _memories(num_ranks: int) -> list[tuple[int, int, int]]:
+    devices = [(Space.DEVICE, rank, 0) for rank in range(num_ranks)]
+    return [*devices, (Space.HOST, NOBODY, 0), *[(Space.HOST, rank, 0) for rank in range(num_ranks)]]
 
 
 def location_index(location: Location, num_ranks: int) -> int:
@@ -128,16 +137,43 @@ def location_index(location: Location, num_ranks: int) -> int:
     ParamError
         If its rank does not exist.
     """
-    if location.rank is None:
-        return host_index(num_ranks)
-    if location.rank >= num_ranks:
+    found = _numbers(num_ranks).get(location)
+    if found is None:
         raise ParamError(f"there is no memory {location}: there are {there_are(num_ranks, 'rank')}")
-    return location.rank + (num_ranks + 1 if location.space == "host" else 0)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(num_ranks: int) -> dict[Location, int]:
+    table = location_table(num_ranks)
+    return {location_at(table, at): at for at in reversed(range(len(table)))}
 
 
 def host_index(num_ranks: int) -> int:
-    """Return the number of the host memory that all ranks read: also the host end of lanes, for private memory too."""
-    return num_ranks
+    """Return the number of the host memory that all ranks read, the end of lanes to private memory too."""
+    return _numbers(num_ranks)[_HOST]
+
+
+def with_ends(locations: np.ndarray) -> np.ndarray:
+    """
+    Return the table as the core has it: with where links and lanes to each memory end.
+
+    Of all host memory of a node that is what all its ranks read.
+    """
+    return _with_ends(locations.tobytes())
+
+
+@functools.lru_cache(maxsize=64)
+def _with_ends(table: bytes) -> np.ndarray:
+    rows = np.frombuffer(table, LOCATION_DTYPE).tolist()
+    hosts = {node: at for at, (space, rank, node) in enumerate(rows) if space == Space.HOST and rank == NOBODY}
+    ended = [(*row, hosts[row[2]] if row[0] == Space.HOST else at) for at, row in enumerate(rows)]
+    return np.array(ended, ENDED_DTYPE)
+
+
+def num_ends(num_ranks: int) -> int:
+    """Return from how many memories links lead to as many: those numbered first."""
+    return int(with_ends(location_table(num_ranks))["end"].max()) + 1
 
 
 def in_host(locations: np.ndarray, at: np.ndarray) -> np.ndarray:

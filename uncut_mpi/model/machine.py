@@ -18,6 +18,7 @@ from uncut_mpi.errors import ParamError, TopologyError, named
 from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, value_of_callers, word
 from uncut_mpi.model.costs import Disk, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import host_index, num_ends
 from uncut_mpi.model.ports import Port, fair_rates
 from uncut_mpi.model.remade import Remade
 
@@ -140,7 +141,7 @@ class Machine(Remade):
 
     def __post_init__(self) -> None:
         self._convert()
-        size = self.num_ranks + 1
+        size = num_ends(self.num_ranks)
         for name in ("bandwidth_gb_per_s", "latency_s"):
             table = getattr(self, name)
             if table.shape != (size, size):
@@ -235,8 +236,8 @@ class Machine(Remade):
 
     @property
     def host(self) -> int:
-        """Index of the host location."""
-        return self.num_ranks
+        """Number of the host memory that all ranks read."""
+        return host_index(self.num_ranks)
 
     def gemm_rate(self, dtype: DType) -> np.ndarray:
         """
@@ -353,7 +354,8 @@ class Machine(Remade):
                 f"ranks {chosen} of machine {self.name} were asked for: "
                 f"name some of 0 to {self.num_ranks - 1}, each once"
             )
-        place = {rank: number for number, rank in enumerate([*chosen, self.host])}
+        ends = [*chosen, *range(self.num_ranks, len(self.bandwidth_gb_per_s))]
+        place = {end: number for number, end in enumerate(ends)}
         ports = []
         for port in self.ports:
             kept = [
@@ -364,7 +366,7 @@ class Machine(Remade):
             if kept:
                 links, weights = zip(*kept, strict=True)
                 ports.append(dataclasses.replace(port, links=links, weights=weights))
-        both = np.ix_([*chosen, self.host], [*chosen, self.host])
+        both = np.ix_(ends, ends)
         return dataclasses.replace(
             self,
             name=f"{self.name}[{','.join(map(str, chosen))}]",
@@ -398,9 +400,9 @@ class Machine(Remade):
         host_gb_per_s = real_number("host_gb_per_s", host_gb_per_s, finite=True)
         latency_s = real_number("latency_s", latency_s, finite=True)
         memory_bytes = count("memory_bytes", memory_bytes)
-        size = num_ranks + 1
+        size = num_ends(num_ranks)
         bandwidth = np.full((size, size), link_gb_per_s)
-        bandwidth[num_ranks, :] = bandwidth[:, num_ranks] = host_gb_per_s
+        bandwidth[num_ranks:, :] = bandwidth[:, num_ranks:] = host_gb_per_s
         np.fill_diagonal(bandwidth, 4.0 * link_gb_per_s)
         rates = gemm_tflop_per_s or {"f64": 60.0, "f32": 50.0, "f16": 750.0, "bf16": 750.0, "tf32": 400.0}
         return cls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
@@ -12,7 +13,7 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import in_host, location_index, location_table
+from uncut_mpi.model.locations import Space, location_index, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -75,8 +76,11 @@ class Buffers:
         Those of the caller's buffers that are in files take none of it.
         """
         check_capacity(self.arena_bytes[: self.num_ranks], *self._about, machine)
-        needed, total = sum(self.arena_bytes[self.num_ranks :]), int(machine.host_bytes[0])
-        there = _resident_bytes(*self._about)[self.num_ranks]
+        in_host = location_table(self.num_ranks)["space"] == Space.HOST
+        needed, there = (
+            sum(itertools.compress(of, in_host)) for of in (self.arena_bytes, _resident_bytes(*self._about))
+        )
+        total = int(machine.host_bytes[0])
         there -= int(user_bytes(user_table(*self._about))[[*files]].sum())
         if needed and needed + there > total > 0:
             raise CapacityError(
@@ -194,11 +198,10 @@ def homes(
 
 @functools.lru_cache(maxsize=64)
 def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
-    """Return what the caller's matrices take of each rank's device memory, and of all host memory."""
-    users, locations = user_table(num_ranks, problem, placement), location_table(num_ranks)
-    at = np.where(in_host(locations, users["location"]), num_ranks, locations["rank"][users["location"]])
-    resident = np.zeros(num_ranks + 1, np.int64)
-    np.add.at(resident, at, user_bytes(users))
+    """Return what the caller's matrices take of each memory (`location_table`)."""
+    users = user_table(num_ranks, problem, placement)
+    resident = np.zeros(len(location_table(num_ranks)), np.int64)
+    np.add.at(resident, users["location"], user_bytes(users))
     return tuple(resident.tolist())
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from uncut_mpi import _native
+from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -53,6 +54,7 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         op_b=Op[problem.trans_b],
         reads_c=problem.reads_c,
         dtype=problem.dtype,
+        locations=with_ends(location_table(machine.num_ranks)),
         buffers=user_table(machine.num_ranks, problem, placement),
         pieces=user_pieces(problem, placement),
         step=elements_aligned(problem),  # a transposed B is aligned along n

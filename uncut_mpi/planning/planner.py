@@ -283,13 +283,13 @@ def _searched(
 
 def behind_a_disk(machine: Machine) -> Machine:
     """Return a machine whose links with the host are a disk that all ranks share: so searches know what files take."""
-    host, disk = machine.num_ranks, machine.disk
+    host, ranks, disk = machine.host, range(machine.num_ranks), machine.disk
     bandwidth = machine.bandwidth_gb_per_s.copy()
-    bandwidth[host, :host] = np.minimum(bandwidth[host, :host], disk.read_gb_per_s)
-    bandwidth[:host, host] = np.minimum(bandwidth[:host, host], disk.write_gb_per_s)
-    ways = [[(host, rank) for rank in range(host)], [(rank, host) for rank in range(host)]]
+    bandwidth[host, ranks] = np.minimum(bandwidth[host, ranks], disk.read_gb_per_s)
+    bandwidth[ranks, host] = np.minimum(bandwidth[ranks, host], disk.write_gb_per_s)
+    ways = [[(host, rank) for rank in ranks], [(rank, host) for rank in ranks]]
     ports = [
-        Port(f"disk {way}", rate, tuple(links), (1.0,) * host)
+        Port(f"disk {way}", rate, tuple(links), (1.0,) * len(ranks))
         for way, rate, links in zip(("reads", "writes"), (disk.read_gb_per_s, disk.write_gb_per_s), ways, strict=True)
     ]
     return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports), on_disk=True)

@@ -64,9 +64,9 @@ class _Rest:
         self._used = [False] * len(machine.ports)
         locations = itertools.chain.from_iterable(map(placement.locations, MATRICES))
         owners = {location.rank for location in locations if location.rank is not None}
-        columns = [machine.typical_gemm_rate(problem.dtype)]
+        columns, ranks = [machine.typical_gemm_rate(problem.dtype)], range(machine.num_ranks)
         for end in sorted({machine.host, *owners}):
-            columns += [machine.bandwidth_gb_per_s[end, :-1], machine.bandwidth_gb_per_s[:-1, end]]
+            columns += [machine.bandwidth_gb_per_s[end, ranks], machine.bandwidth_gb_per_s[ranks, end]]
         self._rates = [tuple(self._rounded(float(rate)) for rate in row) for row in np.column_stack(columns)]
         self._key: list[tuple[Any, ...]] = [()] * machine.num_ranks
         self._alike: dict[tuple[Any, ...], list[int]] = {}

@@ -22,7 +22,7 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, host_index, in_host, location_table
+from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, in_host, location_table, with_ends
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -458,12 +458,12 @@ class Schedule(Remade):
         at = np.flatnonzero(self.tasks["kind"] == Kind.COPY)
         first = self.tasks["first_operand"][at]
         out = np.empty((len(at), 4), np.int64)
-        host = host_index(self.num_ranks)
+        ends = with_ends(self.locations)["end"]
         out[:, 0] = at
         for column, which in ((1, 1), (2, 0)):
             region = self.regions[self.operands["region"][first + which]]
             of = self.buffers[region["buffer"]]
-            out[:, column] = np.where(in_host(self.locations, of["location"]), host, of["location"])
+            out[:, column] = ends[of["location"]]
             if which == 0:
                 sizes = np.array([dtype.itemsize for dtype in DType])
                 out[:, 3] = region["rows"] * region["cols"] * sizes[of["dtype"]]

@@ -23,6 +23,7 @@ from uncut_mpi.model.costs import (
     GemmShape,
 )
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Kind, Schedule, rows_by_rank
 
@@ -80,8 +81,7 @@ class Simulation:
         return self._count(bytes_moved=True)
 
     def _count(self, *, bytes_moved: bool) -> np.ndarray:
-        size = self.schedule.num_ranks + 1
-        table = np.zeros((size, size), np.int64)
+        table = np.zeros(self.machine.bandwidth_gb_per_s.shape, np.int64)
         copies = self.schedule.copies()
         np.add.at(table, (copies[:, 1], copies[:, 2]), copies[:, 3] if bytes_moved else 1)
         return table
@@ -248,7 +248,8 @@ def _check_rate(machine: Machine, dtype: DType) -> None:
 
 def _tables(schedule: Schedule) -> _native.ScheduleTables:
     names = ("tasks", "operands", "regions", "awaits", "buffers", "lanes")
-    return _native.ScheduleTables(*(np.ascontiguousarray(getattr(schedule, name)) for name in names))
+    tables = [np.ascontiguousarray(getattr(schedule, name)) for name in names]
+    return _native.ScheduleTables(*[*tables, with_ends(schedule.locations)])
 
 
 def _cannot(machine: Machine, error: ValueError) -> TopologyError:
@@ -272,8 +273,8 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     if issuing_threads < 0:
         raise ParamError(f"issuing_threads = {issuing_threads}: use 0 for one per rank, or a positive number")
     native = _native.SimulatedMachine()
-    size = machine.num_ranks + 1
-    native.num_ranks, native.issuing_threads = machine.num_ranks, issuing_threads
+    native.num_ranks, native.num_ends = machine.num_ranks, len(machine.bandwidth_gb_per_s)
+    native.issuing_threads = issuing_threads
     native.serial_copies = machine.serial_copies
     native.bandwidth = (np.maximum(machine.bandwidth_gb_per_s, 1e-6) * 1e9).ravel().tolist()
     native.latency = machine.latency_s.ravel().tolist()
@@ -281,7 +282,9 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.port_first = (
         np.concatenate(([0], np.cumsum([len(port.links) for port in machine.ports]))).astype(int).tolist()
     )
-    native.port_links = [source * size + destination for port in machine.ports for source, destination in port.links]
+    native.port_links = [
+        source * native.num_ends + destination for port in machine.ports for source, destination in port.links
+    ]
     native.port_weights = [weight for port in machine.ports for weight in port.weights]
 
     rates = [

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.locations import location_table
+from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -398,7 +398,8 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.op_a, given.op_b = Op[problem.trans_a], Op[problem.trans_b]
     given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
     given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
-    given.set_pieces(user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement))
+    users = user_table(machine.num_ranks, problem, placement)
+    given.set_pieces(with_ends(location_table(machine.num_ranks)), users, user_pieces(problem, placement))
     given.serial_copies = machine.serial_copies
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()

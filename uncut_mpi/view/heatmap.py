@@ -6,6 +6,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.locations import end_name
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import bytes_text
@@ -34,10 +35,10 @@ def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
             f"a schedule of {counted(schedule.num_ranks, 'rank')} on machine {machine.name} "
             f"of {counted(machine.num_ranks, 'rank')}: use the machine that it was planned for"
         )
-    size = machine.num_ranks + 1
+    size = len(machine.bandwidth_gb_per_s)
     moved = np.zeros((size, size), np.int64)
     copies = schedule.copies()
-    np.add.at(moved, (copies[:, 1], copies[:, 2]), copies[:, 3])  # the host is the last
+    np.add.at(moved, (copies[:, 1], copies[:, 2]), copies[:, 3])
     edge = 2.2 + 0.72 * size
     figure = import_figure()(figsize=(max(7.5, edge + 1.2), edge), dpi=120, layout="constrained")
     axis = figure.subplots()
@@ -45,7 +46,7 @@ def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
     np.fill_diagonal(bandwidth, np.nan)  # a copy within a device uses no link
     image = axis.imshow(bandwidth, cmap="viridis", vmin=0.0, aspect="auto")  # few ranks fill the width too
     figure.colorbar(image, ax=axis, label="colour: bandwidth of the link, GB/s")
-    names = [*map(str, range(size - 1)), "host"]
+    names = [end_name(schedule.locations, end) for end in range(size)]
     for source, destination in np.ndindex(size, size):
         nbytes = int(moved[source, destination])
         if source == destination and nbytes == 0:
