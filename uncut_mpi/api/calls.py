@@ -83,8 +83,7 @@ class Calls:
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
-            self.gate = Gate(group, self.turns, control.board.words, arrival_timeout_s, control.exchange)
-            self.gate.on_cut_short = self._abort
+            self.gate = Gate(group, self.turns, control, arrival_timeout_s)
             self.binder = Binder(group, backend, store, counters, control)
             flags = self.binder.flags
             try:
@@ -246,6 +245,3 @@ class Calls:
         self.turns.close()
         self.gate.let_go()
         self.control.close()
-
-    def _abort(self, epoch: int) -> None:
-        self.control.board.abort[0] = epoch + 1

@@ -1,4 +1,9 @@
-"""The host memory that the ranks of a session share: where they meet, whose turn a device is, how far each rank is."""
+"""
+How the ranks of a session signal each other: all their words in host memory, which they share.
+
+Gate, turns, flags of the host, board and abort word have theirs from here. A form for ranks that share no memory has to
+replace what this module makes (`CallExchange`, `ProgressBoard`, arrays of words), and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +20,21 @@ from uncut_mpi.spmd.group import OPENING, SETTLING_S, Group
 
 class Control:
     """
-    The first thing that ranks share: from then on a rank that leaves is seen by those who wait for it. Collective.
+    The words of the ranks, the first thing that they share. Collective.
+
+    Each word is written by one rank, whose row or entry it is in, and read by all; the abort word any rank writes. From
+    here on a rank that leaves is seen by those who wait for it.
 
     Attributes
     ----------
     exchange : CallExchange
-        Where ranks meet, and mark that they leave.
-    board : ProgressBoard
-        Shows what every rank has finished.
+        By which ranks agree: each gives a record to all, or marks that it leaves.
     turns : ndarray of uint64, shape (num_ranks,)
-        Zeros, for the order of calls on devices.
+        How far each rank is in taking its device for a call; zeros at first.
     flags : ndarray of uint32, shape (num_ranks, MAX_LANES)
-        Those in host memory: `FlagTable.host`.
+        How far each lane of the host is, and each that these wait for: `FlagTable.host`.
+    board : ProgressBoard
+        What every rank has finished, and the abort word.
     """
 
     def __init__(self, group: Group) -> None:
@@ -49,6 +57,19 @@ class Control:
             self.exchange.leave(type(error).__name__)
             self.close()
             raise
+
+    def abort(self, epoch: int) -> None:
+        """End what other ranks run of the call with this epoch. Local."""
+        self.board.abort[0] = epoch + 1
+
+    def reset(self, epoch: int) -> None:
+        """Set this rank's flags to the epoch and the abort word to 0, while no call runs. Local."""
+        self.board.abort[0] = 0
+        self.flags[self._group.rank] = epoch
+
+    def progress(self) -> bytes:
+        """Return what changes as long as a rank gets on in a product. Local."""
+        return self.board.words.tobytes()
 
     def close(self) -> None:
         """Let go of the memory; no call is possible any more. Not collective."""

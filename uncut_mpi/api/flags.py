@@ -59,9 +59,8 @@ class Flags(Arena):
     def reset(self) -> None:
         """Set every flag to the epoch, so that none looks reached, and the abort word to 0. Collective."""
         with agreement.collective(self._group, "resetting the flags"):
-            self._control.board.abort[0] = 0
+            self._control.reset(self.epoch)
             rank = self._group.rank
-            self._control.flags[rank] = self.epoch
             count = int(self.sizes[rank]) // 4
             if count:
                 self._backend.fill_words(int(self.addresses[rank]), count, self.epoch)

@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
-import numpy as np
-
+from uncut_mpi.api.control import Control
 from uncut_mpi.api.exclusive import Exclusive
 from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
 from uncut_mpi.model.arguments import shown, type_text
@@ -52,12 +51,10 @@ class Gate:
     ----------
     order : DeviceTurns
         Told when this rank begins a call, so that those who wait for it can name it.
-    board : ndarray
-        Changes as long as a rank gets on in a product.
+    control : Control
+        Where the ranks meet, and see that a rank gets on or has failed.
     arrival_timeout_s : float or None
         How long to wait for the others to begin a call.
-    exchange : CallExchange
-        Where the ranks meet.
 
     Attributes
     ----------
@@ -79,14 +76,13 @@ class Gate:
         self,
         group: Group,
         order: DeviceTurns,
-        board: np.ndarray,
+        control: Control,
         arrival_timeout_s: float | None,
-        exchange: agreement.CallExchange,
     ) -> None:
         self._group, self._order = group, order
         self._arrival_timeout_s = arrival_timeout_s
-        self._missing, self._progress = order.missing, board.tobytes
-        self._exchange = exchange
+        self._missing, self._progress = order.missing, control.progress
+        self._exchange, self._abort = control.exchange, control.abort
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
         self._exclusive = Exclusive(self._busy, self._cut_short)
@@ -94,8 +90,6 @@ class Gate:
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
         self.on_close: Callable[[], None] = _nothing
-        # Ends what other ranks run of the call with this epoch.
-        self.on_cut_short: Callable[[int], None] = _nothing
         self._epoch = 0  # of the call that was opened last
 
     @property
@@ -105,8 +99,8 @@ class Gate:
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
-        self.on_close = self.on_cut_short = _nothing  # which refer to this gate
-        del self._exchange, self._progress
+        self.on_close = _nothing  # which refers to this gate
+        del self._exchange, self._progress, self._abort
 
     def exclusive(self) -> Exclusive:
         """
@@ -166,7 +160,7 @@ class Gate:
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
         if self._exclusive.opened and not self._exchange.pending and not self.over:
-            self.on_cut_short(self._epoch)
+            self._abort(self._epoch)
             self._leave(type(error).__name__, broken=True)
 
     def _note_left(self, why: str, *, broken: bool) -> None:
