@@ -26,6 +26,15 @@ def opener(backend: str):
     return open_session
 
 
+@pytest.fixture(autouse=True)
+def released(request):
+    """Release what a test leaves in the session of its module, if it has one."""
+    yield
+    session = request.node.funcargs.get("session")
+    if session is not None and not session._gate.over:
+        session._store.close()
+
+
 @contextlib.contextmanager
 def measured_machine(comm, backend: str):
     """

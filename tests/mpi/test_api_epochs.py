@@ -12,7 +12,7 @@ from mpi4py import MPI
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 from tests.helpers.host_copies import joined_by_hosts
-from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.products import Case, make_operands, mismatch, set_matrix
 from uncut_mpi.api import flags, plan_maker
 from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.planning.planner import plan_several
@@ -78,7 +78,6 @@ def test_flags_in_host_memory_keep_step_with_the_others(comm, fresh_session, mon
     ahead = session._calls.control.flags - np.uint32(boundary - 1)
     collective_assert(comm, not any(wrong), f"{wrong}")
     collective_assert(comm, 0 < ahead.max() < 1 << 20, f"flags that no call has written, or none: {ahead}")
-    release(session, operands)
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES.values(), ids=BOUNDARIES.keys())
@@ -109,7 +108,6 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
     collective_assert(comm, not any(wrong), f"{wrong}")
     good = span > 1 if comm.size > 1 else span == 1
     collective_assert(comm, good, f"a call takes the count {span} further")
-    release(session, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -129,7 +127,6 @@ def test_flags_say_how_far_lanes_have_come_and_never_more_than_the_count(comm, f
     collective_assert(comm, good, f"{first}: {once[once > 0]}, then {twice[twice > 0]}")
     highest = comm.allreduce(int(once.max()), MPI.MAX)
     collective_assert(comm, highest == first, f"{highest} is written at most, but a call takes the count {first} on")
-    release(session, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -148,4 +145,3 @@ def test_every_flag_is_rewritten_before_the_count_is_a_period_ahead_of_it(comm, 
         seen.append(int(flags_of(session)[-1]))  # a flag that no plan of this session uses
         session.barrier()
     collective_assert(comm, seen == [0, 0, 2 * span, 2 * span, 4 * span, 4 * span], f"{seen}, span {span}")
-    release(session, operands)

@@ -70,7 +70,6 @@ def test_a_registered_array_is_known_to_all_as_it_is_stored(comm, session, order
     mine = session.rank == root
     good = array_of(matrix) is (array if mine else None) and mine == (matrix.address != 0)
     collective_assert(comm, good, f"{array_of(matrix)}")
-    session.release(matrix)
 
 
 def test_float32_arrays_can_be_multiplied_in_tf32_and_others_not(comm, session):
@@ -85,8 +84,6 @@ def test_float32_arrays_can_be_multiplied_in_tf32_and_others_not(comm, session):
         session.register(half, root=root, dtype="tf32")
     with pytest.raises(um.ParamError, match="use one of"):
         session.register(array, root=root, dtype="f128")
-    for one in (matrix, strict):
-        session.release(one)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,8 +109,6 @@ def test_a_registered_device_array_is_known_to_all_as_it_is_stored(comm, session
     collective_assert(comm, good, f"{matrix!r}, leading dimension {matrix.info.stored.ld}")
     copy = session.download(matrix)
     collective_assert(comm, holds(copy, wanted), f"{copy!r}")
-    for one in (matrix, whole, copy):
-        session.release(one)
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -132,7 +127,6 @@ def test_a_part_of_shared_host_memory_is_seen_by_every_rank(comm, session, order
     collective_assert(comm, same, "it is another memory")
     session.release(whole)
     collective_assert(comm, holds(matrix, wanted), "the part went with the whole")
-    session.release(matrix)
 
 
 def test_parts_of_parts_can_be_registered_when_the_whole_is_gone(comm, session):
@@ -147,7 +141,6 @@ def test_parts_of_parts_can_be_registered_when_the_whole_is_gone(comm, session):
     held = session._store._held
     session.release(part)
     collective_assert(comm, holds(inner, data[3:6, 2:5]) and inner.info.number in held, "it went with the part")
-    session.release(inner)
 
 
 def record_pins(session, monkeypatch) -> dict[int, int]:
@@ -224,8 +217,6 @@ def test_read_only_arrays_are_inputs(comm, session, order):
     a = session.register(data if session.rank == root else None, root=root)
     c = session.gemm(a, a)
     collective_assert(comm, np.allclose(c.array, data @ data, rtol=0, atol=1e-13), "C is not A A")
-    session.release(a)
-    session.release(c)
 
 
 def test_a_read_only_part_of_shared_memory_is_no_result(comm, session):
@@ -237,8 +228,6 @@ def test_a_read_only_part_of_shared_memory_is_no_result(comm, session):
     other = session.register(whole.array[:, 12:] if session.rank == 0 else None, root=0)
     expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(other, other, part))
     expect(comm, um.ParamError, ["read-only"], lambda: session.upload(other, part))
-    for matrix in (part, other, whole):
-        session.release(matrix)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64", "float32", np.float16, np.dtype("f4"), DType.bf16])
@@ -248,8 +237,6 @@ def test_types_are_named_in_any_way(comm, session, dtype):
     wanted = DType.parse(dtype)
     good = host.dtype is wanted and device.dtype is wanted and host.array.dtype == wanted.numpy
     collective_assert(comm, good, f"{host!r} {device!r}")
-    session.release(host)
-    session.release(device)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (1, 1), (1, 6), (6, 1)])
@@ -263,8 +250,6 @@ def test_thin_and_empty_matrices_are_made_and_copied(comm, session, shape, where
     collective_assert(comm, holds(copy, data) and array_of(copy) is not None, f"{copy!r}")
     session.upload(copy, target)
     collective_assert(comm, holds(target, data), f"{target!r}")
-    for one in {id(one): one for one in (matrix, target, copy)}.values():
-        session.release(one)
 
 
 @pytest.mark.parametrize("shape", [5, (5,), (5, 4, 3), (-1, 4), (4, 2.5), ("a", 4), None])
@@ -294,8 +279,6 @@ def test_what_is_uploaded_is_downloaded(comm, session, where, orders, dtype):
     good = copy.location == Location.host() and copy.order == orders[1] and holds(copy, data)
     collective_assert(comm, good, f"{copy!r} of {target!r}")
     collective_assert(comm, (copy is target) == (where == "shared"), "shared matrices are returned as they are")
-    for matrix in (source, target, *(() if copy is target else (copy,))):
-        session.release(matrix)
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -314,8 +297,6 @@ def test_a_part_is_copied_without_its_surroundings(comm, session, where, order):
     collective_assert(comm, good, "elements around the part have changed")
     copy = session.download(part)
     collective_assert(comm, holds(copy, data), f"{copy!r}")
-    for matrix in (part, whole, source, copy):
-        session.release(matrix)
 
 
 def test_uploads_that_do_not_fit_are_refused(comm, session):
@@ -330,8 +311,6 @@ def test_uploads_that_do_not_fit_are_refused(comm, session):
     expect(comm, um.ParamError, ["shared host memory"], lambda: session.upload(device, shared))
     expect(comm, um.ParamError, ["shared host memory"], lambda: session.upload(private, shared))
     expect(comm, um.ParamError, ["ndarray"], lambda: session.upload(np.zeros((4, 6)), shared))
-    for matrix in (shared, turned, single, device, private):
-        session.release(matrix)
 
 
 def test_an_upload_into_a_read_only_array_is_refused(comm, session):
@@ -340,8 +319,6 @@ def test_an_upload_into_a_read_only_array_is_refused(comm, session):
     target = session.register(array if session.rank == 0 else None, root=0)
     source = session.empty_host((4, 6))
     expect(comm, um.ParamError, ["read-only"], lambda: session.upload(source, target))
-    session.release(target)
-    session.release(source)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -352,8 +329,6 @@ def test_ranks_that_copy_different_matrices_get_one_error(comm, session):
     expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.upload(mine, target))
     expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.download(mine))
     expect(comm, um.RankMismatchError, [f"matrix {first.info.number}"], lambda: session.release(mine))
-    for matrix in (first, second, target):
-        session.release(matrix)
 
 
 def test_what_is_no_matrix_is_named_with_its_argument_and_call(comm, session):
@@ -399,7 +374,6 @@ def test_a_matrix_of_another_session_is_refused(comm, open_session, where):
         collective_assert(comm, same_number, "numbers differ, so that nothing is tested")
         for call in (session.release, session.download):
             expect(comm, um.ParamError, ["another session"], lambda call=call: call(theirs))
-        session.release(ours)
 
 
 def test_a_thing_that_is_no_matrix_is_refused_with_what_to_pass(comm, session):
@@ -435,7 +409,6 @@ def test_numpy_has_a_ranks_own_matrix_there_and_elsewhere_an_error_with_the_mend
     else:
         collective_assert(comm, "session.download(matrix)" in text, f"{found!r} {text}")
     collective_assert(comm, np.array_equal(session.download(matrix), data), "the download is not the matrix")
-    session.release(matrix)
 
 
 @pytest.mark.parametrize("where", ["shared", "private", "device"])

@@ -10,7 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
-from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.products import Case, make_operands, mismatch
 from tests.helpers.timelines import check_trace
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.view import Timeline, to_perfetto
@@ -52,7 +52,6 @@ def test_a_traced_call_computes_and_times_every_task_in_its_order(session, comm,
     every = allgather(comm, (trace.start_s.tobytes(), trace.end_s.tobytes()))
     collective_assert(comm, len(set(every)) == 1, "ranks have different traces")
     check_trace(json.loads(to_perfetto([Timeline.of(schedule, trace.start_s, trace.end_s, "measured")])))
-    release(session, operands)
 
 
 def test_a_rank_that_traces_alone_is_an_error_on_all(session, comm):
@@ -65,7 +64,6 @@ def test_a_rank_that_traces_alone_is_an_error_on_all(session, comm):
         except um.RankMismatchError as error:
             caught = error
     collective_assert(comm, (caught is None) == (comm.size == 1) and (caught is None or "trace" in str(caught)), caught)
-    release(session, operands)
 
 
 def test_a_closed_plan_is_not_traced(session, comm):
@@ -78,7 +76,6 @@ def test_a_closed_plan_is_not_traced(session, comm):
     except um.ParamError as error:
         message = str(error)
     collective_assert(comm, "closed" in message, message)
-    release(session, operands)
 
 
 @pytest.mark.host_backend

@@ -74,7 +74,6 @@ def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(s
         collective_assert(comm, not wrong, wrong)
         collective_assert(comm, not planned, "it was bound anew")
         assert session.counters.allocations == allocations
-    release(session, operands)
 
 
 def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
@@ -96,7 +95,6 @@ def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
         plan.execute(CASE.alpha, CASE.beta)  # what it took over is its own
         wrong = mismatch(CASE, operands)
         collective_assert(comm, not wrong, wrong)
-    release(session, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -117,7 +115,6 @@ def test_plans_of_one_product_that_chose_otherwise_are_told_apart(session, comm,
     for plan in (first, second):
         plan.execute(CASE.alpha, CASE.beta)
         plan.close()
-    release(session, operands)
 
 
 def test_a_trace_is_that_of_the_schedule_shown_and_no_trial(session, comm):
@@ -131,7 +128,6 @@ def test_a_trace_is_that_of_the_schedule_shown_and_no_trial(session, comm):
         assert plan._plan is before
         wrong = np.isfinite(trace.start_s).sum() != (plan.schedule.tasks["num_operands"] > 0).sum()
         collective_assert(comm, not wrong, "tasks without a time")
-    release(session, operands)
 
 
 @pytest.mark.parametrize("own_result", [True, False])
@@ -152,7 +148,6 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
     collective_assert(comm, not isinstance(plan, Trial), "it still tries")
     assert session.counters.planner_calls == planned + 1
     session._plans.clear()
-    release(session, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -167,7 +162,6 @@ def test_arrays_that_no_peer_can_open_are_right_in_every_trial(open_session, com
             collective_assert(comm, plan.tuning, "there is one kind of schedule")
             _, wrongs = settle(session, plan, operands)
             collective_assert(comm, not wrongs, f"{wrongs}")
-        release(session, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -188,7 +182,6 @@ def test_plans_that_stage_an_array_and_plans_that_do_not_share_it(open_session, 
             collective_assert(comm, not wrong, f"{plan.summary.scheduler}: {wrong}")
         for plan in all_plans:
             plan.close()
-        release(session, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -274,7 +267,6 @@ def test_schedules_are_tried_on_where_memory_that_grows_has_ended_every_binding(
             collective_assert(comm, not wrong, wrong)
         assert not plan.tuning
         plan.execute(CASE.alpha, CASE.beta)
-    release(session, operands)
 
 
 def test_a_plan_may_be_closed_and_matrices_change_while_schedules_are_tried(session, comm):
@@ -297,5 +289,3 @@ def test_a_plan_may_be_closed_and_matrices_change_while_schedules_are_tried(sess
     plan.close()
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
         plan.execute(CASE.alpha, CASE.beta)
-    release(session, operands)
-    release(session, others)

@@ -11,7 +11,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import random_product
-from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.products import Case, make_operands, mismatch, set_matrix
 from tests.mpi.test_out_of_core import CASES, KIB
 from uncut_mpi.device.host.backend import HostBackend
 from uncut_mpi.planning import chunks
@@ -70,7 +70,6 @@ def test_products_of_every_kind_and_place_are_right_in_chunks(comm, open_session
         for _ in range(2):
             wrong = multiply(session, operands, case)
             collective_assert(comm, not wrong, wrong)
-        release(session, operands)
 
 
 def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, open_session, few_tasks):
@@ -102,7 +101,6 @@ def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, op
             good = len(trace.end_s) == len(plan.schedule.tasks) < about.tasks and bool((trace.end_s > 0).any())
             collective_assert(comm, good, "a trace of the first chunk")
         collective_assert(comm, session.counters.planner_calls - before == planned, "planned once")
-        release(session, operands)
 
 
 @pytest.mark.host_backend
@@ -158,4 +156,3 @@ def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, few_ta
             collective_assert(comm, plan.summary.chunks > 1 and plan.progress() == 0, str(plan.summary))
         wrong = multiply(session, operands, case)
         collective_assert(comm, not wrong, wrong)
-        release(session, operands)

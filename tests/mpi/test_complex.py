@@ -14,7 +14,7 @@ from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.commands import in_process
 from tests.helpers.distributed import cut_up, distributed, fill, on_host
 from tests.helpers.numbers import factors_of, of_both_parts, op_of, steps_of
-from tests.helpers.products import Case, make_operands, mismatch, random_matrix, release
+from tests.helpers.products import Case, make_operands, mismatch, random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.command import check
 from uncut_mpi.gemm import main
@@ -51,7 +51,6 @@ def test_every_op_in_every_order_is_right(comm, session, trans_a, trans_b):
         session.gemm(operands.a, operands.b, operands.c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         wrong = mismatch(case, operands)
         collective_assert(comm, not wrong, wrong)
-        release(session, operands)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -71,9 +70,6 @@ def test_every_layout_is_multiplied_by_every_op(comm, session, seed):
     check_c(comm, c, alpha * wide[0] @ wide[1] + beta * wide[2], bound, told)
     kept = session.gather(a)
     collective_assert(comm, comm.rank > 0 or np.array_equal(kept, op_of(trans_a, a_MK)), f"{told}: A has changed")
-    session.barrier()
-    for matrix in (a, b, c):
-        session.release(matrix)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -102,9 +98,6 @@ def test_conjugated_views_are_factors_as_op_c_is(comm, session, layout, order):
         c = session.gemm(first, second, trans_a=trans_a, trans_b=trans_b)
         bound = of_both_parts(dtype) * steps_of(dtype, 23) * dtype.unit_roundoff * 2 * 23 * np.ones(wanted.shape)
         check_c(comm, c, wanted, bound, told)
-        session.barrier()
-        session.release(c)
-    session.release(a)
 
 
 def test_a_real_matrix_is_its_own_conjugate(comm, session):
@@ -114,8 +107,6 @@ def test_a_real_matrix_is_its_own_conjugate(comm, session):
         c = session.gemm(a, a, trans_a=trans)
         wanted = sum(2 * (1.0 + rank) ** 2 for rank in range(comm.size))
         collective_assert(comm, (on_host(c.local) == wanted).all(), c.local)
-        session.barrier()
-        session.release(c)
 
 
 @TYPES
@@ -131,9 +122,6 @@ def test_a_plan_is_executed_with_other_scalars_and_matrices(comm, session, dtype
             bound = bound_of(dtype, alpha, wide[0].T, beta, wide[2], wide[1])
             check_c(comm, c, alpha * wide[0].conj().T @ wide[1] + beta * wide[2], bound, f"{alpha} {beta}")
         expect(comm, um.ParamError, ["A does not fit the plan", "conjugated"], lambda: plan.execute(a=a.H.T))
-    session.barrier()
-    for matrix in (a, b, c):
-        session.release(matrix)
 
 
 @TYPES
@@ -147,9 +135,6 @@ def test_nan_in_what_is_not_read_stays_out(comm, session, dtype):
     session.barrier()
     session.gemm(a, b, c, alpha=0.0, beta=1j, trans_a="C")
     collective_assert(comm, (on_host(c.local) == 40j).all(), c.local)
-    session.barrier()
-    for matrix in (a, b, c):
-        session.release(matrix)
 
 
 def test_what_does_not_go_together_is_an_error_on_every_rank_and_the_session_goes_on(comm, session):
@@ -173,16 +158,12 @@ def test_what_does_not_go_together_is_an_error_on_every_rank_and_the_session_goe
         expect(comm, um.ParamError, [".H is conjugated", ".T"], call)
     c = session.gemm(a, a, alpha=0.5j)
     collective_assert(comm, (on_host(c.local) == 3j).all(), c.local)
-    session.barrier()
-    for matrix in (a, b, c, made, shared):
-        session.release(matrix)
 
 
 @pytest.mark.parametrize("value", [1e39j, 1 - 1e-50j])
 def test_a_scalar_a_part_of_which_float32_cannot_hold_is_an_error(comm, session, value):
     a = session.empty((2, 2), "c64", Layout.rows(), memory="host")
     expect(comm, um.ParamError, ["alpha", "in float32"], lambda: session.gemm(a, a, alpha=value))
-    session.release(a)
 
 
 @pytest.fixture

@@ -75,7 +75,6 @@ def test_a_rank_has_its_blocks_and_views_of_them_at_any_offset(comm, session):
         wanted = view.layout.local_shape(view.shape, comm.rank)
         collective_assert(comm, view.local.shape == wanted and Layout.parse(str(view.layout)) == view.layout, told)
         check_copies(comm, session, view, part)
-    session.release(matrix)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -101,9 +100,6 @@ def test_offsets_into_matrices_that_are_dealt_alike_and_otherwise(comm, session,
     found = matrices[2].local
     right = np.allclose(found, wanted[np.ix_(*matrices[2].local_indices)], 1e-12, 1e-12)
     collective_assert(comm, right, f"{a!r} x {b!r} = {c!r}: {found}")
-    session.barrier()
-    for matrix in matrices:
-        session.release(matrix)
 
 
 def test_operands_that_are_dealt_alike_take_no_more_products_than_blocks_do(comm, session):
@@ -116,9 +112,6 @@ def test_operands_that_are_dealt_alike_take_no_more_products_than_blocks_do(comm
         options = um.ScheduleOptions(scheduler="kblocks", grid=(down, along), blocking=um.Blocking(columns=1))
         with session.plan(a, b, c, options=options) as plan:
             counts.append((plan.summary.tasks, plan.summary.bytes_by_link["device_to_device"]))
-        session.barrier()
-        for matrix in (a, b, c):
-            session.release(matrix)
     collective_assert(comm, counts[0] == counts[1], f"{counts}")
 
 
@@ -180,6 +173,3 @@ def test_what_follows_shared_memory_is_cyclic_in_memory_of_each_rank(comm, sessi
     for matrix, wanted in ((copy, data), (product, data @ data)):
         right = np.allclose(matrix.local, wanted[np.ix_(*matrix.local_indices)], 1e-13, 1e-13)
         collective_assert(comm, right and matrix.memory == "host" and matrix.layout == layout, f"{matrix!r}")
-    session.barrier()
-    for matrix in (shared, copy, product):
-        session.release(matrix)

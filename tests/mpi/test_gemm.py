@@ -384,7 +384,6 @@ def test_the_same_matrix_may_be_a_and_b(session, comm):
     session.gemm(operands.a, operands.a, operands.c, alpha=1.5, beta=0.0, trans_b="T")
     wanted = 1.5 * operands.a_MK @ operands.a_MK.T
     collective_assert(comm, np.allclose(operands.c.array, wanted, rtol=0, atol=1e-12), "C is not alpha A Aᵀ")
-    release(session, operands)
 
 
 def test_gemm_without_out_makes_the_result(session, comm):
@@ -393,8 +392,6 @@ def test_gemm_without_out_makes_the_result(session, comm):
     c = session.gemm(operands.a, operands.b)
     wanted = operands.a_MK @ operands.b_KN
     collective_assert(comm, np.allclose(c.array, wanted, rtol=0, atol=1e-13), "C is not A B")
-    session.release(c)
-    release(session, operands)
 
 
 def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
@@ -417,8 +414,6 @@ def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
             seed = 9 if given is others else 0
             wrong = mismatch(Case(50, 40, 60, place=case.place, alpha=alpha, beta=beta, seed=seed), given)
             collective_assert(comm, not wrong, wrong)
-    for made in (operands, others):
-        release(session, made)
 
 
 def test_repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing(session, comm):
@@ -437,7 +432,6 @@ def test_repeated_calls_plan_nothing_broadcast_nothing_allocate_nothing(session,
         and (after.python_tasks == before.python_tasks or session.backend_name == "host"),
         f"before {before}, after {after}",
     )
-    release(session, operands)
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -487,7 +481,6 @@ def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):
             sum(t for t, _ in totals) == bodies and sum(b for _, b in totals) == int(schedule.copies()[:, 3].sum()),
             f"counted {totals}, scheduled {bodies} tasks and {int(schedule.copies()[:, 3].sum())} bytes",
         )
-    release(session, operands)
 
 
 def test_more_than_5000_operations_on_one_lane(session, comm):
@@ -501,4 +494,3 @@ def test_more_than_5000_operations_on_one_lane(session, comm):
         lanes = np.bincount(plan.schedule.tasks["lane"])
     wrong = mismatch(case, operands)
     collective_assert(comm, lanes.max() > 5000 and not wrong, f"{lanes.max()} tasks on a lane; {wrong}")
-    release(session, operands)

@@ -7,7 +7,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
-from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.products import Case, make_operands, mismatch
 from uncut_mpi.spmd.agreement import name_ranks
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -19,9 +19,7 @@ def blocked(slots):
 
 @pytest.fixture
 def operands(session):
-    made = make_operands(session, Case(24, 20, 16))
-    yield made
-    release(session, made)
+    return make_operands(session, Case(24, 20, 16))
 
 
 def test_shapes_that_do_not_fit(session, comm, operands):
@@ -31,7 +29,6 @@ def test_shapes_that_do_not_fit(session, comm, operands):
 def test_types_that_differ(session, comm, operands):
     other = session.empty_host((16, 20), np.float32)
     expect(comm, um.ParamError, ["f64", "f32"], lambda: session.gemm(operands.a, other, operands.c))
-    session.release(other)
 
 
 def test_unsupported_type(session, comm):
@@ -42,8 +39,6 @@ def test_c_overlapping_an_input(session, comm, operands):
     square = session.empty_host((24, 24), np.float64)
     part = session.register(square.array[:, :16] if session.rank == 0 else None, root=0)
     expect(comm, um.ParamError, ["overlaps"], lambda: session.gemm(part, operands.b, session_c(session, square)))
-    session.release(part)
-    session.release(square)
 
 
 def session_c(session, square):
@@ -63,8 +58,6 @@ def test_disjoint_parts_of_one_array_do_not_overlap(session, comm):
     session.gemm(a, b, c)
     wanted = whole.array[:, :20] @ whole.array[:20, 20:40]
     collective_assert(comm, np.allclose(whole.array[:, 40:], wanted, rtol=0, atol=1e-13), "C is not A B")
-    for matrix in (a, b, c, whole):
-        session.release(matrix)
 
 
 def test_beta_without_c(session, comm, operands):
@@ -153,7 +146,6 @@ def test_a_read_only_result(session, comm, operands):
     array.flags.writeable = False
     c = session.register(array if session.rank == 0 else None, root=0)
     expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(operands.a, operands.b, c))
-    session.release(c)
 
 
 def test_too_little_shared_memory(session, comm):

@@ -124,9 +124,6 @@ def test_any_layouts_multiply_where_they_are(comm, session, seed):
     error = np.abs(on_host(c.local) - wanted).max() if wanted.size else 0.0
     limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
     collective_assert(comm, error <= limit, f"{a!r} x {b!r} = {c!r}, {trans}, beta {beta}: error {error}")
-    session.barrier()
-    for matrix in (a, b, c):
-        session.release(matrix)
 
 
 def test_the_program_of_the_manual_is_right(comm):
@@ -163,9 +160,6 @@ def test_a_plan_runs_on_other_arrays_of_the_same_parts(comm, session):
     for c, data in ((made[2], first), (made[3], second)):
         wanted = (data @ right)[np.ix_(*c.local_indices)]
         collective_assert(comm, np.abs(on_host(c.local) - wanted).max() < 1e-14, f"{c!r}")
-    session.barrier()
-    for matrix in (*made, b):
-        session.release(matrix)
 
 
 def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
@@ -215,8 +209,6 @@ def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
     gc.collect()
     session.release(session.empty((4, 4), "f64", Layout.whole(0)))
     collective_assert(comm, {*session._store._held} == kept, "matrices of arrays stay when the plan is closed")
-    for matrix in (a, b, c):
-        session.release(matrix)
 
 
 def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, session):
@@ -246,9 +238,6 @@ def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, se
         collective_assert(
             comm, c.local.shape == right.shape and np.allclose(on_host(c.local), right, 1e-13, 1e-13), told
         )
-        session.barrier()
-        for matrix in (a, b, c):
-            session.release(matrix)
 
 
 def operands_of(session, shapes, layouts, memory="device"):
@@ -278,9 +267,6 @@ def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
         collective_assert(comm, same.layout == session.gemm(a, b, options=PLAIN).layout, f"{same.layout}")
         right = (a_MK @ b_KN)[np.ix_(*same.local_indices)]
         collective_assert(comm, np.allclose(on_host(same.local), right, 1e-13, 1e-13), f"{same!r}")
-        session.barrier()
-        for matrix in (a, b, c, same):
-            session.release(matrix)
 
 
 def split(extent, num):
@@ -307,7 +293,6 @@ def test_auto_is_the_layout_whose_product_is_predicted_fastest(comm, session, mo
         out = session.empty(shape, "f64", layout)
         with session.plan(a, b, out, reads_c=False) as plan:
             expected.setdefault(plan.summary.predicted_s, out.layout)
-        session.release(out)
     monkeypatch.setattr(plan_maker, "plan_several", count)
     c = session.gemm(a, b, out_layout="auto")
     tried = len(planned)
@@ -318,9 +303,6 @@ def test_auto_is_the_layout_whose_product_is_predicted_fastest(comm, session, mo
     )
     other = session.gemm(a, b, alpha=2.0, out_layout="auto")
     collective_assert(comm, other.layout == wanted and len(planned) == tried, f"{other.layout}, {len(planned)} plans")
-    session.barrier()
-    for matrix in (a, b, c, other):
-        session.release(matrix)
 
 
 def test_layouts_that_c_cannot_have_are_one_error_on_all_ranks(comm, session):
@@ -333,8 +315,6 @@ def test_layouts_that_c_cannot_have_are_one_error_on_all_ranks(comm, session):
         (["shapes do not fit"], lambda: session.gemm(a, b, out_layout="auto")),
     ):
         expect(comm, um.ParamError, words, call)
-    for matrix in (a, b, out):
-        session.release(matrix)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -113,7 +113,6 @@ def test_a_dtensor_is_a_matrix_where_it_lies_and_comes_back(comm, session, torch
         as_tensor(torch, session, data), mesh, back.placements, src_data_rank=None
     )
     collective_assert(comm, torch.equal(again.to_local(), back.to_local()), f"{back.placements}")
-    session.release(matrix)
 
 
 def chunks(extent, count):
@@ -137,7 +136,6 @@ def test_placements_are_layouts_with_counts(comm, session, torch, kind):
         mesh = mesh_of(torch, kind, comm.size, word)
         matrix = session.from_dtensor(dealt_by_torch(torch, session, mesh, word, np.ones((M, N))))
         collective_assert(comm, matrix.layout == layout, f"{word}: {matrix.layout}")
-        session.release(matrix)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
@@ -160,8 +158,6 @@ def test_products_of_dtensors_are_written_into_dtensors(comm, session, torch, ki
     part = as_numpy(given[2].to_local())
     there = dealt_by_torch(torch, session, given[2].device_mesh, words[2], found).to_local()
     collective_assert(comm, np.array_equal(part, as_numpy(there)), f"{words}: {part[:2, :2]}")
-    for one in (a, b, c):
-        session.release(one)
 
 
 @pytest.mark.parametrize("dtype", ["f64", "bf16"])
@@ -183,8 +179,6 @@ def test_results_of_the_session_are_dtensors_without_a_copy(comm, session, torch
     collective_assert(comm, np.array_equal(as_numpy(local), right[rows]), f"{as_numpy(local)[:2, :2]}")
     whole = as_numpy(shown.full_tensor()) if not session.devices_shared or where == "cpu" else right
     collective_assert(comm, np.array_equal(whole, right), f"{whole[:2, :2]}")
-    for one in (a, b, c):
-        session.release(one)
 
 
 def test_views_are_dtensors_too(comm, session, torch, kind):
@@ -196,7 +190,6 @@ def test_views_are_dtensors_too(comm, session, torch, kind):
         fine = tuple(shown.shape) == view.shape and shown.to_local().data_ptr() == view.address
         fine &= list(shown.placements) == placed(torch, word) or comm.size == 1
         collective_assert(comm, fine, f"{shown.placements}, {tuple(shown.shape)}")
-    session.release(c)
 
 
 def test_the_mesh_says_whose_parts_are_whose(comm, session, torch, kind):
@@ -214,7 +207,6 @@ def test_the_mesh_says_whose_parts_are_whose(comm, session, torch, kind):
         straight = mesh_of(torch, kind, comm.size, "S0")
         expect(comm, um.ParamError, ["redistribute", f"'rows({','.join(map(str, counts))})'"],
                lambda: matrix.to_dtensor(straight))  # fmt: skip
-    session.release(matrix)
 
 
 def test_ranks_of_torch_and_of_the_session_may_differ(comm, torch, kind, open_session):
@@ -255,7 +247,6 @@ def test_ranks_outside_of_the_mesh_have_nothing(comm, session, torch, kind):
     back = matrix.to_dtensor(mesh)
     same = comm.rank != 1 or back.to_local().data_ptr() == given.to_local().data_ptr()
     collective_assert(comm, same and tuple(back.shape) == (M, N), f"{tuple(back.shape)}")
-    session.release(matrix)
 
 
 def test_what_is_no_matrix_yet_is_refused_with_the_mend(comm, session, torch, kind):
@@ -299,8 +290,6 @@ def test_a_layout_that_torch_has_not_is_refused_with_one_that_it_has(comm, sessi
         other = session.redistribute(matrix, Layout.parse(re.search(r"Layout.parse\('(.*)'\)", said[0])[1]))
         shown = other.to_dtensor(mesh)
         collective_assert(comm, shown.to_local().data_ptr() == other.address, f"{layout}")
-        for one in (matrix, other):
-            session.release(one)
 
 
 def told(said, matrix, mesh):
@@ -339,8 +328,6 @@ def test_a_dtensor_keeps_the_memory_of_its_matrix(comm, session, torch, kind, me
     for one in others:
         one.local[...] = 1.0
     collective_assert(comm, bool((shown.to_local() == 3.0).all()), f"{as_numpy(shown.to_local())[:2, :2]}")
-    for one in others:
-        session.release(one)
 
 
 def test_arrays_of_jax_are_no_tensors_since_these_can_be_written(comm, session, torch, jax, kind):
@@ -348,7 +335,6 @@ def test_arrays_of_jax_are_no_tensors_since_these_can_be_written(comm, session, 
     matrix = session.from_jax(dealt_by_jax(jax, mesh, ("x", None), np.ones((4 * comm.size, 4))))
     over = mesh_of(torch, kind, comm.size, "S0")
     expect(comm, um.ParamError, ["read-only"], lambda: matrix.to_dtensor(over))
-    session.release(matrix)
 
 
 # -- JAX -----------------------------------------------------------------------------------------
@@ -390,7 +376,6 @@ def test_an_array_of_jax_is_a_matrix_where_it_lies_and_comes_back(comm, session,
     same = back.sharding.devices_indices_map(back.shape) == given.sharding.devices_indices_map(given.shape)
     collective_assert(comm, same, f"{back.sharding}")
     collective_assert(comm, back.dtype == given.dtype and back.shape == given.shape, f"{back.dtype} {back.shape}")
-    session.release(matrix)
 
 
 def test_products_of_arrays_of_jax_are_arrays_of_jax(comm, session, jax):
@@ -414,8 +399,6 @@ def test_products_of_arrays_of_jax_are_arrays_of_jax(comm, session, jax):
         twice = as_numpy(shard_of(jax.jit(lambda x: x + x)(shown)))
         collective_assert(comm, np.array_equal(twice, 2 * here), f"{twice[:2, :2]}")
         expect(comm, um.ParamError, ["read-only"], lambda a=a, b=b, c=c: session.gemm(c, b, a, trans_b="T"))
-        for one in (a, b, c):
-            session.release(one)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -429,7 +412,6 @@ def test_matrices_of_the_session_are_arrays_of_jax_without_a_copy(comm, session,
     shown = matrix.to_jax(jax_mesh(jax, comm.size, ("x",)))
     collective_assert(comm, shard_of(shown).unsafe_buffer_pointer() == matrix.address, f"{matrix.address:#x}")
     collective_assert(comm, np.array_equal(as_numpy(shard_of(shown)), as_numpy(mine)), "other numbers")
-    session.release(matrix)
 
 
 def test_what_jax_has_not_is_refused_with_what_it_has(comm, session, jax):

@@ -9,7 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.products import Case, make_operands, mismatch, set_matrix
 from uncut_mpi.api.budget import Budget
 from uncut_mpi.device.host.backend import HostBackend
 
@@ -41,7 +41,6 @@ def test_products_of_every_kind_and_place_are_right_in_little_memory(comm, open_
                 session.gemm(operands.a, operands.b, operands.c, **scalars, **trans)
                 wrong = mismatch(case, operands)
                 collective_assert(comm, not wrong, wrong)
-            release(session, operands)
 
 
 def test_what_a_call_allows_goes_before_what_the_session_does(comm, open_session):
@@ -59,7 +58,6 @@ def test_what_a_call_allows_goes_before_what_the_session_does(comm, open_session
             plan.execute(alpha=case.alpha, beta=case.beta)
             wrong = mismatch(case, operands)
             collective_assert(comm, not wrong, wrong)
-        release(session, operands)
 
 
 def test_a_budget_that_nothing_fits_is_one_error_and_the_session_goes_on(comm, open_session):
@@ -73,7 +71,6 @@ def test_a_budget_that_nothing_fits_is_one_error_and_the_session_goes_on(comm, o
         session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta)
         wrong = mismatch(case, operands)
         collective_assert(comm, not wrong, wrong)
-        release(session, operands)
 
 
 @pytest.mark.parametrize(("value", "words"), [(0, "below 1"), (-5, "below 1"), (1.5, "memory"), ("x", "memory")])
@@ -124,4 +121,3 @@ def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
         session.gemm(*product, alpha=case.alpha, beta=case.beta)
         wrong = mismatch(case, operands)
         collective_assert(comm, not wrong, wrong)
-        release(session, operands)

@@ -47,9 +47,6 @@ def test_a_matrix_takes_any_layout_comes_to_one_rank_and_goes_from_there(comm, s
     collective_assert(comm, good and third.memory == memory, f"scattered to {third!r}")
     left = {*session._store._held} - held
     collective_assert(comm, left == {second.info.number, third.info.number}, f"kept {left}")
-    session.barrier()
-    for matrix in (source, first, second, third):
-        session.release(matrix)
 
 
 def test_a_copy_into_a_matrix_that_is_there_plans_once(comm, session):
@@ -72,8 +69,6 @@ def test_a_copy_into_a_matrix_that_is_there_plans_once(comm, session):
     square.local[...] = 0.0
     session.gemm(second, square, first)
     collective_assert(comm, not first.local.any(), f"{first.local}")
-    for matrix in (first, second, square):
-        session.release(matrix)
 
 
 def test_single_rows_go_into_a_matrix_of_either_order(comm, session):
@@ -87,9 +82,6 @@ def test_single_rows_go_into_a_matrix_of_either_order(comm, session):
         rows.local[...] = np.nan
         session.redistribute(out, Layout.rows(), out=rows)
         collective_assert(comm, is_part_of(rows, data), f"{out!r} became {rows!r}")
-        session.barrier()
-        session.release(out)
-    session.release(rows)
 
 
 def test_what_cannot_be_copied_is_one_error_on_all_ranks(comm, session):
@@ -112,8 +104,6 @@ def test_what_cannot_be_copied_is_one_error_on_all_ranks(comm, session):
         (["gather: matrix is an ndarray"], lambda: session.gather(np.ones((4, 4)))),
     ):
         expect(comm, um.ParamError, words, call)
-    for matrix in (a, other):
-        session.release(matrix)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -134,5 +124,3 @@ def test_ranks_that_ask_for_different_copies_get_one_error(comm, session):
     ):
         expect(comm, um.RankMismatchError, [*words, "values: "], call)
     collective_assert(comm, (b.local == 1.0).all(), f"copied all the same: {b.local}")
-    for matrix in (a, b):
-        session.release(matrix)

@@ -57,9 +57,6 @@ def test_views_are_multiplied_where_they_are_and_nothing_around_them_is_touched(
     limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
     right = np.allclose(on_host(whole.local), wanted[np.ix_(*whole.local_indices)], 0.0, limit, equal_nan=True)
     collective_assert(comm, right, f"{told}: {whole.local}")
-    session.barrier()
-    for _, matrix, _ in operands:
-        session.release(matrix)
 
 
 def test_a_view_is_what_its_name_says_and_lasts_as_long_as_its_matrix(comm, session):
@@ -137,8 +134,6 @@ def test_views_of_one_matrix_may_be_operands_of_one_product_unless_they_overlap(
         ):
             words = [f"C overlaps {overlapped} in memory"]
             expect(comm, um.ParamError, words, lambda product=product: session.gemm(*product))
-        session.barrier()
-        session.release(matrix)
 
 
 @pytest.mark.mpi(min_size=2)
