@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import shutil
 import tempfile
@@ -87,25 +86,3 @@ def refuse_pins(session: um.Session, monkeypatch, refused=lambda array: True) ->
             return describe(array, *arguments)
 
     monkeypatch.setattr(store._grips, "of_array", describe_refused)
-
-
-def fail_runs(session: um.Session, monkeypatch, failing) -> None:
-    """Make every operation list of this rank report an error, while `failing()`, after it has run."""
-    backend = session._backend
-    executable = backend.executable
-
-    def make(*arguments):
-        made = executable(*arguments)
-        run = made.run
-
-        @functools.wraps(run)
-        def failing_run(**scalars):
-            report = run(**scalars)
-            if failing():
-                report.error = um.DeviceError("failed on purpose")
-            return report
-
-        made.run = failing_run
-        return made
-
-    monkeypatch.setattr(backend, "executable", make)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import tracemalloc
 
 import numpy as np
@@ -217,16 +216,6 @@ def test_shared_memory_stays_as_long_as_a_part_lies_in_it(comm, session):
     collective_assert(comm, good, f"{grips}")
     session.release(matrix)
     collective_assert(comm, all(grip.segment.closed for grip in grips), "still mapped")
-
-
-def test_what_every_rank_has_dropped_is_freed_by_the_next_call(comm, session):
-    first = session.distribute(np.ones((2, 2)), Layout.rows())
-    number = first.info.number
-    del first
-    gc.collect()
-    second = session.distribute(np.ones((2, 2)), Layout.rows())
-    held = session._store._held
-    collective_assert(comm, number not in held and second.info.number in held, f"{[*held]} of {number}")
 
 
 def test_no_memory_as_large_as_a_part_is_taken(comm, session):

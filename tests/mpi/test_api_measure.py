@@ -8,14 +8,13 @@ import os
 import pathlib
 import shutil
 import tempfile
-import time
 
 import numpy as np
 import pytest
 
 import uncut_mpi as um
 from tests.helpers import jobs
-from tests.helpers.collective import allgather, carried, collective_assert
+from tests.helpers.collective import carried, collective_assert
 from uncut_mpi import unfinished
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
@@ -475,16 +474,3 @@ def test_ranks_that_share_cores_are_judged_together(comm, cache, monkeypatch, sh
     rates = {0: first, 1: 5.0 - first}.get(comm.rank, np.ones(5))
     machine = machine_of(comm, backend=scripted(1 / rates, 1 / rates, []))
     collective_assert(comm, machine.steady == sharing, machine.provenance)
-
-
-def test_the_time_of_a_full_measurement_is_shown(comm, cache, monkeypatch, capfd):
-    monkeypatch.setitem(measuring._PROBE_BYTES, "host", 4 << 20)
-    monkeypatch.setitem(measuring._GEMM_EDGE, "host", 384)
-    monkeypatch.setitem(measuring._SAMPLE_S, "host", 0.01)
-    comm.Barrier()
-    started = time.perf_counter()
-    machine_of(comm)
-    taken = max(allgather(comm, time.perf_counter() - started))
-    if comm.rank == 0:
-        with capfd.disabled():
-            print(f"\nmeasuring {comm.size} ranks on the host backend took {taken:.2f} s, the session included")

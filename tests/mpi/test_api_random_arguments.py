@@ -14,28 +14,11 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.hostile import Closed
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
 EXAMPLES = 300
-
-
-class Hostile:
-    """Raises whatever is asked of it."""
-
-    __hash__ = None
-
-    def __getattr__(self, name):
-        raise RuntimeError(name)
-
-    def __repr__(self):
-        raise RuntimeError("no")
-
-    def __eq__(self, other):
-        raise RuntimeError("no")
-
-    def __bool__(self):
-        raise RuntimeError("no")
 
 
 def odd_values():
@@ -150,7 +133,7 @@ def test_random_odd_arguments_are_errors_of_ours_on_every_rank_or_give_a_right_r
     def check(call):
         method, odd, everywhere = call
         odd = {
-            name: Hostile() if isinstance(value, str) and value == "hostile" else value for name, value in odd.items()
+            name: Closed() if isinstance(value, str) and value == "hostile" else value for name, value in odd.items()
         }
         given = {**world.usual(method), **(odd if everywhere or comm.rank == comm.size - 1 else {})}
         try:

@@ -7,35 +7,19 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
+from tests.helpers.hostile import Closed
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
-class Raises:
-    def __index__(self):
-        raise KeyError("on purpose")
-
-    def __repr__(self):
-        raise KeyError("on purpose")
-
-    def __str__(self):
-        raise KeyError("on purpose")
-
-    def __iter__(self):
-        raise KeyError("on purpose")
-
-    def __hash__(self):
-        raise KeyError("on purpose")
-
-
-NO_RANKS = ["0", 0.0, True, None, np.float64(0), np.True_, 1j, [0], b"0", np.array([0]), Raises(), 2**70, -1, 99]
+NO_RANKS = ["0", 0.0, True, None, np.float64(0), np.True_, 1j, [0], b"0", np.array([0]), Closed(), 2**70, -1, 99]
 ODD_SHAPES = [
     (2.0, 2), ("2", 2), (True, 2), (2, None), (-1, 2), (2, -(2**70)), (2**70, 2), (2**40, 2**40), (2,), (2, 2, 2), 4,
-    "22", b"22", None, {2, 3}, {2: 2, 3: 3}, np.zeros((2, 2)), np.array([2.0, 2.0]), (2, Raises()), Raises(),
+    "22", b"22", None, {2, 3}, {2: 2, 3: 3}, np.zeros((2, 2)), np.array([2.0, 2.0]), (2, Closed()), Closed(),
     (2, np.nan), (1 << 62, 0),
 ]  # fmt: skip
-ODD_TYPES = ["f128", "x", 8, 3.5, int, bool, "f8,f8", [], {}, Raises(), ["f8"], "O", object, ">f8", Raises]
-ODD_ORDERS = ["c", "f", "A", "K", "", None, b"C", 0, ["C"], {}, Raises(), np.array("C"), True]
+ODD_TYPES = ["f128", "x", 8, 3.5, int, bool, "f8,f8", [], {}, Closed(), ["f8"], "O", object, ">f8", Closed]
+ODD_ORDERS = ["c", "f", "A", "K", "", None, b"C", 0, ["C"], {}, Closed(), np.array("C"), True]
 names = lambda value: f"{type(value).__name__}"  # noqa: E731
 
 
@@ -90,7 +74,7 @@ def test_an_odd_argument_on_one_rank_is_everybodys_error(comm, session):
     for call in (
         lambda: session.register(np.ones((2, 2)), root="0" if last else 0),
         lambda: session.empty_host((2, "2" if last else 2)),
-        lambda: session.empty_host((2, 2), order=Raises() if last else "C"),
+        lambda: session.empty_host((2, 2), order=Closed() if last else "C"),
         lambda: session.empty_device((2, 2), rank=None if last else 0),
     ):
         expect(comm, um.ParamError, [who], call)

@@ -14,38 +14,11 @@ from tests.helpers.foreign import BFLOAT16, ArrayInterface, CudaInterface, Tenso
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.host_backend]
 GOOD_TYPES = ["f8", "f4", "f2", ml_dtypes.bfloat16]
 TYPES = [
-    "f8",
-    "f4",
-    "f2",
-    ">f8",
-    "<f4",
-    ">f2",
-    "i8",
-    "i4",
-    "u1",
-    "?",
-    "c8",
-    "c16",
-    "g",
-    "O",
-    "S3",
-    "U2",
-    "M8[s]",
-    "f8,i4",
-]
+    "f8", "f4", "f2", ">f8", "<f4", ">f2", "i8", "i4", "u1", "?", "c8", "c16", "g", "O", "S3", "U2", "M8[s]", "f8,i4",
+]  # fmt: skip
 LAYOUTS = [
-    "C",
-    "F",
-    "transposed",
-    "part",
-    "step",
-    "backwards",
-    "broadcast",
-    "windows",
-    "misaligned",
-    "diagonal",
-    "swapped",
-]
+    "C", "F", "transposed", "part", "step", "backwards", "broadcast", "windows", "misaligned", "diagonal", "swapped",
+]  # fmt: skip
 WRAPS = [
     "none", "none", "none", "masked", "unmasked", "units", "matrix", "record", "memoryview", "list", "interface",
     "interface with mask", "interface of bytes", "cuda", "tensor", "old tensor", "read-only tensor", "tensor elsewhere",

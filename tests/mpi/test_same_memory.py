@@ -238,11 +238,3 @@ def test_an_array_over_several_mappings_shares_what_each_of_them_shows(comm, ses
         before = whole[: EDGE * EDGE].reshape(EDGE, EDGE)
         found = [overlaps(comm, session, array, mapped(path)) for array in (straddling, before)]
         collective_assert(comm, found == [True, False], f"{found}")
-
-
-@pytest.mark.mpi(min_size=2)
-def test_the_verdict_is_one_error_on_all_ranks(comm, session):
-    array = np.ones((EDGE, EDGE))
-    a = session.register(array if comm.rank == 0 else None, root=0)
-    c = session.register(array[:] if comm.rank == 0 else None, root=0)
-    expect(comm, um.ParamError, ["C overlaps A"], lambda: session.gemm(a, a, c))

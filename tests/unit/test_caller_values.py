@@ -10,25 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.helpers.hostile import Hostile
 from uncut_mpi.api.session import _bytes
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import flag, real_number, shown, type_text, whole_number
 
 INTEGERS = [np.dtype(code).type for code in "bBhHiIlLqQ"]
 FLOATS = [np.float16, np.float32, np.float64, np.longdouble, ml_dtypes.bfloat16]
-
-
-class Raises:
-    """A type that answers every question with an error of its own."""
-
-    def __index__(self):
-        raise KeyError("no index")
-
-    def __float__(self):
-        raise KeyError("no float")
-
-    def __repr__(self):
-        raise KeyError("no repr")
 
 
 class Indexed:
@@ -56,7 +44,7 @@ def test_what_has_an_index_is_a_whole_number(value):
     "value",
     [
         True, np.True_, np.array(True), 0.0, np.float64(1), fractions.Fraction(3), decimal.Decimal(3), "0", b"0", None,
-        1j, [1], (), {}, np.array([1]), np.array([[1, 2]]), np.datetime64(3, "D"), np.array(2.0), Raises(), object(),
+        1j, [1], (), {}, np.array([1]), np.array([[1, 2]]), np.datetime64(3, "D"), np.array(2.0), Hostile(), object(),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -112,7 +100,7 @@ def test_infinities_and_nan_are_numbers_unless_finite_ones_are_asked_for(value):
     [
         "1", "x", b"1", bytearray(b"1"), memoryview(b"1"), np.str_("1"), np.bytes_(b"1"), np.array("1"), None, 1j,
         np.complex64(1), np.array(1j), [1.0], (), {}, np.array([1.0]), np.array([[1.0, 2.0]]), np.timedelta64(3, "s"),
-        np.datetime64(3, "D"), decimal.Decimal("sNaN"), Raises(), object(),
+        np.datetime64(3, "D"), decimal.Decimal("sNaN"), Hostile(), object(),
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
@@ -131,7 +119,9 @@ def test_truth_values_of_python_and_numpy_are_flags(kind):
         assert flag("verify", kind(value)) is value
 
 
-@pytest.mark.parametrize("value", [0, 1, "no", "True", None, 0.0, [], np.array([True]), np.int8(1), object(), Raises()])
+@pytest.mark.parametrize(
+    "value", [0, 1, "no", "True", None, 0.0, [], np.array([True]), np.int8(1), object(), Hostile()]
+)
 def test_what_is_no_truth_value_is_refused(value):
     with pytest.raises(ParamError, match=r"verify = .* is an? \w+: pass True or False"):
         flag("verify", value)
@@ -143,7 +133,7 @@ def test_what_is_no_truth_value_is_refused(value):
 def test_a_value_is_shown_on_one_short_line():
     assert shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
     assert shown("x" * 100) == "'" + "x" * 56 + "..."
-    assert shown(Raises()) == "<Raises>"
+    assert shown(Hostile()) == "<Hostile>"
     assert shown(10**9000) == "<int>"
 
 

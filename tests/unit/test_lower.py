@@ -170,41 +170,6 @@ def test_a_lane_has_one_flag_in_each_waiting_rank_and_counts_all_its_tasks_there
     assert producer.span == waiter.span == 4
 
 
-def test_a_wait_implied_by_an_earlier_wait_of_the_lane_is_left_out() -> None:
-    sketch = Sketch()
-    first, second = sketch.copy(0, 0), sketch.copy(0, 0)
-    sketch.copy(1, 0, second)
-    sketch.copy(1, 0, first)
-    producer, waiter, _ = proven_lists(sketch.schedule())
-    assert ops(producer) == [("COPY", 0, -1, 0, -1), ("COPY", 1, -1, 0, -1), ("SIGNAL", 1, 0, 2, 1)]
-    assert ops(waiter) == [("WAIT_FLAG", 2, 0, 2, 0), ("COPY", 2, -1, 0, -1), ("COPY", 3, -1, 0, -1)]
-
-
-def test_of_two_tasks_in_one_lane_only_the_later_is_waited_for() -> None:
-    sketch = Sketch()
-    first, second = sketch.copy(0, 0), sketch.copy(0, 0)
-    sketch.copy(0, 1, first, second)
-    assert [op for op in ops(proven_lists(sketch.schedule())[0]) if op[0] == "WAIT_EVENT"] == [
-        ("WAIT_EVENT", 2, 0, 2, 0)
-    ]
-
-
-def test_a_wait_that_reaches_further_than_those_before_is_kept() -> None:
-    sketch = Sketch()
-    first, second = sketch.copy(0, 0), sketch.copy(0, 0)
-    sketch.copy(1, 0, first)
-    sketch.copy(1, 0, second)
-    assert [op[0] for op in ops(proven_lists(sketch.schedule())[1])] == ["WAIT_FLAG", "COPY", "WAIT_FLAG", "COPY"]
-
-
-def test_a_wait_of_another_lane_of_the_rank_implies_nothing() -> None:
-    sketch = Sketch()
-    first = sketch.copy(0, 0)
-    sketch.copy(1, 0, first)
-    sketch.copy(1, 1, first)
-    assert [op[0] for op in ops(proven_lists(sketch.schedule())[1])].count("WAIT_FLAG") == 2
-
-
 def test_an_event_is_recorded_again_once_all_waits_for_it_stand_before() -> None:
     sketch = Sketch()
     first = sketch.copy(0, 0)
@@ -359,15 +324,3 @@ def test_num_flags_agrees_with_the_lists() -> None:
         lowering = lower(schedule)
         counts = lowering.num_flags.tolist()
         assert counts == [lowering.rank_list(rank).num_flags for rank in range(schedule.num_ranks)]
-
-
-def test_every_rank_derives_the_same_lists_from_the_encoded_schedule() -> None:
-    for seed in range(20):
-        schedule = random_case(random.Random(seed))
-        ours, theirs = lower(schedule), lower(Schedule.decode(schedule.encode()))
-        for rank in range(schedule.num_ranks):
-            mine, other = ours.rank_list(rank), theirs.rank_list(rank)
-            assert np.array_equal(mine.operations, other.operations)
-            assert np.array_equal(mine.operands, other.operands)
-            assert np.array_equal(mine.flag_lanes, other.flag_lanes)
-            assert mine.span == other.span

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.hostile import Hostile
 from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.dtypes import DType
@@ -21,20 +22,6 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-
-
-class Awkward:
-    """Raises whatever is asked of it."""
-
-    def __index__(self) -> int:
-        raise RuntimeError("no")
-
-    def __float__(self) -> float:
-        raise RuntimeError("no")
-
-    def __repr__(self) -> str:
-        raise RuntimeError("no")
-
 
 ENDLESS: list[object] = []
 ENDLESS.append(ENDLESS)
@@ -54,7 +41,7 @@ ODD = st.one_of(
     st.floats(),
     st.sampled_from([2.0, 1e300, 10**400, 1j, fractions.Fraction(1, 2), fractions.Fraction(4, 2)]),
     st.sampled_from(["", "2", "k", "auto", "uncut", "time", "N", "T", "F", "C", "h", "0,0,0", "f64", b"k", "\0", "é"]),
-    st.sampled_from([ENDLESS, {}, {1: 2}, {1, 2}, object(), Awkward(), int, range(3), range(10**30), b"\1\2"]),
+    st.sampled_from([ENDLESS, {}, {1: 2}, {1, 2}, object(), Hostile(), int, range(3), range(10**30), b"\1\2"]),
     st.lists(st.one_of(INTS, NUMPY, st.floats(), st.none()), max_size=3),
     st.tuples(INTS, INTS),
     st.lists(st.lists(st.one_of(st.integers(1, 4), st.floats(0.1, 4)), max_size=2), max_size=2),

@@ -293,16 +293,6 @@ def test_copies_home_to_the_host_count_as_device_to_host() -> None:
     assert schedule.bytes_by_link()["host_to_device"] == 8 * 2 * 4
 
 
-def test_softbuf_bytes_is_the_end_of_the_last_buffer_of_each_rank() -> None:
-    schedule = small()
-    own = schedule.buffers[schedule.buffers["offset"] >= 0]
-    ends = own["offset"] + buffer_bytes(own)
-    expected = [int(ends[own["location"] == rank].max(initial=0)) for rank in range(3)]
-    assert schedule.softbuf_bytes().tolist() == expected
-    assert expected[0] > 0
-    assert expected[2] == 0
-
-
 def test_buffer_bytes_spans_first_to_last_element() -> None:
     schedule = small()
     buffers = schedule.buffers[:4].copy()
@@ -315,14 +305,6 @@ def test_expand_ranges_lists_every_range_in_order() -> None:
     first, count = np.array([5, 0, 9, 2]), np.array([2, 0, 1, 3])
     assert expand_ranges(first, count).tolist() == [5, 6, 9, 2, 3, 4]
     assert expand_ranges(first[:0], count[:0]).tolist() == []
-
-
-def test_parts_of_a_task_are_its_own() -> None:
-    schedule = small()
-    gemm = int(np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)[-1])
-    record = schedule.tasks[gemm]
-    assert len(schedule.operands_of(gemm)) == record["num_operands"] == 4
-    assert schedule.awaited(gemm).tolist() == schedule.awaits[record["first_await"] :][: record["num_awaits"]].tolist()
 
 
 def test_the_builder_merges_equal_regions_lanes_and_awaits() -> None:

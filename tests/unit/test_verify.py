@@ -51,14 +51,6 @@ def test_right_schedules_and_their_lists_are_proven(first_seed: int) -> None:
         assert proof.reads == int(schedule.tasks["num_operands"].sum()) - writes
 
 
-def test_the_oracle_finds_right_schedules_right() -> None:
-    for seed in SEEDS:
-        schedule = random_case(random.Random(seed))
-        assert oracle.is_wrong(schedule) == "", seed
-        lowering = lower(schedule)
-        assert oracle.lists_lose_order(schedule, [lowering.rank_list(r) for r in range(schedule.num_ranks)]) == "", seed
-
-
 def test_a_proof_counts_what_it_checked() -> None:
     problem = GemmProblem(4, 6, 8, DType.f64)
     schedule = summa(problem, Placement.parse("1,1,0"), 2, options=SummaOptions(steps=2, c_mode="fetch"))

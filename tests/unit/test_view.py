@@ -13,13 +13,10 @@ import sys
 import numpy as np
 import pytest
 
-from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import random_case
 from tests.helpers.timelines import check_trace, invented_times
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Layout, LocalArray
-from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -131,29 +128,6 @@ def test_labels_name_the_tiles_of_the_callers_matrices():
     assert products == {f"C({i},{j}) += A({i},{p}) B({p},{j})" for i in range(6) for j in range(6) for p in range(4)}
     assert any(re.fullmatch(r"A\(\d,\d\)\.\d 0->[123]", label) for label in labels)
     assert any(re.fullmatch(r"C\(\d,\d\) [123]->0", label) for label in labels)
-
-
-@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
-@pytest.mark.parametrize("swapped", [False, True])
-def test_labels_are_those_of_the_product_as_the_caller_wrote_it(swapped, trans):
-    # A caller's C = A B in rows is the column-major problem C' = B' A'.
-    labels = set(timeline(make(m=1280, n=2560, swapped=swapped, trans=trans)).labels)
-    rows, cols = (4, 2) if swapped else (2, 4)
-    products = {label for label in labels if "+=" in label}
-    assert products == {
-        f"C({i},{j}) += A({i},{p}) B({p},{j})" for i in range(rows) for j in range(cols) for p in range(4)
-    }
-    moved = {label.split(" ")[0].split(".")[0] for label in labels if "host->" in label}
-    assert {f"A({i},{p})" for i in range(rows) for p in range(4)} <= moved
-    assert {f"B({p},{j})" for j in range(cols) for p in range(4)} <= moved
-
-
-def test_a_hop_has_the_name_of_what_it_hands_on():
-    case = Pushed(ranks=3, chunks=2, trans_a="T")
-    labels = timeline(case.build()).labels
-    assert "A(0,0) 0->1" in labels
-    assert "A(0,0) 1->2" in labels
-    assert "A(0,1) 1->2" in labels
 
 
 @pytest.mark.parametrize("make_schedule", [make, with_joins])
@@ -394,43 +368,6 @@ def test_a_name_that_says_no_kind_of_picture_is_refused():
 # -- traffic ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["h,h,h", "0,h,3", "0,0,0", "h,h,1"])
-def test_bytes_are_never_below_the_least_and_reach_it_where_everything_is_cached(place):
-    schedule = make(place)
-    for one in traffic(schedule).links:
-        assert one.nbytes >= one.least_bytes >= 0
-        assert one.nbytes == schedule.bytes_by_link()[one.link]
-    into_devices = {one.link: one for one in traffic(schedule).links}["host_to_device"]
-    assert into_devices.nbytes == into_devices.least_bytes
-
-
-def test_the_least_bytes_between_devices_are_the_blocks_that_ranks_multiply_and_do_not_have():
-    # 2 x 2 ranks, A in rank 0's device: three ranks take half of A each; B from the host once, then three times half
-    # of what is left; C in the host.
-    schedule = make("0,h,h", m=2560, n=2560, k=2560)
-    least = {one.link: one.least_bytes for one in traffic(schedule).links}
-    whole = 2560 * 2560 * 8
-    assert least == {
-        "host_to_device": 2 * whole,
-        "device_to_host": whole,
-        "device_to_device": 3 * whole // 2 + (4 * whole // 2 - whole),
-    }
-
-
-@pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "0,1,2", "h,0,h"])
-@pytest.mark.parametrize("trans", ["NN", "TT"])
-@pytest.mark.parametrize(("order", "splits", "reads_c"), [("k", 1, True), ("columns", 1, True), ("k", 2, False)])
-def test_products_that_share_pieces_of_a_panel_count_each_element_once(place, trans, order, splits, reads_c):
-    # Every product of kblocks reads part of a panel that other products read too, from wherever in it.
-    schedule = make_blocks(place, trans, order, splits, reads_c)
-    for one in traffic(schedule).links:
-        assert one.nbytes >= one.least_bytes >= 0
-    if place == "h,h,h":  # every element comes from the host to one rank, and from there to the rest of its row, column
-        rows, cols = schedule.grid
-        handed_on = 3000 * 2000 * (cols - 1) + 2000 * 2600 * (rows - 1)
-        assert {one.link: one.least_bytes for one in traffic(schedule).links}["device_to_device"] == 8 * handed_on
-
-
 @pytest.mark.parametrize("trans", ["NN", "TT"])
 @pytest.mark.parametrize(("order", "splits", "reads_c"), [("k", 1, True), ("columns", 1, True), ("k", 2, False)])
 def test_bytes_of_ports_are_never_below_the_least_which_follows_from_where_products_are_made(
@@ -472,78 +409,12 @@ def test_ports_of_a_matrix_that_is_only_scaled_move_it_once_each_way():
     assert all(one.out_of_bytes == one.least_out_of_bytes == one.into_bytes for one in found)
 
 
-def test_labels_of_k_blocks_name_all_parts():
-    labels = timeline(make_blocks("0,0,0", "NN", "columns", 1, True)).labels
-    part = r"\(\d+(-\d+)?,\d+(-\d+)?\)"
-    assert all(re.search(part, label) for label in labels)
-    products = {label for label in labels if "+=" in label}
-    assert {"C(1,0) += A(1,0) B(0,0)", "C(1,0) += A(1,1) B(1,0)"} <= products
-    # Of several tiles the first and the last: rank 0 has all that its one product needs.
-    assert "C(0,0-4) += A(0,0-4) B(0-4,0-4)" in products
-
-
 def make_blocks(place, trans, order, splits, reads_c):
     """A product of 3000 x 2600 x 2000 by `kblocks` on four ranks."""
     problem = GemmProblem(3000, 2600, 2000, DType.f64, *trans, reads_c=reads_c)
     blocking = Blocking(splits=splits, first=256, block=512, columns=3, order=order)
     options = ScheduleOptions(scheduler="kblocks", grid=(2, 2 // splits), blocking=blocking)
     return plan(problem, Placement.parse(place), 4, Machine.uniform(4), options).schedule
-
-
-def in_parts(places, m=600, n=400, k=300, **options):
-    """A product on four ranks of matrices of which each has some or all on its device, or all are in host memory."""
-    problem = GemmProblem(m, n, k, DType.f64, reads_c=True)
-    where = []
-    for kind, (rows, cols) in zip(places, (problem.a_shape, problem.b_shape, (m, n)), strict=True):
-        arrays = [LocalArray(Location.device(rank)) for rank in range(4)]
-        dealt = {"rows": Layout.rows(), "cols": Layout.cols(), "replicated": Layout.replicated()}
-        where.append(Location.host() if kind == "h" else dealt[kind].bind((rows, cols), arrays))
-    settings = ScheduleOptions(scheduler="kblocks", **options)
-    return plan(problem, Placement(*where), 4, Machine.uniform(4), settings).schedule
-
-
-@pytest.mark.parametrize(
-    ("places", "grid", "between", "least"),
-    [
-        (("rows", "replicated", "rows"), (4, 1), 0, [(0, 0)] * 4),
-        (("rows", "rows", "rows"), (4, 1), 3 * 300 * 400, [(3 * 75 * 400, 75 * 400)] * 4),
-        (("replicated", "cols", "cols"), (1, 4), 0, [(0, 0)] * 4),
-        (("replicated", "replicated", "replicated"), (4, 1), 3 * 600 * 400, [(450 * 400, 150 * 400)] * 4),
-        (("rows", "h", "cols"), (1, 4), 3 * 600 * 300, [(450 * 300 + 300 * 100, 150 * 300)] * 4),
-    ],
-)
-def test_the_least_bytes_of_matrices_in_parts_are_what_ranks_do_not_have(places, grid, between, least):
-    found = traffic(in_parts(places, grid=grid))
-    assert {one.link: one.least_bytes for one in found.links}["device_to_device"] == 8 * between
-    assert [(one.least_into_bytes, one.least_out_of_bytes) for one in found.ports] == [(8 * x, 8 * y) for x, y in least]
-    assert all(one.nbytes >= one.least_bytes for one in found.links)
-    for one in found.ports:
-        assert one.into_bytes >= one.least_into_bytes
-        assert one.out_of_bytes >= one.least_out_of_bytes
-
-
-def test_labels_say_which_tiles_of_all_the_matrix_parts_are():
-    labels = timeline(in_parts(("rows",) * 3, grid=(4, 1), blocking=Blocking(first=75, block=75, columns=1))).labels
-    products = {label for label in labels if "+=" in label}
-    assert {f"C({row},0) += A({row},{step}) B({step},0)" for row in range(4) for step in range(4)} <= products
-
-
-def test_of_tiles_that_are_dealt_out_each_rank_fetches_what_its_products_read():
-    problem, options = (
-        GemmProblem(2048, 2048, 2048, DType.f64, reads_c=False),
-        ScheduleOptions(scheduler="cyclic", tile=512),
-    )
-    schedule = plan(problem, Placement.parse("h,h,h"), 4, Machine.uniform(4), options).schedule
-    # A rank computes 2×2 of the 4×4 tiles of C, which lie apart: it reads two rows of tiles of A, two columns of B.
-    assert {one.into_bytes for one in traffic(schedule).ports} == {(2 * 4 + 4 * 2) * 512 * 512 * 8}
-    assert all(one.into_bytes == one.least_into_bytes for one in traffic(schedule).ports)
-    products = {label for label in timeline(schedule).labels if "+=" in label}
-    assert products == {f"C({i},{j}) += A({i},{p}) B({p},{j})" for i in range(4) for j in range(4) for p in range(4)}
-
-
-def test_a_schedule_without_cache_moves_more_than_the_least():
-    moved = {one.link: one for one in traffic(make(caching=False)).links}["host_to_device"]
-    assert moved.nbytes > moved.least_bytes
 
 
 def test_what_moves_while_products_run_is_counted_at_both_ends() -> None:
