@@ -16,7 +16,7 @@ def test_whatever_is_to_be_multiplied_has_a_schedule_that_is_proved_and_right_on
     fuzz.check(case)
 
 
-@settings(SETTINGS, max_examples=50)
-@given(st.one_of(fuzz.cases("scales"), fuzz.cases("copies")))
-def test_whatever_is_to_be_scaled_or_copied_has_one_too(case: fuzz.Case) -> None:
+@settings(SETTINGS, max_examples=150)
+@given(st.one_of(fuzz.cases("scales"), fuzz.cases("copies"), fuzz.cases("product", 8, 24)))
+def test_whatever_is_to_be_scaled_or_copied_or_multiplied_by_few_ranks_has_one_too(case: fuzz.Case) -> None:
     fuzz.check(case)

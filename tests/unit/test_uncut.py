@@ -12,8 +12,6 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.helpers.canonical import canonical_digest
 from tests.helpers.interpret import mismatch, random_data, random_order
@@ -180,65 +178,6 @@ def test_beta_zero_never_reads_c() -> None:
         if "0" not in place:
             assert Matrix.C not in read_buffers
         check(schedule)
-
-
-@st.composite
-def random_cases(draw: st.DrawFn) -> tuple[GemmProblem, str, int, dict]:
-    ranks = draw(st.one_of(st.integers(1, 10), st.integers(11, 64)))
-    location = st.one_of(
-        st.just("h"), st.integers(0, ranks - 1).map(str), st.integers(0, ranks - 1).map(lambda rank: f"h{rank}")
-    )
-    extent = st.integers(1, 40)
-    m, n, k = draw(extent), draw(extent), draw(st.integers(0, 40))
-    problem = problem_of(
-        m,
-        n,
-        k,
-        draw(st.sampled_from(["f64", "f32", "f16", "bf16"])),
-        trans_a=draw(st.sampled_from("NT")),
-        trans_b=draw(st.sampled_from("NT")),
-        lda=draw(st.sampled_from([0, 50])),
-        ldb=draw(st.sampled_from([0, 47])),
-        ldc=draw(st.sampled_from([0, 41])),
-        reads_c=draw(st.booleans()),
-        scales_only=draw(st.integers(0, 9)) == 0,
-    )
-    place = ",".join(draw(st.tuples(location, location, location)))
-    rows = draw(st.integers(1, ranks))
-    options = {
-        "tile": draw(st.sampled_from([0, 3, 8, 13, 100])),
-        "grid": draw(st.sampled_from([None, (rows, ranks // rows), (1, rows)])),
-        "chunks": draw(st.integers(1, 5)),
-        "compute_lanes": draw(st.integers(1, 4)),
-        "max_hops": draw(st.integers(0, 2)),
-        "routing": draw(st.sampled_from(ROUTINGS)),
-        "order": draw(st.sampled_from(ORDERS)),
-        **{name: draw(st.sampled_from(values)) for name, values in _ON_OFF.items()},
-    }
-    return problem, place, ranks, options
-
-
-@settings(deadline=None, max_examples=40)
-@given(random_cases(), st.integers(0, 2**31))
-def test_any_problem_on_any_machine_gives_the_product(case: tuple[GemmProblem, str, int, dict], seed: int) -> None:
-    problem, place, ranks, options = case
-    rng = np.random.default_rng(seed)
-    locations = ranks + 1
-    machine = Machine(
-        name="random",
-        key="random",
-        bandwidth_gb_per_s=rng.uniform(10, 400, (locations, locations)),
-        latency_s=rng.uniform(0, 1e-5, (locations, locations)),
-        gemm_tflop_per_s={dtype.name: rng.uniform(1e-5, 1e-3, ranks) for dtype in DType},
-        typical_gemm_tflop_per_s={dtype.name: rng.uniform(1e-6, 1e-5, ranks) for dtype in DType},
-        memory_bytes=np.full(ranks, 10**9),
-        serial_copies=bool(rng.integers(2)),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
-        patch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
-        schedule = make(problem, place, ranks, machine, **options)
-    check(schedule, seed)
 
 
 # -- what is moved ---------------------------------------------------------------------------------
