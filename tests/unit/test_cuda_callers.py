@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import sys
 import types
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 from tests.helpers.foreign import BFLOAT16, CUDA, CudaInterface, Tensor
+from uncut_mpi import _native
+from uncut_mpi.device.cuda import probe as probing
 from uncut_mpi.device.cuda.callers import current_streams, stream_handle, wrap
-from uncut_mpi.errors import ParamError
+from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
+from uncut_mpi.device.cuda.imports import ImportCache
+from uncut_mpi.device.cuda.library import OUT_OF_MEMORY, device_errors
+from uncut_mpi.device.cuda.pinning import PinnedMemory
+from uncut_mpi.device.cuda.probe import CudaProbe
+from uncut_mpi.device.interface import Pin
+from uncut_mpi.errors import CapacityError, DeviceError, ParamError, PinError, TopologyError
+from uncut_mpi.segments import boot_id
 
 
 class Array:
@@ -156,3 +169,282 @@ def test_an_array_with_an_interface_alone_is_wrapped_behind_all_current_streams(
 def test_what_cannot_be_wrapped_is_said(cupy, given, part):
     with pytest.raises(ParamError, match=part):
         wrap(cupy, 3, given)
+
+
+# -- what failures of CUDA's calls become ----------------------------------------------------------
+
+
+def test_memory_that_ran_out_says_what_to_do():
+    with (
+        pytest.raises(CapacityError, match="allocating: out of memory; free device memory"),
+        device_errors("allocating"),
+    ):
+        raise _native.CudaError("out of memory", OUT_OF_MEMORY)
+    told = pytest.raises(CapacityError, match=r"^using: out of memory; start fewer$")
+    with told, device_errors("using", "start fewer"):
+        raise _native.CudaError("out of memory", OUT_OF_MEMORY)
+
+
+def test_any_other_failure_is_a_device_error():
+    with pytest.raises(DeviceError, match=r"^copying: illegal address$"), device_errors("copying", "start fewer"):
+        raise _native.CudaError("illegal address", 700)
+
+
+# -- what is timed on a GPU, with a clock and events of the test's own -----------------------------
+
+
+class Clock:
+    """A device whose work takes given times, in milliseconds."""
+
+    def __init__(self, *times_ms):
+        self.times_ms = list(times_ms)
+        self.now_ms = 0.0
+        self.freed = 0
+
+    def launch(self):
+        if not self.times_ms:
+            raise RuntimeError("no more work")
+        self.now_ms += self.times_ms.pop(0)
+
+    def free(self):
+        self.freed += 1
+
+    def cupy(self):
+        def record(event, stream):
+            assert stream == 77
+            event["ms"] = self.now_ms
+
+        class Event:
+            def __init__(self):
+                self.ptr = {}
+
+            def synchronize(self):
+                assert "ms" in self.ptr
+
+        def elapsed(start, stop):
+            return stop.ptr["ms"] - start.ptr["ms"]
+
+        runtime = SimpleNamespace(eventRecord=record)
+        return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Event=Event, get_elapsed_time=elapsed))
+
+
+def make(monkeypatch, clock, times):
+    monkeypatch.setattr(probing, "import_cupy", clock.cupy)
+    return CudaProbe(lambda what: contextlib.nullcontext(), 77, clock.launch, times, clock.free)
+
+
+def test_work_is_repeated_for_as_long_as_asked_after_a_turn_that_is_not_timed(monkeypatch):
+    clock = Clock(1000.0, 4.0, 8.0, 6.0)
+    probe = make(monkeypatch, clock, 4)
+    assert probe.mean_seconds(0.01) == pytest.approx(12e-3 / 8)
+    assert probe.mean_seconds(0.0) == pytest.approx(6e-3 / 4)
+    probe.close()
+    assert clock.freed == 1
+
+
+def test_work_that_fails_at_once_is_freed(monkeypatch):
+    clock = Clock()
+    with pytest.raises(RuntimeError, match="no more work"):
+        make(monkeypatch, clock, 1)
+    assert clock.freed == 1
+
+
+# -- peers' device memory mapped into a process ----------------------------------------------------
+
+
+UUIDS = [bytes([number]) * 16 for number in range(3)]
+
+
+class Runtime:
+    """Three devices of which this process uses device 0; device 2 is out of its reach."""
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def __init__(self) -> None:
+        self.opened: list[bytes] = []
+        self.closed: list[int] = []
+
+    def deviceCanAccessPeer(self, ordinal, peer):
+        return int(peer in (0, 1))
+
+    def ipcOpenMemHandle(self, handle, flags):
+        if handle == b"bad":
+            raise self.CUDARuntimeError("cudaErrorInvalidValue")
+        self.opened.append(handle)
+        return 0x1000 * len(self.opened)
+
+    def ipcCloseMemHandle(self, address):
+        self.closed.append(address)
+
+
+def handle(device: int, ipc: bytes = b"good", base: int = 0x500) -> MemoryHandle:
+    return MemoryHandle(os.getpid() + 1, boot_id(), pid_namespace(), UUIDS[device], base, 4096, 7, ipc)
+
+
+@pytest.fixture
+def runtime():
+    return Runtime()
+
+
+@pytest.fixture
+def cache(runtime):
+    return ImportCache(runtime, 0, UUIDS)
+
+
+def test_a_device_without_peer_access_is_refused_before_anything_is_mapped(cache, runtime):
+    with pytest.raises(TopologyError, match=r"device 0 .* no peer access to GPU-02020202-.* \(device 2\).*fewer ranks"):
+        cache.open(handle(2))
+    assert not runtime.opened
+
+
+def test_a_device_that_this_process_cannot_see_is_tried(cache, runtime):
+    hidden = MemoryHandle(os.getpid() + 1, boot_id(), pid_namespace(), b"x" * 16, 0x500, 4096, 7, b"good")
+    assert cache.open(hidden) == 0x1000
+    assert runtime.opened == [b"good"]
+
+
+def test_a_mapping_that_cuda_refuses_names_the_common_reasons(cache):
+    with pytest.raises(
+        TopologyError, match=r"4096 bytes of process .* cannot be mapped: cudaErrorInvalidValue.*cgroups"
+    ):
+        cache.open(handle(1, b"bad"))
+
+
+def test_an_allocation_is_mapped_once_and_unmapped_after_its_last_use(cache, runtime):
+    first, again, other = cache.open(handle(1)), cache.open(handle(1)), cache.open(handle(1, base=0x900))
+    assert first == again != other
+    cache.close(first)
+    assert not runtime.closed
+    cache.close(first)
+    assert runtime.closed == [first]
+    cache.close_all()
+    assert runtime.closed == [first, other]
+
+
+# -- host memory is registered once for all who use it, as a whole or not at all -------------------
+
+
+INVALID, ALREADY = 1, 712
+
+
+class Cuda:
+    """Registers exact bytes, as CUDA does; no two ranges may overlap, and files may only be read."""
+
+    def __init__(self, files=()):
+        self.ranges: dict[int, tuple[int, int]] = {}
+        self.files = files
+        self.foreign: list[tuple[int, int]] = []
+
+    def register(self, address, nbytes, flags):
+        stop = address + nbytes
+        if any(start < stop and address < end for start, end in self.files) and not flags & 8:
+            return INVALID
+        if any(start < stop and address < start + n for start, (n, _) in self.ranges.items()):
+            return ALREADY
+        if any(start < stop and address < end for start, end in self.foreign):
+            return ALREADY
+        self.ranges[address] = nbytes, flags
+        return 0
+
+    def unregister(self, address):
+        del self.ranges[address]
+
+    def is_known(self, address):
+        known = [*((start, start + n) for start, (n, _) in self.ranges.items()), *self.foreign]
+        return any(start <= address < end for start, end in known)
+
+
+@pytest.fixture
+def cuda():
+    return Cuda()
+
+
+@pytest.fixture
+def memory(cuda):
+    return PinnedMemory(cuda.register, cuda.unregister, cuda.is_known)
+
+
+def test_a_part_of_what_is_registered_keeps_it_when_the_whole_is_given_back(cuda, memory):
+    assert memory.pin("one", 1000, 500) is Pin.WRITEABLE
+    assert memory.pin("one", 1100, 50) is Pin.WRITEABLE
+    assert [*cuda.ranges] == [1000]
+    memory.unpin("one", 1000)
+    assert cuda.is_known(1100)
+    memory.unpin("one", 1100)
+    assert not cuda.ranges
+
+
+def test_the_whole_of_which_a_part_is_registered_is_registered_with_it(cuda, memory):
+    memory.pin("one", 1100, 50)
+    memory.pin("one", 1140, 100)
+    assert memory.pin("one", 1000, 500) is Pin.WRITEABLE
+    assert cuda.ranges == {1000: (500, 3)}
+    for address in (1100, 1000, 1140):
+        assert cuda.is_known(1499)
+        memory.unpin("one", address)
+    assert not cuda.ranges
+
+
+def test_what_another_session_uses_is_counted_and_not_taken_apart(cuda, memory):
+    memory.pin("one", 1000, 500)
+    assert memory.pin("two", 1200, 100) is Pin.WRITEABLE
+    memory.unpin_all("one")
+    assert cuda.is_known(1200)
+    with pytest.raises(PinError, match="another session uses"):
+        memory.pin("one", 1200, 1000)
+    memory.unpin("two", 1200)
+    assert not cuda.ranges
+
+
+def test_what_the_program_has_registered_is_used_as_it_is(cuda, memory):
+    cuda.foreign.append((1000, 2000))
+    assert memory.pin("one", 1000, 1000) is Pin.FOREIGN
+    assert not Pin.FOREIGN
+    memory.unpin("one", 1000)
+    with pytest.raises(PinError, match="the program or another matrix uses a part"):
+        memory.pin("one", 1500, 1000)
+    with pytest.raises(PinError, match="the program or another matrix uses a part"):
+        memory.pin("one", 500, 3000)
+
+
+def test_the_pages_of_a_file_are_readable_alone(memory, cuda):
+    cuda.files = ((1000, 2000),)
+    assert memory.pin("one", 1000, 500) is Pin.READABLE
+    assert memory.pin("one", 1400, 200) is Pin.READABLE
+    assert cuda.ranges == {1000: (600, 11)}
+    memory.unpin_all("one")
+    assert not cuda.ranges
+
+
+def test_memory_that_cannot_be_registered_is_an_error_and_what_was_is_registered_again(cuda, memory):
+    memory.pin("one", 1100, 50)
+    cuda.foreign.append((1300, 1400))
+    with pytest.raises(PinError, match="register the whole first, or pass a copy"):
+        memory.pin("one", 1000, 500)
+    assert cuda.ranges == {1100: (50, 3)}
+    refusing = PinnedMemory(lambda *given: 2, cuda.unregister, cuda.is_known)
+    with pytest.raises(PinError, match=r"error 2\): use less host memory"):
+        refusing.pin("one", 9000, 5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_uses_are_registered_while_they_last_and_not_after(cuda, memory, seed):
+    rng = random.Random(seed)
+    uses = []
+    for _ in range(200):
+        if uses and rng.random() < 0.45:
+            owner, address, _ = uses.pop(rng.randrange(len(uses)))
+            memory.unpin(owner, address)
+        else:
+            owner, address, nbytes = rng.choice("ab"), rng.randrange(1000), rng.randrange(1, 60)
+            try:
+                memory.pin(owner, address, nbytes)
+            except PinError:
+                continue
+            uses.append((owner, address, nbytes))
+        for _, address, nbytes in uses:
+            assert any(start <= address and address + nbytes <= start + n for start, (n, _) in cuda.ranges.items())
+    for owner, address, _ in uses:
+        memory.unpin(owner, address)
+    assert not cuda.ranges

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.numbers import wide_of
 from uncut_mpi.command.data import fill, poison
+from uncut_mpi.command.nonfinite import NonFinite, find, join
+from uncut_mpi.model import lines as shares
 from uncut_mpi.model.dtypes import DType
 
 ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
@@ -99,3 +101,28 @@ def test_poison_is_nan_everywhere(dtype):
 def test_an_empty_part_is_left_alone():
     fill(np.empty((0, 5)), "A", 0, rows=0)
     fill(np.empty((3, 0)), "A", 0, rows=3)
+
+
+# -- NaN and infinity in inputs: counted and placed, however the matrix lies -----------------------
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_all_are_counted_and_the_first_is_found(monkeypatch, dtype, order):
+    monkeypatch.setattr(shares, "_BLOCK_BYTES", 64)
+    count = 17 if order == "F" else 23
+    for ranks in 1, 3, 7:
+        values = np.ones((23, 17), dtype.numpy, order=order)
+        for wanted in None, NonFinite("A", "A.npy", 2, 2, (7, 15)):
+            parts = (find("A", "A.npy", values, order, shares.lines_of(count, rank, ranks)) for rank in range(ranks))
+            assert join(list(parts)) == wanted
+            values[20, 2], values[7, 16], values[7, 15], values[22, 0] = np.nan, np.inf, -np.inf, np.nan
+
+
+def test_it_is_said_plainly():
+    for nan, infinite, said in (
+        (1, 0, "1 NaN element,"),
+        (0, 1, "1 infinite element,"),
+        (2, 3, "2 NaN and 3 infinite e"),
+    ):
+        assert f"holds {said}" in str(NonFinite("A", "A.npy", nan, infinite, (1, 2)))

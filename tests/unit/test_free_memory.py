@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
 
+from tests.helpers import jobs
 from uncut_mpi import free_memory
+from uncut_mpi.device.cuda.preparation import own_memory
 from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
 from uncut_mpi.segments import Segment
 
 
@@ -60,3 +74,110 @@ def test_the_least_limit_is_the_one_that_counts(monkeypatch):
     with pytest.raises(CapacityError, match="the least"):
         Segment.create(155 << 20, "a test")
     Segment.create(20 << 20, "a test").close()
+
+
+# -- memory in which a plan for GPUs warms up ------------------------------------------------------
+
+
+def test_buffers_without_an_address_and_others_memory_are_left_out() -> None:
+    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    user = build.buffer(at=0, rows=64, cols=64, dtype=DType.f64, role=Role.USER)
+    first, unused, last, peers = (
+        build.buffer(at=at, rows=64, cols=cols, dtype=DType.f64, role=Role.PANEL)
+        for at, cols in ((0, 3), (0, 64), (0, 5), (1, 64))
+    )
+    for to in (first, last):
+        of = RegionRef(user, 0, 0, 64, 3)
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), RegionRef(to, 0, 0, 64, 3), [(of, Factor.ONE, Op.N)])
+    program = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+    addresses = np.zeros(5, np.int64)
+    assert own_memory(program, addresses) == (0, 0)
+    addresses[[user, first, last, peers]] = 1 << 20, 4096, 8192, 256  # as `unused` is not used it has none
+    assert own_memory(program, addresses) == (4096, 4096 + 64 * 5 * 8)
+    assert unused not in program.buffers_used()
+
+
+# -- a control group whose memory ends soon after what the gemm command was allowed ----------------
+
+
+RANKS, EXTENT = 2, 2900
+HOST_MEMORY, DEVICE_MEMORY = 12_000_000, 24_000_000
+"""Of each rank; devices of the host backend are memory of the host."""
+
+CONTROLLERS = {  # the folder of all groups, and a group's limit and most so far
+    "/sys/fs/cgroup/memory": ("memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+    "/sys/fs/cgroup": ("memory.max", "memory.peak"),
+}
+
+
+class Group:
+    """A control group with a limit of memory; what was cached counts, and gives way."""
+
+    def __init__(self, folder: pathlib.Path, limit: str, most: str) -> None:
+        self.folder, self._limit, self._most = folder, folder / limit, folder / most
+
+    def gemm(self, limit: int, *words: str) -> tuple[int | None, str, int]:
+        """Return exit status and output of the command with so many bytes, and what its ranks had at most."""
+        self._limit.write_text(str(limit))
+        enter = ["sh", "-c", 'echo $$ >"$0" && exec "$@"', self.folder / "cgroup.procs"]
+        process = jobs.start_gemm(*words, by=enter)
+        status, output, errors = jobs.ended(process, 60)
+        return status, output + errors, int(self._most.read_text())
+
+
+def own_groups() -> Iterator[tuple[pathlib.Path, tuple[str, str]]]:
+    """Yield folders in which a group may be made: this process's own one, or as a container sees it the root."""
+    for line in pathlib.Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, own = line.split(":", 2)
+        root = "/sys/fs/cgroup/memory" if "memory" in controllers.split(",") else "/sys/fs/cgroup"
+        if root in CONTROLLERS and (not controllers or "memory" in controllers):
+            yield pathlib.Path(root) / own.lstrip("/"), CONTROLLERS[root]
+            yield pathlib.Path(root), CONTROLLERS[root]
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    for parent, files in own_groups():
+        folder = parent / f"uncut_mpi_test_{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if all((folder / one).exists() for one in files):
+                yield Group(folder, *files)
+                return
+        finally:
+            remove(folder)
+    pytest.skip("no control group with a limit of memory can be made here")
+
+
+def remove(folder: pathlib.Path) -> None:
+    """Remove a group once the last of its processes is gone."""
+    for _ in range(100):
+        try:
+            return folder.rmdir()
+        except OSError:
+            time.sleep(0.05)
+    return folder.rmdir()
+
+
+def test_files_larger_than_memory_are_multiplied_with_little_more_than_is_allowed(
+    group: Group, tmp_path: pathlib.Path
+) -> None:
+    rng = np.random.default_rng(1)
+    for extent, names in ((EXTENT, "AB"), (64, "ab")):
+        for name in names:
+            np.save(tmp_path / f"{name}.npy", np.asfortranarray(rng.standard_normal((extent, extent))))
+    a, b, c = (str(tmp_path / f"{name}.npy") for name in "ABC")
+    assert os.path.getsize(a) > 4 * HOST_MEMORY
+    allowed = ["--host-memory", str(HOST_MEMORY), "--device-memory", str(DEVICE_MEMORY)]
+    small = [str(tmp_path / f"{name}.npy") for name in "ab"], str(tmp_path / "c.npy")
+    status, text, own = group.gemm(1 << 40, *small[0], "-o", small[1], *allowed)
+    assert status == 0, text
+    limit = own + 2 * RANKS * (HOST_MEMORY + DEVICE_MEMORY)
+    assert limit < own + 3 * os.path.getsize(a)  # there is no room for all of them
+    status, text, most = group.gemm(limit, a, b, "-o", c, *allowed)
+    assert status == 0, text
+    assert "PASS" in text
+    assert most <= limit

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import pickle
+import random
 import re
 import sys
 import types
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from uncut_mpi.api.dealing import GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import HeldPart, LocalParts, Matrix, MatrixInfo
+from uncut_mpi.api.request import Choices, Request, Scalars
+from uncut_mpi.api.stored import stored_of
+from uncut_mpi.api.views import View, info_of
+from uncut_mpi.api.wanted import new_result
 from uncut_mpi.errors import ParamError
+from uncut_mpi.mappings import Piece
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import BoundLayout
+from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.planning.options import ScheduleOptions
 
 DATA = np.arange(6.0).reshape(2, 3)
 
@@ -166,3 +176,216 @@ def test_matrices_are_told_apart_by_what_they_are_and_not_by_their_elements():
         float(first)
     with pytest.raises(TypeError):
         len(first)
+
+
+# -- what every rank knows of a view, and how it is dealt ------------------------------------------
+
+
+SHAPE = (14, 12)
+LAYOUTS = (
+    Layout.rows([5, 0, 9], ranks=[2, 0, 1]),
+    Layout.cols([3, 4, 5]),
+    Layout.blocks([6, 8], [7, 5]),
+    Layout.blocks([14], [2, 4, 6], ranks=[1, 2, 0]),
+    Layout.replicated(ranks=[1, 0]),
+    Layout.whole(1),
+)
+
+
+def test_a_view_and_a_transposed_matrix_are_dealt_to_those_who_have_their_elements():
+    owner = np.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE)
+    rng = random.Random(3)
+    for layout in LAYOUTS:
+        num_ranks = 4 if layout.kind == "blocks" and layout.ranks is None else 3
+        for _ in range(10):
+            (top, bottom), (left, right) = (sorted(rng.choices(range(extent + 1), k=2)) for extent in SHAPE)
+            seen = layout.sliced(SHAPE, (top, bottom), (left, right))
+            for rank in range(num_ranks):
+                has = owner[np.ix_(*layout.indices(SHAPE, rank, num_ranks=num_ranks))]
+                part = owner[top:bottom, left:right]
+                mine = part[np.ix_(*seen.indices(part.shape, rank, num_ranks=num_ranks))]
+                assert set(mine.flat) == set(part.flat) & set(has.flat)
+                turned = part.T[np.ix_(*seen.transposed.indices(part.T.shape, rank, num_ranks=num_ranks))]
+                assert np.array_equal(turned, mine.T)
+
+
+def test_parts_of_a_view_lie_where_their_elements_do():
+    rng, item = random.Random(5), 8
+    for layout in LAYOUTS[:4]:
+        num_ranks = 4 if layout.ranks is None and layout.kind == "blocks" else 3
+        arrays = [LocalArray(Location.device(rank), rng.choice("CF"), 20) for rank in range(num_ranks)]
+        bound = layout.bind(SHAPE, arrays)
+        helds = []
+        for number, part in enumerate(bound.parts):
+            nbytes = ((part.stored_shape[1] - 1) * part.ld + part.stored_shape[0]) * item
+            cut = rng.randrange(0, nbytes + 1, item)
+            pieces = tuple(
+                Piece(name, start, size, start)
+                for name, start, size in ((f"x{number}", 0, cut), (f"y{number}", cut, nbytes - cut))
+                if size
+            )
+            helds.append(HeldPart(part, part.location.rank, pieces, b"handle", 1000))
+        matrix = MatrixInfo(7, bound, DType.f64, tuple(helds), layout)
+        for _ in range(20):
+            (top, bottom), (left, right) = (sorted(rng.sample(range(extent + 1), 2)) for extent in SHAPE)
+            view = info_of(matrix, View((top, bottom), (left, right), rng.random() < 0.5))
+            assert view.layout.shape == (
+                (right - left, bottom - top) if view.view.turned else (bottom - top, right - left)
+            )
+            for at, held in enumerate(view.parts):
+                number, start = view.origin(at)
+                of, part = matrix.parts[number], held.part.transposed if view.view.turned else held.part
+                down, along = part.rows[0] + top - of.part.rows[0], part.cols[0] + left - of.part.cols[0]
+                first = down + along * of.part.ld if of.part.order == "F" else along + down * of.part.ld
+                assert (start, held.offset_bytes, part.ld) == (first * item, 1000 + first * item, of.part.ld)
+                ends = np.array([(one.offset, one.offset + one.nbytes) for one in held.pieces]).ravel().tolist()
+                nbytes = ((part.stored_shape[1] - 1) * part.ld + part.stored_shape[0]) * item
+                assert (ends[0], ends[-1], ends[1:-1:2]) == (0, nbytes, ends[2:-1:2])
+                assert all(one.start - one.offset == start for one in held.pieces)
+
+
+# -- what ranks give, put together -----------------------------------------------------------------
+
+
+F64 = DType.f64
+
+
+def given(array, rank, row=0, col=0):
+    stored = stored_of(array.shape, array.strides, array.itemsize)
+    part = Part((row, row + stored.rows), (col, col + stored.cols), Location.host(rank), stored.order, stored.ld)
+    return GivenArray(HeldPart(part, rank, ()), DType.parse(array.dtype), array.flags.writeable)
+
+
+def addresses(part):
+    """Where each element of a part lies, counted from the first one."""
+    rows, cols = part.shape
+    down, right = (1, part.ld) if part.order == "F" else (part.ld, 1)
+    return [[down * row + right * col for col in range(cols)] for row in range(rows)]
+
+
+@pytest.mark.parametrize("order", ["F", "C"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (6, 1)])
+@pytest.mark.parametrize("pad", [0, 2])
+def test_a_single_row_or_column_is_stored_as_the_others_wherever_its_memory_can_be_read_so(order, shape, pad):
+    vector = np.zeros((shape[0] + pad, shape[1] + pad), order=order)[: shape[0], : shape[1]]
+    other = np.zeros((6, 6), order="C")[:5, :6] if shape[1] == 6 else np.zeros((shape[0], 5), order="C")
+    first = given(vector, 0)
+    whole = (shape[0] + other.shape[0], 6) if shape[1] == 6 else (shape[0], shape[1] + other.shape[1])
+    second = given(other, 1, shape[0], 0) if shape[1] == 6 else given(other, 1, 0, shape[1])
+    dealt = by_starts([[first], [second]], whole, None)
+    part = dealt.layout.parts[0]
+    assert dealt.parts[0].part == part
+    assert addresses(part) == addresses(first.held.part)
+    gaps = {abs(stride) for stride, extent in zip(vector.strides, shape, strict=True) if extent > 1} - {8}
+    assert part.order == (first.held.part.order if gaps else dealt.layout.parts[1].order)
+
+
+def test_parts_of_two_orders_stay_as_they_are():
+    by_rows, by_columns = given(np.zeros((3, 4)), 0), given(np.zeros((3, 4), order="F"), 1)
+    dealt = by_layout([by_rows, by_columns], Layout.rows(), None, None)
+    assert [part.order for part in dealt.layout.parts] == ["C", "F"]
+
+
+def test_a_matrix_without_elements_lies_where_the_first_array_does():
+    dealt = by_layout([None, given(np.zeros((0, 4)), 1)], Layout.rows(), None, None)
+    assert dealt.layout.shape == (0, 4)
+    assert dealt.layout.parts == ()
+    assert [(held.holder, held.part.location, held.part.shape) for held in dealt.parts] == [
+        (1, Location.host(1), (0, 4))
+    ]
+    assert by_layout([None, None], Layout.cols(), (3, 0), F64).dealt == Layout.cols([0, 0])
+
+
+def test_a_matrix_is_writeable_if_every_part_is():
+    fixed = np.zeros((2, 2))
+    fixed.flags.writeable = False
+    assert by_layout([given(np.zeros((2, 2)), 0)], Layout.rows(), None, None).read_only == ()
+    assert by_layout([given(np.zeros((2, 2)), 0), given(fixed, 1)], Layout.rows(), None, None).read_only == (1,)
+
+
+def test_what_does_not_add_up_says_what_each_rank_has():
+    three = [given(np.zeros((rows, 4)), rank) for rank, rows in enumerate((2, 3, 2))]
+    with pytest.raises(ParamError, match=r"matrix of 6×4 and layout rows: 3×4 on rank 1, 2×4 on the others; pass"):
+        by_layout(three, Layout.rows(), (6, 4), None)
+    with pytest.raises(ParamError, match=r"3×4 instead of 2×4 on rank 1"):
+        by_layout(three, Layout.rows([2, 2, 2]), None, None)
+    with pytest.raises(ParamError, match=r"2×4 instead of nothing on rank 2"):
+        by_layout(three, Layout.rows(ranks=[0, 1]), None, None)
+
+
+def operand(layout, shape, memory="device", in_parts=True):
+    info, at = SimpleNamespace(in_parts=in_parts), Location.host() if memory == "shared" and not in_parts else None
+    return SimpleNamespace(
+        layout=layout, shape=shape, memory=memory, dtype=F64, info=info, whole=SimpleNamespace(location=at)
+    )
+
+
+def test_a_result_in_shared_memory_follows_only_a_matrix_that_lies_there_as_a_whole():
+    b = operand(Layout.whole(0), (4, 5), "host", False)
+    one = new_result(operand(Layout.rows([1, 2]), (3, 4), "shared", False), b, "N", "N")
+    assert (one.layout, one.memory, one.shape) == (Layout.rows([1, 2]), "shared", (3, 5))
+    mixed = new_result(operand(Layout.rows([1, 2]), (3, 4), "shared"), b, "N", "N")
+    assert (mixed.layout, mixed.memory) == (Layout.rows([1, 2]), "host")
+
+
+def test_a_result_follows_no_blocks_and_no_single_parts():
+    blocks = operand(Layout.blocks([3], [4, 0]), (3, 4))
+    for first in (blocks, operand(None, (3, 4))):
+        made = new_result(first, operand(Layout.rows([2, 2]), (4, 5), "host"), "N", "N")
+        assert (made.layout, made.memory) == (Layout.rows(), "device")
+
+
+# -- what callers ask of a product: converted, told apart, and said in words -----------------------
+
+
+OTHERS = [(1.5, 2.5), (2.5, 1.5), (1.5, -2.5), (0.0, 0.0), (-0.0, 0.0), (0.0, -0.0), (1.5, np.nextafter(2.5, 3.0))]
+
+
+def test_other_scalars_or_digests_never_give_the_same_bytes():
+    digests = 3, 5, (1 << 128) - 1
+    made = [Scalars.of(*pair).mixed_with(digest) for pair, digest in itertools.product(OTHERS, digests)]
+    assert len(set(made)) == len(OTHERS) * len(digests)
+    assert {len(one) for one in made} == {16}
+
+
+def test_equal_scalars_of_any_type_give_the_same_bytes():
+    plain = Scalars.of(2.0, float("nan"))
+    for alpha, beta in ((2, np.nan), (np.float32(2), np.float64("nan")), (np.array(2.0), float("nan"))):
+        asked = Scalars.of(alpha, beta)
+        assert (type(asked), type(asked.alpha), type(asked.beta)) == (Scalars, float, float)
+        assert asked.mixed_with(7) == plain.mixed_with(7)
+
+
+def test_complex_scalars_that_differ_give_other_bytes():
+    values = (1.0, 2.0, 1 + 2j, 2 + 1j, 1j, 2j)
+    made = [Scalars.of(alpha, beta).mixed_with(7) for alpha, beta in itertools.product(values, repeat=2)]
+    assert len(set(made)) == len(made)
+    assert Scalars.of(1 + 0j, 2.0).mixed_with(7) == Scalars.of(1.0, 2.0).mixed_with(7)
+    assert Scalars.of(np.complex64(1 + 2j), np.array(2j)) == Scalars(1 + 2j, 2j)
+
+
+@pytest.mark.parametrize("value", [1e-50, -1e39])
+def test_a_scalar_that_float32_does_not_have_is_named(value):
+    with pytest.raises(ParamError, match=r"beta = .* in float32"):
+        Scalars(1.0, value).check(DType.f32)
+    for fits in (0.0, np.inf, np.nan, 1e-45, -3e38):
+        Scalars(fits, fits).check(DType.f32)
+
+
+def test_choices_are_words_and_options():
+    made = Choices.of(np.str_("T"), "N", None)
+    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions()), str)
+    for wrong in ("R", "n", b"N", None, 1, [], np.array(["N", "T"])):
+        with pytest.raises(ParamError, match="trans_b = "):
+            Choices.of("N", wrong, None)
+    with pytest.raises(ParamError, match="options is a dict"):
+        Choices.of("N", "N", {})
+
+
+def test_a_request_tells_its_arguments_by_the_callers_names():
+    matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=number)) for number in (4, 2, 9))
+    asked = Request("execute", matrices, Scalars(2.0, 0.5), Choices.of("N", "T", ScheduleOptions()))
+    said = {name: value for name, value in asked.asked().items() if name not in "abc"}
+    assert said == {"alpha": 2.0, "beta": 0.5, "trans_a": "N", "trans_b": "T", "options": ScheduleOptions()}
+    for call, names in (("execute", "a b c"), ("gemm", "a b out"), ("redistribute", "matrix out")):
+        assert [*asked._replace(call=call).asked()][: len(names.split())] == names.split()

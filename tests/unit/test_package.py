@@ -8,9 +8,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from uncut_mpi import _native
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,3 +135,78 @@ def test_files_that_the_readme_names_exist():
     named = set(re.findall(r"`((?:uncut_mpi|launch|docs|examples|tests)/[\w./-]*)`", text))
     assert len(named) > 4
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+# -- what importing the package loads --------------------------------------------------------------
+
+
+def modules_after(statement):
+    code = f"{statement}\nimport sys\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return {name.split(".")[0] for name in done.stdout.split()}, set(done.stdout.split())
+
+
+def test_an_import_loads_neither_mpi_nor_a_gpu_library():
+    roots, _ = modules_after(
+        "import uncut_mpi, uncut_mpi.model, uncut_mpi.planning, uncut_mpi.segments, uncut_mpi.plan"
+    )
+    assert not roots & {"mpi4py", "cupy", "cupy_backends", "cupyx"}
+
+
+def test_planning_loads_no_other_room():
+    import pkgutil
+
+    import uncut_mpi.model
+    import uncut_mpi.planning
+
+    names = [
+        info.name
+        for room in (uncut_mpi.model, uncut_mpi.planning)
+        for info in pkgutil.iter_modules(room.__path__, room.__name__ + ".")
+    ]
+    assert len(names) > 5
+    roots, modules = modules_after("\n".join(f"import {name}" for name in names))
+    assert not roots & {"mpi4py", "cupy", "cupy_backends", "cupyx"}
+    assert not {name for name in modules if name.startswith(("uncut_mpi.spmd", "uncut_mpi.device", "uncut_mpi.api"))}
+
+
+def test_the_package_does_not_import_the_module_that_dash_m_runs():
+    # Otherwise python -m uncut_mpi.gemm would warn that the module is there already, and run it twice.
+    _, modules = modules_after("import uncut_mpi; uncut_mpi.Session; from uncut_mpi import *")
+    assert "uncut_mpi.gemm" not in modules
+    import uncut_mpi
+
+    assert not callable(getattr(uncut_mpi, "gemm", None))
+
+
+# -- ranks that meet and then leave: who met with them is not told that they left that meeting -----
+
+
+RECORD_BYTES, ROUNDS = 64, 150
+MET = (1, 2)
+
+
+def test_a_meeting_that_everybody_came_to_is_complete_although_some_left_at_once():
+    outcomes = []
+    for _ in range(ROUNDS):
+        room = np.zeros(_native.Meeting.room_bytes(3), np.uint8)
+        meetings = [_native.Meeting(room, rank, 3, RECORD_BYTES) for rank in range(3)]
+        start = threading.Barrier(3)
+
+        def take_part(rank, meetings=meetings, start=start):
+            everyone = np.zeros(3 * RECORD_BYTES, np.uint8)
+            start.wait()
+            outcome = meetings[rank].meet(np.zeros(RECORD_BYTES, np.uint8), everyone, 0.0)
+            while outcome == 0:
+                outcome = meetings[rank].collect(everyone, 1e-6)
+            outcomes.append(outcome)
+            meetings[rank].leave("ValueError")
+
+        threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert len(outcomes) == 3 * ROUNDS
+    assert all(outcome in MET for outcome in outcomes), [*map(outcomes.count, range(4))]

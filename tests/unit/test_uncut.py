@@ -26,7 +26,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import tiles, uncut
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Role, Schedule
+from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Role, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
@@ -165,36 +165,7 @@ def test_without_a_product_c_is_only_scaled(place: str, dtype: str, nothing: str
             assert set(schedule.tasks["rank"].tolist()) == {schedule.placement.c.rank}
 
 
-def test_beta_zero_never_reads_c() -> None:
-    for place, lazy, dtype in itertools.product(("h,h,h", "0,0,0", "h,h,0"), (True, False), ("f64", "f16")):
-        schedule = make(problem_of(20, 20, 20, dtype, reads_c=False), place, 4, wr_lazy=lazy)
-        reads = np.ones(len(schedule.operands), bool)
-        reads[schedule.tasks["first_operand"]] = False
-        read_buffers = schedule.regions["buffer"][schedule.operands["region"][reads]]
-        accumulating = schedule.operands["factor"][reads] == Factor.BETA
-        assert not accumulating.any()
-        for task in of_kind(schedule, Kind.COPY):
-            assert schedule.regions["buffer"][schedule.operands_of(task)["region"][1]] != Matrix.C
-        if "0" not in place:
-            assert Matrix.C not in read_buffers
-        check(schedule)
-
-
 # -- what is moved ---------------------------------------------------------------------------------
-
-
-def test_transfers_of_the_paper_16384_cubed_on_8_gpus_from_host() -> None:
-    schedule = make(cube(16384), "h,h,h", 8, tile=2048)
-    tile_bytes = 2048 * 2048 * 8
-    assert schedule.grid == (2, 4)
-    assert schedule.bytes_by_link() == {
-        "host_to_device": 192 * tile_bytes,
-        "device_to_host": 64 * tile_bytes,
-        "device_to_device": 256 * tile_bytes,
-        "local": 0,
-    }
-    assert bytes_into(schedule, Matrix.A) == 64 * 4 * tile_bytes
-    assert bytes_into(schedule, Matrix.B) == 64 * 2 * tile_bytes
 
 
 def test_a_matrix_at_home_is_read_and_written_in_place() -> None:
@@ -438,43 +409,6 @@ def test_wr_lazy_fetches_c_after_the_last_tiles_of_a_and_b_that_it_needs() -> No
         assert len(before) == 8  # all steps of k of its first C tile
 
 
-@pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "h,h,1"])
-def test_half_types_sum_in_float32_and_are_rounded_once_per_tile(dtype: str, place: str) -> None:
-    schedule = make(problem_of(32, 32, 64, dtype), place, 2)
-    for task in of_kind(schedule, Kind.GEMM):
-        buffer = schedule.buffers[schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]]
-        assert buffer["dtype"] == DType.f32
-    assert len(of_kind(schedule, Kind.COMBINE)) == 16
-    writes_half = [
-        task
-        for task in range(len(schedule.tasks))
-        if schedule.tasks["kind"][task] != Kind.COPY
-        and schedule.buffers["dtype"][schedule.regions["buffer"][schedule.operands_of(task)["region"][0]]] != DType.f32
-    ]
-    assert writes_half == of_kind(schedule, Kind.COMBINE).tolist()
-
-
-def test_the_first_sub_problem_scheduled_carries_beta_whatever_its_step_of_k() -> None:
-    machine = Machine.uniform(4, latency_s=1e-3)
-    schedule = make(problem_of(64, 64, 61), "h,0,1", 4, machine)
-    first_k = set()
-    seen: dict[tuple[int, ...], int] = {}
-    for task in of_kind(schedule, Kind.GEMM):
-        operands = schedule.operands_of(task)
-        target = int(operands["region"][0])
-        count = seen.get((target,), 0)
-        seen[(target,)] = count + 1
-        if count:
-            assert operands["factor"][3] == Factor.ONE
-        else:
-            assert operands["factor"][3] == Factor.BETA
-            region = schedule.regions[operands["region"][1]]
-            first_k.add(int(region["col"]))
-    assert first_k  # every tile was opened
-    check(schedule)
-
-
 # -- order and lanes -------------------------------------------------------------------------------
 
 
@@ -536,17 +470,6 @@ def test_ranks_without_work_issue_nothing_but_what_they_own() -> None:
 
 
 # -- memory ----------------------------------------------------------------------------------------
-
-
-def test_panels_are_aligned_and_do_not_overlap() -> None:
-    schedule = make(problem_of(37, 41, 29, "f16", trans_a="T"), "h,h,h", 3)
-    buffers = schedule.buffers
-    assert (buffers["offset"][3:] % 256 == 0).all()
-    assert (buffers["ld"][3:] * np.where(buffers["dtype"][3:] == DType.f32, 4, 2) % 64 == 0).all()
-    for rank in range(3):
-        own = np.sort(buffers[buffers["location"] == rank], order="offset")
-        ends = own["offset"] + own["ld"] * own["cols"] * np.where(own["dtype"] == DType.f32, 4, 2)
-        assert (ends[:-1] <= own["offset"][1:]).all()
 
 
 def test_too_little_memory_says_which_rank_needs_what_and_what_to_do() -> None:
