@@ -263,16 +263,19 @@ def write_header(file: BinaryIO, shape: tuple[int, int], dtype: DType, order: Or
 
 
 def reserve(descriptor: int, path: str, size: int) -> None:
-    """Give a file all of its room on the disk, or raise CapacityError or DataFileError."""
+    """Give a file all of its room on the disk, or raise CapacityError or DataFileError; what has none takes none."""
+    there = os.fstatvfs(descriptor)
+    room = there.f_bavail * there.f_frsize
     try:
+        if size > room:  # to try it would fill the disk meanwhile, which others write to, too
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise DataFileError(f"{path} cannot be created: {reason(error)}") from None
-        room = os.fstatvfs(descriptor)
         mend = "raise the limit (ulimit -f)" if error.errno == errno.EFBIG else "free some"
         raise CapacityError(
-            f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room.f_bavail * room.f_frsize)} "
+            f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room)} "
             f"available ({reason(error)}): {mend} or write elsewhere"
         ) from None
 

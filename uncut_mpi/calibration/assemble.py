@@ -67,6 +67,7 @@ def assemble(
         busy_watts=np.array(samples.watts.get("busy", ()), np.float64),
         provenance=provenance + ("" if samples.steady else "; the machine was busy, and its figures are not steady"),
         steady=samples.steady,
+        whole=samples.steady,
     )
 
 

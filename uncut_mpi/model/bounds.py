@@ -18,7 +18,7 @@ from typing import Final
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.machine import ASSUMED, QUICK, Machine
+from uncut_mpi.model.machine import ASSUMED, Machine
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.ports import Port, least_time
 from uncut_mpi.model.problem import GemmProblem
@@ -169,8 +169,7 @@ def _basis(problem: GemmProblem, machine: Machine) -> str:
     if not machine.provenance or machine.provenance == ASSUMED:
         return _BY_ASSUMED
     known = not problem.has_product or problem.dtype.name in machine.gemm_tflop_per_s
-    whole = machine.steady and not machine.provenance.startswith(QUICK)
-    return "what nothing could beat" if known and whole else "by measured rates"
+    return "what nothing could beat" if known and machine.whole else "by measured rates"
 
 
 def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], list[_Piece]]:

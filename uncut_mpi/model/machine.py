@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -99,6 +100,9 @@ class Machine(Remade):
         Who measured it, how and when.
     steady : bool
         False if the machine was busy with something else, so that a later measurement is worth more.
+    whole : bool
+        Whether a whole calibration of an idle machine measured all of it. Its file has a seal of that, so that one
+        whose figures were changed by hand does not say so.
     node_of : ndarray of int64, shape (num_ranks,)
         Node of each rank. Reserved: all ranks are on node 0 so far.
     host_bytes : ndarray of int64, shape (1,)
@@ -134,6 +138,7 @@ class Machine(Remade):
     serial_copies: bool = False
     provenance: str = ""
     steady: bool = True
+    whole: bool = False
     node_of: np.ndarray = dataclasses.field(default_factory=_unknown)
     host_bytes: np.ndarray = dataclasses.field(default_factory=_unknown)
     disk: Disk = dataclasses.field(default_factory=Disk)
@@ -197,7 +202,7 @@ class Machine(Remade):
 
         for name in ("name", "key", "provenance"):
             convert(name, word)
-        for name in ("serial_copies", "steady"):
+        for name in ("serial_copies", "steady", "whole"):
             convert(name, flag)
         for name in ("bandwidth_gb_per_s", "latency_s"):
             convert(name, _numbers)
@@ -417,40 +422,39 @@ class Machine(Remade):
 
     def to_json(self) -> str:
         """Return the machine as JSON text of format `FORMAT_VERSION`."""
-        return json.dumps(
-            {
-                "format": FORMAT_VERSION,
-                "name": self.name,
-                "key": self.key,
-                "provenance": self.provenance,
-                "bandwidth_gb_per_s": self.bandwidth_gb_per_s.tolist(),
-                "latency_s": self.latency_s.tolist(),
-                "gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.gemm_tflop_per_s.items()},
-                "typical_gemm_tflop_per_s": {
-                    name: rate.tolist() for name, rate in self.typical_gemm_tflop_per_s.items()
-                },
-                "steady": self.steady,
-                "serial_copies": self.serial_copies,
-                "memory_bytes": self.memory_bytes.tolist(),
-                "host_bytes": self.host_bytes.tolist(),
-                "ports": [
-                    {
-                        "name": port.name,
-                        "capacity_gb_per_s": float(port.capacity_gb_per_s),
-                        "typical_gb_per_s": float(port.typical_gb_per_s),
-                        "links": [[*link, weight] for link, weight in zip(port.links, port.weights, strict=True)],
-                    }
-                    for port in self.ports
-                ],
-                "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
-                "row_rates": dataclasses.asdict(self.row_rates),
-                "costs": dataclasses.asdict(self.costs),
-                "disk": dataclasses.asdict(self.disk),
-                **{name: getattr(self, name).tolist() for name in _PER_RANK},
-            },
-            indent=1,
-            sort_keys=True,
-        )
+        data = self._figures()
+        return json.dumps({**data, "whole": _seal(data) if self.whole else ""}, indent=1, sort_keys=True)
+
+    def _figures(self) -> dict[str, Any]:
+        """Return all that its file says of it."""
+        return {
+            "format": FORMAT_VERSION,
+            "name": self.name,
+            "key": self.key,
+            "provenance": self.provenance,
+            "bandwidth_gb_per_s": self.bandwidth_gb_per_s.tolist(),
+            "latency_s": self.latency_s.tolist(),
+            "gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.gemm_tflop_per_s.items()},
+            "typical_gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.typical_gemm_tflop_per_s.items()},
+            "steady": self.steady,
+            "serial_copies": self.serial_copies,
+            "memory_bytes": self.memory_bytes.tolist(),
+            "host_bytes": self.host_bytes.tolist(),
+            "ports": [
+                {
+                    "name": port.name,
+                    "capacity_gb_per_s": float(port.capacity_gb_per_s),
+                    "typical_gb_per_s": float(port.typical_gb_per_s),
+                    "links": [[*link, weight] for link, weight in zip(port.links, port.weights, strict=True)],
+                }
+                for port in self.ports
+            ],
+            "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
+            "row_rates": dataclasses.asdict(self.row_rates),
+            "costs": dataclasses.asdict(self.costs),
+            "disk": dataclasses.asdict(self.disk),
+            **{name: getattr(self, name).tolist() for name in _PER_RANK},
+        }
 
     @classmethod
     def from_json(cls, text: str) -> Machine:
@@ -470,7 +474,7 @@ class Machine(Remade):
                     f"machine file format {found} was found, this version reads {FORMAT_VERSION}: measure that machine "
                     "again (python -m uncut_mpi.calibrate)"
                 )
-            return cls(
+            made = cls(
                 name=_text(data, "name"),
                 key=_text(data, "key"),
                 provenance=_text(data, "provenance"),
@@ -504,6 +508,7 @@ class Machine(Remade):
                 node_of=np.array(data.get("node_of", ()), np.int64),
                 host_bytes=np.array(data.get("host_bytes", ()), np.int64),
             )
+            return dataclasses.replace(made, whole=data.get("whole") == _seal(made._figures()))
         except ParamError:
             raise
         except (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
@@ -524,6 +529,10 @@ def _host_rates(machine: Machine, ranks: tuple[int, ...], inward: bool, outward:
     result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
     result.flags.writeable = False
     return result
+
+
+def _seal(data: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _text(data: Mapping[str, Any], name: str) -> str:
