@@ -118,6 +118,7 @@ def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"device_memory": "4"}, "device_memory = '4' is no number of bytes"),
         ({"scheduler": "other"}, "'other' does not exist: use one of uncut, kblocks, .*cyclic.*, auto"),
         ({"scheduler": "cyclic:other"}, "scheduler 'cyclic' has no variant 'other': use one of comm-opt"),
         ({"scheduler": "bands:other"}, "scheduler 'bands' has no variant 'other': use none"),
@@ -510,3 +511,9 @@ def test_nothing_else_can_be_tried():
         with pytest.raises(ParamError, match=rf"tune = {tune!r} is not a whole number from 0 to {MOST_TRIED}"):
             ScheduleOptions(tune=tune)
     assert ScheduleOptions(scheduler="uncut", tune=1).given == ()
+
+
+def test_memory_may_be_said_with_a_unit() -> None:
+    assert ScheduleOptions(device_memory="4GiB", host_memory="1MB") == ScheduleOptions(
+        device_memory=4 << 30, host_memory=10**6
+    )

@@ -35,7 +35,7 @@ from uncut_mpi.api.wording import value_digest
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.instead import absent
-from uncut_mpi.model.arguments import BackendName, bytes_in, flag, real_number, shown, whole_number
+from uncut_mpi.model.arguments import BackendName, byte_count, flag, real_number, shown, whole_number
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.abort import tell_once
@@ -388,7 +388,7 @@ def _bytes(name: str, value: object) -> int:
     """Return a caller's number of bytes, 0 for None."""
     if value is None:
         return 0
-    number = bytes_in(f"{name} = {shown(value)}", value) if isinstance(value, str) else whole_number(name, value)
+    number = byte_count(name, value)
     if number < 1:
         raise ParamError(f"{name} = {number} is below 1: name bytes, or leave it out")
     return number

@@ -120,6 +120,11 @@ def bytes_in(what: str, text: str) -> int:
     raise ParamError(f"{what} is no number of bytes: write a whole number, or one with a unit as 16GiB, 500MB or 1.5TB")
 
 
+def byte_count(name: str, value: object) -> int:
+    """Return a caller's number of bytes, which a text with a unit may name; errors are those of `count`, `bytes_in`."""
+    return bytes_in(f"{name} = {shown(value)}", value) if isinstance(value, str) else count(name, value)
+
+
 def word(name: str, value: object) -> str:
     """
     Return a caller's word as a str.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import count, flag, items, real_number, shown, type_text, word
+from uncut_mpi.model.arguments import byte_count, count, flag, items, real_number, shown, type_text, word
 
 _MOST: Final = 1 << 62
 _ABOUT: Final = "about"
@@ -51,6 +51,7 @@ class Kind:
 
 
 NUMBER: Final = Kind("int", count)
+BYTES: Final = Kind('int or str, as "16GiB"', byte_count)
 SWITCH: Final = Kind("bool", flag)
 WORD: Final = Kind("str", word)
 COUNTS: Final = Kind("tuple of int", _counts)
@@ -135,7 +136,7 @@ def convert(options: Any) -> None:
         made = type(value)
         if (made is bool and kind is SWITCH) or (made is str and kind is WORD):
             continue  # as it mostly is: a search makes hundreds of options
-        if made is int and kind is NUMBER and -_SMALL < value < _SMALL:
+        if made is int and kind in (NUMBER, BYTES) and -_SMALL < value < _SMALL:
             continue
         if value is not None or about.default is not None:
             object.__setattr__(options, name, kind.convert(name, value))
@@ -149,7 +150,7 @@ def check(options: Any, prefix: str = "", whose: str = "") -> None:
             continue
         if about.words and value not in about.words:
             raise ParamError(f"{prefix}{name} {value!r}{whose} does not exist: use one of {', '.join(about.words)}")
-        if about.kind is NUMBER and not about.least <= value <= about.most:
+        if about.kind in (NUMBER, BYTES) and not about.least <= value <= about.most:
             bound = f"below {about.least}" if value < about.least else f"above {about.most}"
             raise ParamError(f"{prefix}{name} = {value} is {bound}")
 

@@ -13,6 +13,7 @@ from uncut_mpi.model.arguments import count, shown, there_are, type_text, value_
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, check_metric
 from uncut_mpi.planning.option_fields import (
+    BYTES,
     COLUMNS,
     COUNTS,
     NUMBER,
@@ -413,14 +414,14 @@ class ScheduleOptions:
         words=ORDERS,
     )
     device_memory: int = option(
-        NUMBER,
+        BYTES,
         """What a rank may use of its device's memory beside the matrices there (bytes). What does not fit is computed
         one block of C after the other. Left open: in a session four fifths of
         what is free, for plan all of the device.""",
         default=0,
     )
     host_memory: int = option(
-        NUMBER,
+        BYTES,
         """What a rank may use of host memory for copies of matrices that no device reaches (bytes). Those lie in files,
         or in private memory that cannot be page-locked. Left open: as much as they take; for files
         a part of what is free, which plan and gemm say.""",
