@@ -27,8 +27,8 @@ class UncutInput:
     op_b: int
     reads_c: bool
     product: bool
-    half: bool
-    itemsize: int
+    rounds_c: bool
+    itemsize: tuple[int, ...]
     accumulator_itemsize: int
     caching: bool
     overlap: bool
@@ -116,7 +116,7 @@ class KBlocksProblem:
         op_a: int,
         op_b: int,
         reads_c: bool,
-        dtype: int,
+        dtypes: tuple[int, int, int],
         locations: np.ndarray,
         buffers: np.ndarray,
         pieces: np.ndarray,
@@ -321,11 +321,14 @@ class Follower:
         Owner (rank; −1: all reach it), whether in host memory, element type, rows, columns.
     lanes : ndarray of LANE_DTYPE
         Of all ranks.
-    op_a, op_b, dtype : int
+    op_a, op_b : int
+    dtypes : tuple of int
         The problem's.
     """
 
-    def __init__(self, buffers: np.ndarray, lanes: np.ndarray, op_a: int, op_b: int, dtype: int) -> None: ...
+    def __init__(
+        self, buffers: np.ndarray, lanes: np.ndarray, op_a: int, op_b: int, dtypes: tuple[int, int, int]
+    ) -> None: ...
     def give(
         self,
         buffer: int,

@@ -127,7 +127,7 @@ class ThreadedRanks:
     """
 
     def __init__(self, schedule: Schedule, epoch: int = 1) -> None:
-        assert schedule.num_ranks == 1 or not schedule.problem.dtype.is_half
+        assert schedule.num_ranks == 1 or not schedule.problem.rounds_c
         self.schedule, self.epoch = schedule, epoch
         self.ranks = [Rank(schedule, rank) for rank in range(schedule.num_ranks)]
         exports = [rank.export() for rank in self.ranks]

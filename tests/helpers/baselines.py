@@ -76,7 +76,7 @@ def check_every_setting(ask, task, matrices, what):
     wanted = expected(task, matrices)
     # γ_k of the accumulator on sums below k·1.24 + 1.2, and one rounding of the type (Higham 2002, section 3.1).
     most = (1.24 * task.k + 1.2) * (2 if task.dtype.is_complex else 1)  # of which each part is the sum of two
-    half = task.dtype.unit_roundoff if task.dtype.is_half else 0
+    half = task.dtype.unit_roundoff if task.dtype.sums_wider else 0
     bound = most * ((task.k + 4) * task.dtype.accumulator.unit_roundoff + half)
     for setting in begun["settings"]:
         ask({"do": "begin", "task": task.to_json(), "settings": [setting]})

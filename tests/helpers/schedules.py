@@ -254,13 +254,13 @@ class _Summa:
         problem = self.problem
         at_home = self.placement.c == Location.device(rank)
         fetched = mode == "fetch" and problem.reads_c
-        if at_home and not problem.dtype.is_half and (fetched or not problem.reads_c):
+        if at_home and not problem.rounds_c and (fetched or not problem.reads_c):
             return self.c_region(block)
         partial = self.c_buffer(rank, block, problem.dtype.accumulator, Role.PANEL)
         if not fetched:
             return partial
         c = self.c_region(block)
-        if not problem.dtype.is_half:
+        if not problem.rounds_c:
             self.copy(partial, c)
             return partial
         if not at_home:
@@ -297,7 +297,7 @@ class _Summa:
                 if number > 0:
                     reads.append((part, Factor.ONE, Op.N))
                 elif mode == "fetch" and problem.reads_c:
-                    reads.append((part, Factor.ONE if problem.dtype.is_half else Factor.BETA, Op.N))
+                    reads.append((part, Factor.ONE if problem.rounds_c else Factor.BETA, Op.N))
                 self.task(Kind.GEMM, self.compute_lane(rank, lane), part, reads)
 
     def finish(self, rank: int, block, partial: RegionRef, mode: str) -> None:
@@ -314,7 +314,7 @@ class _Summa:
             if not at_home:
                 self.copy(target, c)
             self.task(Kind.COMBINE, lane, target, [(target, Factor.BETA, Op.N), *reads])
-        elif problem.dtype.is_half:
+        elif problem.rounds_c:
             target = c if at_home else self.c_buffer(rank, block, problem.dtype, Role.STAGING)
             self.task(Kind.COMBINE, lane, target, reads)
         else:

@@ -143,7 +143,7 @@ def test_planted_faults_fail(dtype):
     for method in METHODS:
         assert right.check(method).passed, method
         # A block of k is added to C: one more rounding, which half types may not have.
-        assert right.check(method, c_out=added).passed != dtype.is_half, method
+        assert right.check(method, c_out=added).passed != dtype.sums_wider, method
         for name, c_out in faults.items():
             result = right.check(method, c_out=c_out)
             assert not result.passed, (method, name, result)
@@ -225,7 +225,7 @@ def test_near_the_limit_either_is_right_where_rounding_decides(dtype, must):
         unit = math.copysign(math.ldexp(2 * dtype.unit_roundoff, math.frexp(largest)[1] - 1), largest)
         judge(dtype, [largest, unit / 2], [largest, largest * INF])
         judge(dtype, [largest, unit / 2, (must - 0.5) * unit], [largest * INF], largest)
-        if dtype.is_half:
+        if dtype.sums_wider:
             judge(dtype, [largest, unit / 2, (0.5 - must) * unit], [largest])
 
 
@@ -394,7 +394,7 @@ def test_of_subnormal_scalars_and_operands_more_is_rounded_away(method):
 
 def test_a_long_sum_of_zeros_has_a_bound():
     for dtype in DType.f32, DType.f16:
-        assert math.isfinite(Tolerance.of(dtype, 2**25, 1.0, 1).bound(0.0, 0.0, 0.0, 0.0, 0.0))
+        assert math.isfinite(Tolerance.of(dtype, dtype, 2**25, 1.0, 1).bound(0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 # -- the verdict, and ranks that share the work ------------------------------------------------------------

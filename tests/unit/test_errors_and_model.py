@@ -134,8 +134,8 @@ def test_other_dtypes_are_refused_with_the_choice(value: object) -> None:
 def test_sizes_accumulators_and_roundoffs_fit_the_numpy_type(dtype: DType) -> None:
     assert dtype.itemsize == dtype.numpy.itemsize
     assert dtype.unit_roundoff == float(ml_dtypes.finfo(dtype.numpy).eps) / 2
-    assert dtype.is_half == (dtype.itemsize == 2)
-    assert dtype.accumulator is (DType.f32 if dtype.is_half else dtype)
+    assert dtype.sums_wider == (dtype in (DType.f16, DType.bf16))
+    assert dtype.accumulator is (DType.f32 if dtype.sums_wider else dtype)
 
 
 # -- placement -------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_another_type_than_the_one_asked_is_refused(tmp_path):
 def test_operands_of_different_types_are_refused_by_name(tmp_path):
     a = save(tmp_path / "a.npy", matrix(2, 2, DType.f64))
     b = save(tmp_path / "b.npy", matrix(2, 2, DType.f32))
-    with pytest.raises(DataFileError, match=r"A .*a\.npy f64, B .*b\.npy f32"):
+    with pytest.raises(DataFileError, match=r"A .*a\.npy, B .*b\.npy: .*A is f64, B is f32"):
         open_operands(a, b, None, None)
     assert [file and file.dtype for file in open_operands(a, a, None, None)] == [DType.f64, DType.f64, None]
 

@@ -666,7 +666,7 @@ def test_combine_sums_in_the_accumulator_and_rounds_once(dtype):
     reads = [(9, 7, wide, F.ONE, N), (F.BETA, N), (9, 7, dtype, F.ALPHA, N)]
     found = run_one(one_task(Kind.COMBINE, (9, 7, dtype), reads), {0: c, 1: partial, 2: other}, 0.75, 1.25)
     total = c.astype(wide.numpy) * 1.25 + partial + other.astype(wide.numpy) * 0.75
-    if dtype.is_half:  # factors and terms are exact in float32 up to its rounding
+    if dtype.sums_wider:  # factors and terms are exact in float32 up to its rounding
         exact = c.astype(np.float64) * 1.25 + partial.astype(np.float64) + other.astype(np.float64) * 0.75
         assert (np.abs(found.astype(np.float64) - exact) <= np.abs(exact) * dtype.unit_roundoff + 1e-6).all()
     else:

@@ -90,7 +90,7 @@ PROBLEM = {
     "num_ranks": 2,
     **dict.fromkeys(("serial_copies", "reads_c"), False),
     **dict.fromkeys(("op_a", "op_b"), Op.N),
-    "dtype": DType.f64,
+    "dtypes": (DType.f64,) * 3,
     "locations": with_ends(location_table(2)),
     "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "pieces": user_pieces(GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
@@ -171,7 +171,7 @@ def test_the_request_that_others_vary_is_good() -> None:
     [
         *(("lanes", lanes) for lanes in (0, -1, 3)),
         *((size, 0) for size in ("min_slice_bytes", "relay_bytes", "first", "step")),
-        ("dtype", len(DType)),
+        ("dtypes", (DType.f64, DType.f64, len(DType))),
         *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
         *(("most_summands", most) for most in (0, 1, 2)),
         *(("first_at_worker", first) for first in (-1, 5)),
@@ -479,7 +479,7 @@ def test_a_rank_begins_at_once_with_what_it_holds_and_copies_none_of_it(layout: 
         of_a, of_b = schedule.operands_of(task)["region"][1:3]
         assert np.isin(schedule.regions["buffer"][[of_a, of_b]], users).all()
         # Of C it may await what brings it, of A and B nothing.
-        assert not schedule.tasks["num_awaits"][task] or dtype.is_half
+        assert not schedule.tasks["num_awaits"][task] or dtype.sums_wider
     assert all(source != to for source, to in copied(schedule))
     check(schedule)
 

@@ -15,9 +15,9 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError, DataFileError, reason
+from uncut_mpi.errors import CapacityError, DataFileError, ParamError, reason
 from uncut_mpi.instead import dimensions_text
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import DType, arithmetic_of
 from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import kind_of, open_regular, status_of
@@ -330,18 +330,21 @@ def open_operands(
     a: str, b: str, c: str | None, dtype: DType | None
 ) -> tuple[MatrixFile, MatrixFile, MatrixFile | None]:
     """
-    Open A, B and, if named, C, and check that they hold the same type.
+    Open A, B and, if named, C, and check that there is a product of their types.
 
     Raises
     ------
     DataFileError
-        As `open_matrix`, or if the types differ.
+        As `open_matrix`, or if there is none.
     """
     opened = {name: open_matrix(path, dtype) for name, path in (("A", a), ("B", b), ("C", c)) if path is not None}
-    if len({file.dtype for file in opened.values()}) > 1:
-        found = ", ".join(f"{name} {file.path} {file.dtype.name}" for name, file in opened.items())
-        raise DataFileError(f"dtypes differ: {found}; convert the files to one type")
-    return opened["A"], opened["B"], opened.get("C")
+    in_a, in_b, in_c = opened["A"], opened["B"], opened.get("C")
+    try:
+        arithmetic_of((in_a.dtype, in_b.dtype, (in_c or in_a).dtype))
+    except ParamError as error:
+        found = ", ".join(f"{name} {file.path}" for name, file in opened.items())
+        raise DataFileError(f"{found}: {error}") from None
+    return in_a, in_b, in_c
 
 
 def output_order(files: Mapping[str, MatrixFile | None]) -> Order:

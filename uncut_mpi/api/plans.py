@@ -12,7 +12,6 @@ import numpy as np
 
 from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
-from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location, Space
 from uncut_mpi.model.parts import Order
 from uncut_mpi.model.placement import Placement, Where
@@ -137,9 +136,6 @@ class PlanKey:
             If shapes, types, layouts or overlaps do not allow the product.
         """
         a, b, c = infos
-        if not a.dtype is b.dtype is c.dtype:
-            third = "" if c.dtype is a.dtype else f", C is {c.dtype.name}"  # which the caller need not have named
-            raise ParamError(f"dtypes differ: A is {a.dtype.name}, B is {b.dtype.name}{third}; convert them to one")
         op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
 
         def read(infos: Infos) -> tuple[GemmProblem, Infos, tuple[Order, Order, Order]]:
@@ -149,7 +145,7 @@ class PlanKey:
                 stored_a,
                 stored_b,
                 c.stored,
-                dtype=c.dtype,
+                dtype=(a.dtype, b.dtype, c.dtype),
                 trans_a=op_a,
                 trans_b=op_b,
                 reads_c=reads_c,

@@ -101,7 +101,7 @@ def _raised(machine: Machine, limited_by: str, problem: GemmProblem, placement: 
     if limited_by.startswith(("out of", "into")):
         # What the owner of a matrix computes itself or sends to others: what most of it hangs on.
         owner = int(limited_by.rsplit(maxsplit=1)[1])
-        alone_s = problem.flops / float(machine.gemm_rate(problem.dtype)[owner])
+        alone_s = problem.flops / float(machine.gemm_rate(problem.arithmetic)[owner])
         if bound(problem, placement, machine).terms[limited_by] > alone_s / 2:
             factors = np.ones(machine.num_ranks)
             factors[owner] = factor
@@ -128,7 +128,7 @@ def _raised(machine: Machine, limited_by: str, problem: GemmProblem, placement: 
 
 
 def _computing_faster(machine: Machine, problem: GemmProblem, factors: np.ndarray) -> Machine:
-    name = problem.dtype.name if problem.dtype.name in machine.gemm_tflop_per_s else "f32"
+    name = problem.arithmetic.name if problem.arithmetic.name in machine.gemm_tflop_per_s else "f32"
     rates = {**machine.gemm_tflop_per_s, name: machine.gemm_tflop_per_s[name] * factors}
     return dataclasses.replace(machine, gemm_tflop_per_s=rates)
 

@@ -65,7 +65,7 @@ class Observation:
         """The product and its scheduler, in words."""
         problem = self.schedule.problem
         extents = f"{problem.m}×{problem.n}×{problem.k}"
-        return f"{problem.dtype.name} {extents} at {self.schedule.placement} by {self.schedule.scheduler}"
+        return f"{problem.arithmetic.name} {extents} at {self.schedule.placement} by {self.schedule.scheduler}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
     observations : sequence of Observation
         At least one; of several sizes, types and placements, or what is not exercised stays.
     """
-    dtypes = sorted({one.schedule.problem.dtype.name for one in observations if one.schedule.problem.has_product})
+    dtypes = sorted({one.schedule.problem.arithmetic.name for one in observations if one.schedule.problem.has_product})
     seen: dict[str, float] = {f"rate {dtype}": one for dtype, one in rates_in_calls(machine, observations).items()}
     every = {**STEPS, **{f"rate {dtype}": _RATE for dtype in dtypes}}
     steps = {name: step for name, step in every.items() if name not in seen}
@@ -179,7 +179,7 @@ def _products(machine: Machine, observations: Sequence[Observation]) -> Iterator
             continue
         run = simulate(one.schedule, machine)
         products = one.schedule.tasks["kind"] == Kind.GEMM
-        yield one.schedule.problem.dtype.name, (run.end_s - run.start_s)[products], one.task_s[products]
+        yield one.schedule.problem.arithmetic.name, (run.end_s - run.start_s)[products], one.task_s[products]
 
 
 def adjusted(machine: Machine, parameters: Mapping[str, float]) -> Machine:

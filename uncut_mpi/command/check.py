@@ -12,8 +12,9 @@ import numpy as np
 from uncut_mpi.command.tolerance import Tolerance, finfo, overflow_limit
 from uncut_mpi.errors import ParamError, agreed, from_wire, to_wire
 from uncut_mpi.model.arguments import Number
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
 from uncut_mpi.model.lines import lines_of
+from uncut_mpi.model.placement import Matrix
 
 # Up to so many multiplications every element is compared with a float64 product. Of larger products so many go at most
 # into rows whose sums tell nothing.
@@ -69,7 +70,7 @@ def check_shared(
     b: np.ndarray,
     c_in: np.ndarray | None,
     c_out: np.ndarray,
-    dtype: DType,
+    dtype: DType | Dtypes,
     trans_a: str = "N",
     trans_b: str = "N",
     alpha: Number,
@@ -87,8 +88,8 @@ def check_shared(
     a, b, c_in, c_out : ndarray
         The whole matrices, of any layout, the same on every rank. A and B are not read where alpha is 0; `c_in` is not
         where beta is 0, and may be None.
-    dtype : DType
-        Their type, which bounds the error.
+    dtype : DType or three of them
+        Their type, or that of each, which bounds the error.
     trans_a, trans_b : {"N", "T", "C"}
         Whether op transposes, and conjugates.
     alpha, beta : float or complex
@@ -133,12 +134,14 @@ def check_shared(
         return CheckResult(True, 0.0, 0.0, False, 0.0, "C has no elements")
     k = a.shape[trans_a == "N"] if alpha != 0 and a.size > 0 and b.size > 0 else 0
     is_large = c_out.size * k > (FULL_CHECK_LIMIT if full_limit is None else full_limit)
+    dtypes = three_of(dtype)
+    types = arithmetic_of(dtypes), dtypes[Matrix.C]
     with np.errstate(all="ignore"):
-        alpha, beta = (np.asarray(one, dtype.accumulator.numpy).item() for one in (alpha, beta))
+        alpha, beta = (np.asarray(one, types[0].accumulator.numpy).item() for one in (alpha, beta))
         for exponent in (0, _SMALLER):
             before = _reader(c_in, "N", exponent) if beta != 0 else None
             readers = _reader(a, trans_a, exponent), _reader(b, trans_b, 0), before, _reader(c_out, "N", exponent)
-            check = _Check(*readers, c_out.shape[0], c_out.shape[1], k, dtype, alpha, beta, exponent, share, gather)
+            check = _Check(*readers, c_out.shape[0], c_out.shape[1], k, *types, alpha, beta, exponent, share, gather)
             elements, sums, what = check.all(seed, is_large)
             if not elements.is_huge:
                 break
@@ -249,7 +252,8 @@ class _Check:
     m: int
     n: int
     k: int
-    dtype: DType
+    multiplied: DType
+    written: DType
     alpha: Number
     beta: Number
     exponent: int
@@ -289,12 +293,12 @@ class _Check:
             what += (
                 f"; {chosen.size} of {unusual.size} rows, those with NaN, infinity or a number as large as the largest "
             )
-            what += f"{self.dtype.name}, whose sums nothing bounds, element by element"
+            what += f"{self.written.name}, whose sums nothing bounds, element by element"
         return elements, sums, what + ", of the others only the sample" * (unusual.size > chosen.size)
 
     def elements(self, rows: np.ndarray, cols: np.ndarray) -> _Finding:
         """Compare the elements of these rows and columns. Collective."""
-        tolerance = Tolerance.of(self.dtype, self.k, self.alpha, max(1, rows.size * cols.size))
+        tolerance = Tolerance.of(self.multiplied, self.written, self.k, self.alpha, max(1, rows.size * cols.size))
         number, count = self.share
         # Smaller blocks where there are few, so that every rank has some.
         edge = max(1, min(_BLOCK, -(-cols.size // count)))
@@ -313,9 +317,9 @@ class _Check:
             return values, np.abs(values)
 
         value, bound, up, down = self.expect(tolerance, at_rows, factors, before, np.abs(before))
-        limit, summing = (overflow_limit(dtype, self.exponent) for dtype in (self.dtype, self.dtype.accumulator))
+        limit, summing = (overflow_limit(dtype, self.exponent) for dtype in (self.written, self.multiplied.accumulator))
         special = ~np.isfinite(value)
-        if self.dtype.is_complex:
+        if self.written.is_complex:
             larger = np.maximum(np.abs(value.real), np.abs(value.imag))
             right = ~np.isfinite(found) & (special | (larger + bound >= limit) | (up >= summing))
         else:
@@ -328,13 +332,13 @@ class _Check:
         error[right], bound[right] = 0.0, 1.0
         bound[must & ~right] = 0.0  # whatever the error
         counts = [int(one.sum()) for one in (must, must & right, right & ~must)]
-        is_huge = self.dtype.real is DType.f64 and self.exponent == 0 and not (np.maximum(up, down) < _REACH).all()
+        is_huge = self.multiplied.real is DType.f64 and self.exponent == 0 and not (np.maximum(up, down) < _REACH).all()
         return _compared(error, np.where(right | must, 0.0, value), bound, rows, cols, counts, is_huge)
 
     def sums(self, seed: int) -> tuple[_Finding, np.ndarray]:
         """Compare signed sums of all rows; return the rows of whose numbers they tell nothing, too. Collective."""
         signs = np.random.default_rng([seed, self.n, _VECTORS]).integers(0, 2, (self.n, _VECTORS), np.int8) * 2.0 - 1.0
-        tolerance = Tolerance.of(self.dtype, self.k, self.alpha, self.m * _VECTORS, self.n)
+        tolerance = Tolerance.of(self.multiplied, self.written, self.k, self.alpha, self.m * _VECTORS, self.n)
         of_b = self.agree(lambda: (_signed(self.b, rows, signs)[:2] for rows in self.blocks(self.k)))
         values, norms = (np.concatenate(one) for one in (zip(*of_b, strict=True) if of_b else ([[]], [[]])))
 
@@ -344,7 +348,7 @@ class _Check:
             value, bound, *_ = self.expect(tolerance, rows, lambda at: (values[at], norms[at]), *before)
             bound = bound + (tolerance.output + tolerance.reference) * sizes
             usual = np.isfinite(found) & np.isfinite(value) & np.isfinite(bound)
-            usual = (usual & (top < np.ldexp(float(finfo(self.dtype).max), self.exponent))).all(axis=1)
+            usual = (usual & (top < np.ldexp(float(finfo(self.written).max), self.exponent))).all(axis=1)
             places, error = np.arange(rows.start, rows.stop), np.abs(found - value)
             kept = error[usual], value[usual], bound[usual], places[usual]
             return _compared(*kept, np.arange(_VECTORS)), places[~usual]
@@ -374,7 +378,7 @@ class _Check:
             partial = np.maximum(partial, seen.max(axis=1, keepdims=True) if of_sums else seen)
         partial = np.minimum(size, 4.0 * partial + block)
         up, down, more, less = size, size, np.abs(self.beta) * c_sizes, np.abs(self.beta) * c_sizes
-        if not self.dtype.is_complex:
+        if not self.written.is_complex:
             sign = -1 if np.real(self.alpha) < 0 else 1
             up, down, more, less = (size + sign * value) / 2, (size - sign * value) / 2, self.beta * c, -self.beta * c
         up, down = (one * (1 + min(1.0, tolerance.always)) + tolerance.reference * size for one in (up, down))
@@ -389,7 +393,7 @@ class _Check:
         ratio, error, bound, row, col = of.worst
         wrong, (_, special, kept, by_sums) = of.counts[0], elements.counts
         relative, scale = of.largest > 0 and not of.largest <= bound < math.inf, 2.0**self.exponent
-        passed, name = 0.0 <= ratio <= 1.0, self.dtype.name
+        passed, name = 0.0 <= ratio <= 1.0, self.written.name
         if not passed:
             what += f"; {wrong} {unit}{'s' * (wrong != 1)} wrong, worst at row {row}, "
             what += f"{'vector' if unit == 'sum' else 'column'} {col}: error {error / scale:.3g}, "
@@ -401,7 +405,7 @@ class _Check:
             what += f"and {kept} of them are as they must be"
         if by_sums:
             what += f"; {by_sums} NaN or infinite where partial sums, or terms that cancel, may overflow "
-            what += self.dtype.accumulator.name
+            what += self.multiplied.accumulator.name
         # A random sum's mean square is the sum of the squares, so either kind gives the same figure.
         off, norm = sums.norms if sums.norms[1] > 0 else elements.norms
         unit_of = of.largest if relative else scale

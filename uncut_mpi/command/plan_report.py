@@ -111,7 +111,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
         _line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
-        *_borrowed_rate(machine, facts.problem.dtype),
+        *_borrowed_rate(machine, facts.problem.arithmetic),
         _line("problem", _problem(facts)),
         _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
         _line("plan", _plan(best)),
@@ -143,7 +143,7 @@ def to_json(facts: PlanFacts) -> str:
     value |= {
         "trans_a": problem.trans_a,
         "trans_b": problem.trans_b,
-        "dtype": problem.dtype.name,
+        "dtype": problem.arithmetic.name,
         "alpha": scalar_json(facts.alpha),
         "beta": scalar_json(facts.beta),
         "place": facts.place,
@@ -208,7 +208,7 @@ def _problem(facts: PlanFacts) -> str:
     old = f" + {scalar_text(facts.beta)} C" if problem.reads_c else ""
     return (
         f"C := {scalar_text(facts.alpha)} {first} {second}{old}, m×n×k = {problem.shape_text}, "
-        f"{problem.dtype.name}, A, B, C at {facts.place}"
+        f"{problem.arithmetic.name}, A, B, C at {facts.place}"
     )
 
 

@@ -190,8 +190,7 @@ def _check_host(arguments: PlanArguments, machine: Machine) -> None:
     for matrix, place, in_file in zip(MATRICES, (places.a, places.b, places.c), places.in_files, strict=True):
         in_host = place.space == "host" if isinstance(place, Location) else place.memory != "device"
         if in_host and not in_file:
-            rows, cols = problem.shape_of(matrix)
-            needed += rows * cols * problem.dtype.itemsize
+            needed += problem.bytes_of(matrix)
     if needed > there > 0:
         raise CapacityError(
             f"the matrices in host memory take {bytes_text(needed)}, and machine {machine.name} has "

@@ -76,26 +76,26 @@ class Tolerance:
     floor: float
 
     @classmethod
-    def of(cls, dtype: DType, k: int, alpha: Number, values: int, summed: int = 1) -> Tolerance:
-        """Return the factors for `values` elements, or sums of so many elements each with random signs."""
-        k, parts, both = (2 * k + 3, 2, math.sqrt(2)) if dtype.is_complex else (k, 1, 1.0)
-        u = dtype.accumulator.unit_roundoff * (2 if dtype.is_half else 1)
+    def of(cls, multiplied: DType, written: DType, k: int, alpha: Number, values: int, summed: int = 1) -> Tolerance:
+        """Return the factors for `values` elements of C, or sums of so many each with random signs, of two types."""
+        accumulator, first = multiplied.accumulator, multiplied.operand_roundoff
+        k, parts, both = (2 * k + 3, 2, math.sqrt(2)) if multiplied.is_complex else (k, 1, 1.0)
+        u = accumulator.unit_roundoff * (2 if multiplied.sums_wider else 1)
         # Three kinds of error, each with its own chance to deviate.
         deviations = math.sqrt(2.0 * math.log(2.0 * 3 * parts * values / FALSE_ALARM))
         spread = deviations if summed > 1 else 1.0
-        bias = spread * k / 8 * u if dtype.is_half else 0.0
-        least, smallest = (finfo(one).smallest_subnormal for one in (dtype.accumulator, dtype))
+        bias = spread * k / 8 * u if multiplied.sums_wider else 0.0
+        least, smallest = (finfo(one).smallest_subnormal for one in (accumulator, written))
         lost = k * (max(1.0, abs(alpha)) * least) + 3 * least  # the smallest first: k times alpha may overflow
-        first = dtype.operand_roundoff
         return cls(
             always=spread * both * _gamma(k + 3, u),
             likely=both * deviations * math.sqrt(2 * k + 3) * u + bias,
             # Always true: sums of the sizes of a row are at most √n times its norm.
             reference=both * math.sqrt(summed) * _gamma(k + summed + 3, DType.f64.unit_roundoff),
-            output=spread * dtype.unit_roundoff if dtype.is_half else 0.0,
+            output=spread * written.unit_roundoff if written is not accumulator else 0.0,
             absolute=summed * both * (2 * lost + smallest),  # of the product and of the reference
             operands=(2 * first * (1 + first) * spread, first, deviations * first),
-            floor=math.sqrt(summed) * finfo(dtype).smallest_normal if first else 0.0,
+            floor=math.sqrt(summed) * finfo(multiplied).smallest_normal if first else 0.0,
         )
 
     def bound(self, size: Any, partial: Any, product: Any, squares: Any, c: Any) -> Any:

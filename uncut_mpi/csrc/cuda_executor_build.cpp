@@ -329,9 +329,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     if (count != 3 && count != 4) refuse(operation, "a GEMM has C, A, B and, if it accumulates, C again");
     const Operand *operands = program.operands + operation.first_operand;
     const Operand &c = operands[0], &a = operands[1], &b = operands[2];
-    const bool same = a.dtype == b.dtype;
-    const bool half = element_types[a.dtype].is_half();
-    if (!same || (c.dtype != a.dtype && !(half && c.dtype == dtype_f32)))
+    if (a.dtype != b.dtype || (c.dtype != a.dtype && c.dtype != accumulator_of(a.dtype)))
         refuse(operation, "cuBLAS has no product for its types");
     Gemm gemm{};
     gemm.handle = lanes_[operation.lane].handle;

@@ -26,10 +26,7 @@ int compute_of(int dtype) {
 
 bool is_tunable(int dtype) { return dtype != dtype_f64 && !is_complex(dtype); }
 
-std::size_t ProductShape::bytes_of_c() const {
-    const bool half = dtype_c == dtype_f16 || dtype_c == dtype_bf16;
-    return static_cast<std::size_t>(ldc) * static_cast<std::size_t>(n) * (half ? 2 : 4);
-}
+std::size_t ProductShape::bytes_of_c() const { return static_cast<std::size_t>(ldc * n * bytes_of(dtype_c)); }
 
 std::uint32_t alignment_of(Address address) {
     const Address lowest = address & (~address + 1);
@@ -80,9 +77,8 @@ TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductSha
         layout(c_, type_of(shape.dtype_c), {shape.m, shape.n}, shape.ldc);
         blas_.check("cublasLtMatmulPreferenceCreate", blas_.cublasLtMatmulPreferenceCreate(&wishes));
         wish(lt_wish_workspace_bytes, workspace_bytes_);
-        // Parts of k may not be added up in a half type.
-        const bool half_c = type_of(shape.dtype_c) != type_r_32f;
-        wish(lt_wish_reductions, half_c ? lt_reduction_in_compute_type : lt_any_reduction);
+        // Parts of k may not be added up in a narrower type.
+        wish(lt_wish_reductions, sums_wider(shape.dtype_c) ? lt_reduction_in_compute_type : lt_any_reduction);
         wish(lt_wish_alignment_a, shape.alignment_a);
         wish(lt_wish_alignment_b, shape.alignment_b);
         wish(lt_wish_alignment_c, shape.alignment_c);

@@ -354,15 +354,14 @@ void Follower::write(const Operand &operand) {
     parts_.clear();
 }
 
-// Whether writing a sum to a region rounds it to a half type; other types are refused.
+// Whether writing a sum to a region rounds it to the type of C; types other than that and the sums' are refused.
 bool Follower::rounds(const Operand &operand) const {
-    const std::int64_t dtype = buffers_[operand.buffer].dtype;
-    const ElementType &wanted = element_types.at(problem_.dtype),
-                      &found = element_types.at(static_cast<std::size_t>(dtype));
-    if (dtype != problem_.dtype && dtype != wanted.accumulator)
-        throw RuleBroken(std::string("a sum of ") + wanted.name + " products is kept as " + found.name + " in " +
+    const auto dtype = static_cast<std::size_t>(buffers_[operand.buffer].dtype);
+    const ElementType &multiplied = element_types.at(problem_.dtypes[matrix_a]), &found = element_types.at(dtype);
+    if (dtype != problem_.dtypes[matrix_c] && dtype != multiplied.accumulator)
+        throw RuleBroken(std::string("a sum of ") + multiplied.name + " products is kept as " + found.name + " in " +
                          text_of_place(operand));
-    return dtype == problem_.dtype && wanted.is_half();
+    return dtype != multiplied.accumulator;
 }
 
 void Follower::require_apart(const Operand &source) const {

@@ -5,6 +5,7 @@
 // wrote or read there before.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <span>
@@ -27,7 +28,8 @@ struct FollowedBuffer {
 
 // What the rules need to know of the problem.
 struct FollowedProblem {
-    std::uint8_t op_a = 0, op_b = 0, dtype = 0;
+    std::uint8_t op_a = 0, op_b = 0;
+    std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
 };
 
 // Some tasks in their order, and the tables that they point into.

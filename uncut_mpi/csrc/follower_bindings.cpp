@@ -1,5 +1,6 @@
 // Python's view of the follower.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -55,9 +56,9 @@ void bind_follower(nb::module_ &m) {
     nb::class_<Follower>(m, "Follower", "What memory holds while tasks run, derived from them alone.")
         .def("__init__",
              [](Follower *self, nb::handle buffers, nb::handle lanes, std::uint8_t op_a, std::uint8_t op_b,
-                std::uint8_t dtype) {
+                const std::array<std::uint8_t, 3> &dtypes) {
                  const ArrayBytes held(buffers), lane_bytes(lanes);
-                 const FollowedProblem problem{op_a, op_b, dtype};
+                 const FollowedProblem problem{op_a, op_b, dtypes};
                  new (self) Follower(problem, held.records<FollowedBuffer>(), lane_bytes.records<LaneRecord>());
              })
         .def("give", &give)

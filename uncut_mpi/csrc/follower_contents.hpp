@@ -35,7 +35,7 @@ struct Content {
     std::uint8_t matrix = 0;  // a piece's
     bool turned = false;      // rows of the buffer are columns of the matrix; false for zeros
     bool alpha = false;       // whether the sum carries the factor alpha
-    bool rounded = false;     // computed and then rounded to a half type: nothing may be added any more
+    bool rounded = false;     // computed and then rounded to the type of C: nothing may be added any more
     CIn c_in = CIn::absent;
     std::int64_t row = 0, col = 0;  // displacement into the matrix; 0 for zeros
     Intervals summed{};             // parts of k

@@ -1,6 +1,7 @@
 // Python's view of the scheduler of few large products.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -54,15 +55,15 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
-               std::uint8_t dtype, nb::handle locations, nb::handle buffers, nb::handle pieces, std::int64_t step,
-               int most_summands, std::int64_t min_slice_bytes, std::int64_t relay_bytes, std::int64_t buffer_alignment,
-               std::int64_t column_alignment, nb::handle ways) {
+               const std::array<std::uint8_t, 3> &dtypes, nb::handle locations, nb::handle buffers, nb::handle pieces,
+               std::int64_t step, int most_summands, std::int64_t min_slice_bytes, std::int64_t relay_bytes,
+               std::int64_t buffer_alignment, std::int64_t column_alignment, nb::handle ways) {
                 KProblem made{num_ranks,
                               serial_copies,
                               op_a,
                               op_b,
                               reads_c,
-                              dtype,
+                              dtypes,
                               {},
                               {},
                               {},
@@ -81,7 +82,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                     pieces_of(made.locations, op_a != op_n, op_b != op_n, users, piece_bytes.records<PieceRecord>());
                 new (self) KProblem(std::move(made));
             },
-            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtype"_a, "locations"_a,
+            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtypes"_a, "locations"_a,
             "buffers"_a, "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "relay_bytes"_a,
             "buffer_alignment"_a, "column_alignment"_a, "ways"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")

@@ -114,8 +114,8 @@ Scheduler::NextCopy Scheduler::next_copy() {
 
 std::int32_t Scheduler::relay(LaneKind kind, int rank, int to, const Region &there, const Region &source,
                               Tasks awaits) {
-    const bool sums = layout_.buffers[static_cast<std::size_t>(source.buffer)].dtype != problem_.dtype;
-    const std::vector<KRelay> &relays = layout_.relays[sums];
+    const std::uint8_t dtype = layout_.buffers[static_cast<std::size_t>(source.buffer)].dtype;
+    const std::vector<KRelay> &relays = layout_.relays[dtype];
     const std::array<int, most_relays_of_a_way> over = problem_.ways.ways[problem_.ways.at(rank, to)].relay;
     const std::int64_t most = relays[static_cast<std::size_t>(over[0])].columns;
     const std::int64_t chunk =
@@ -131,7 +131,7 @@ std::int32_t Scheduler::relay(LaneKind kind, int rank, int to, const Region &the
         for (const int over_rank : over) {
             if (over_rank < 0) continue;
             const auto index = static_cast<std::size_t>(over_rank);
-            Slots &slots = slots_[sums][index];
+            Slots &slots = slots_[dtype][index];
             const std::size_t slot = slots.next++ % relay_slots;
             const Region kept{relays[index].buffer, 0, static_cast<std::int64_t>(slot) * most, held.rows, held.cols};
             waits.push_back(slots.read_by[slot]);

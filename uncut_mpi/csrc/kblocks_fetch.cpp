@@ -193,7 +193,7 @@ void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, 
 bool Scheduler::go_together(const Run &one, const Run &other) const {
     if (how_.in_rings() || one.from->origin.on_host || one.from->origin != other.from->origin) return false;
     const auto is_short = [&](const Run &run) {
-        return run.what.across.size() * run.what.k.size() * problem_.itemsize() <= most_bytes_of_run;
+        return run.what.across.size() * run.what.k.size() * problem_.itemsize(run.what.matrix) <= most_bytes_of_run;
     };
     return (problem_.serial_copies || how_.earliest) && is_short(one) && is_short(other);
 }
@@ -228,7 +228,7 @@ Delivery Scheduler::to_deliver(std::span<const Run> runs, Extent columns, const 
                  step,
                  runs.front().from->origin,
                  columns,
-                 static_cast<double>(elements * problem_.itemsize()),
+                 static_cast<double>(elements * problem_.itemsize(runs.front().what.matrix)),
                  elements,
                  {},
                  takers_.size()};
@@ -283,7 +283,7 @@ void Scheduler::hand_out_one(const Run &run, const KStep &step) {
     const int matrix = what.matrix;
     const Region source = source_of(run);
     const auto count = static_cast<std::int64_t>(takers_.size());
-    const std::int64_t size = source.rows * source.cols * problem_.itemsize();
+    const std::int64_t size = source.rows * source.cols * problem_.itemsize(matrix);
     // A device that serves its copies one after another sends fewer, longer ones.
     const bool at_once = problem_.serial_copies && !from.origin.on_host;
     if (how_.earliest && !from.origin.on_host) {

@@ -102,8 +102,8 @@ class Maker {
     // All parts of C alike: in rings C is fetched before its products, and all of these have all of k or none has.
     std::vector<KStep> mark_in_rings(std::vector<KStep> steps) {
         const bool at_once = how_.block >= asked_.k_starts[1] - asked_.k_starts[0];
-        direct_[0].any = problem_.half() ? at_once : problem_.reads_c;
-        direct_[1].any = problem_.half() && at_once;
+        direct_[0].any = problem_.rounds_c() ? at_once : problem_.reads_c;
+        direct_[1].any = problem_.rounds_c() && at_once;
         for (KStep &step : steps)
             step.direct = direct_[0].any, step.direct_at_home = direct_[1].any;
         made_.any_direct = direct_[0].any;
@@ -124,10 +124,10 @@ class Maker {
         };
         direct_[0] = mark(steps, &KStep::direct, [&](const KStep &part) {
             const bool there = part.early && part.first >= first;
-            return problem_.half() ? (there || !problem_.reads_c) && at_once(part) : problem_.reads_c && there;
+            return problem_.rounds_c() ? (there || !problem_.reads_c) && at_once(part) : problem_.reads_c && there;
         });
-        direct_[1] =
-            mark(steps, &KStep::direct_at_home, [&](const KStep &part) { return problem_.half() && at_once(part); });
+        direct_[1] = mark(steps, &KStep::direct_at_home,
+                          [&](const KStep &part) { return problem_.rounds_c() && at_once(part); });
         made_.any_direct = direct_[0].any;
         return steps;
     }
@@ -140,15 +140,15 @@ class Maker {
     }
 
     // As `Buffers.add` of planning/buffers.py, which places those of the other schedulers.
-    int panel(int rank, std::int64_t rows, std::int64_t cols, int matrix, bool sums, Role role) {
-        const std::int64_t itemsize = sums ? problem_.accumulator_itemsize() : problem_.itemsize();
+    int panel(int rank, std::int64_t rows, std::int64_t cols, int matrix, std::uint8_t dtype, Role role) {
+        const std::int64_t itemsize = bytes_of(dtype);
         const std::int64_t ld = up_to(rows, problem_.column_alignment / itemsize);
         std::int64_t &taken = made_.rank_bytes[static_cast<std::size_t>(rank)];
         BufferRecord record;
         record.location = rank;
         record.role = role;
         record.matrix = static_cast<std::uint8_t>(matrix);
-        record.dtype = sums ? problem_.accumulator() : problem_.dtype;
+        record.dtype = dtype;
         record.rows = rows, record.cols = cols, record.ld = ld, record.offset = taken;
         made_.buffers.push_back(record);
         taken = std::min(no_room, taken + bytes(ld, cols * itemsize));
@@ -164,10 +164,11 @@ class Maker {
                 how_.slots[static_cast<std::size_t>(matrix)] * std::min(how_.block, part.k.size());
             rows = matrix == matrix_a ? across : along, cols = matrix == matrix_a ? along : across;
             if (problem_.transposed(matrix)) std::swap(rows, cols);
-            return ring = panel(part.rank, rows, cols, matrix, false, panel_role);
+            return ring = panel(part.rank, rows, cols, matrix, problem_.dtypes[static_cast<std::size_t>(matrix)],
+                                panel_role);
         }
         if (problem_.transposed(matrix)) std::swap(rows, cols);
-        return panel(part.rank, rows, cols, matrix, false, panel_role);
+        return panel(part.rank, rows, cols, matrix, problem_.dtypes[static_cast<std::size_t>(matrix)], panel_role);
     }
 
     // The most rows and columns of a worker's blocks of C, which use the same panels in turn.
@@ -231,7 +232,7 @@ class Maker {
 
     // Lets a rank begin with the rows or columns for which it holds A or B, so that its first products wait for
     // nothing. It does not where the sums of some blocks alone lie apart: these are counted from the first row and
-    // column. That is so with a half type, and with rows of a C that is elsewhere.
+    // column. That is so where C is rounded, and with rows of a C that is elsewhere.
     void turn(KBlock &block, const KRequest::Block &asked) {
         const int matrix = one_by_one();
         if (matrix == no_matrix || (!asked.alignment.empty() && asked.alignment.front().copies[matrix])) return;
@@ -240,7 +241,7 @@ class Maker {
         const int rank = asked_.places[asked.place].front();
         const bool elsewhere = problem_.home(matrix_c, rank, block.rows, block.cols) == nullptr;
         const bool some_rows = direct_[0].any && direct_[0].down > 0;
-        if (problem_.half() ? some : matrix == matrix_a && elsewhere && some_rows) return;
+        if (problem_.rounds_c() ? some : matrix == matrix_a && elsewhere && some_rows) return;
         const Extent across = matrix == matrix_a ? block.rows : block.cols;
         const Extent k{asked_.k_starts.front(), asked_.k_starts.back()};
         const KPiece *piece = problem_.held_across(matrix, rank, across, k);
@@ -285,28 +286,31 @@ class Maker {
         const bool resident = made.home[matrix_a] && made.home[matrix_b] && !copies;
         const bool cut = std::ranges::any_of(made.held, [&](Extent k) { return k.size() > 0 && k != made.k; });
         const bool once = inner % made.k_step == 0 && !cut, c_is_here = made.home[matrix_c] != nullptr;
-        const bool in_place = c_is_here && unsplit() && !alignment.apart && (!problem_.half() || (resident && once));
+        const bool in_place =
+            c_is_here && unsplit() && !alignment.apart && (!problem_.rounds_c() || (resident && once));
         const Direct &direct = direct_[c_is_here];
-        made.is_direct = direct.any && !alignment.apart && (once || !problem_.half());
+        made.is_direct = direct.any && !alignment.apart && (once || !problem_.rounds_c());
         made.panel[matrix_a] = operand(made, matrix_a, height, inner, alignment.copies[matrix_a]);
         made.panel[matrix_b] = operand(made, matrix_b, inner, width, alignment.copies[matrix_b]);
         if (in_place) return made;
         const std::int64_t high = how_.in_rings() ? largest(made).rows : height;
         const std::int64_t wide = how_.in_rings() ? largest(made).cols : width;
         std::int64_t down = high, along = wide;  // of what is summed apart
-        if (problem_.half() && made.is_direct) {
+        if (problem_.rounds_c() && made.is_direct) {
             down = block.heights[static_cast<std::size_t>(direct.down)];
             along = block.starts[static_cast<std::size_t>(direct.along)];
             made.direct_left = block.starts[static_cast<std::size_t>(direct.first)];
             if (!c_is_here && made.direct_left < width)
                 made.panel[panel_direct] = in_turn(block, made.worker, panel_direct, [&] {
-                    return panel(made.rank, high, wide - made.direct_left, matrix_c, false, panel_role);
+                    return panel(made.rank, high, wide - made.direct_left, matrix_c, problem_.dtypes[matrix_c],
+                                 panel_role);
                 });
         }
         if (down > 0 && along > 0)
-            made.panel[matrix_c] = in_turn(block, made.worker, matrix_c,
-                                           [&] { return panel(made.rank, down, along, matrix_c, true, panel_role); });
-        if (!problem_.half()) made.panel[panel_direct] = made.panel[matrix_c];
+            made.panel[matrix_c] = in_turn(block, made.worker, matrix_c, [&] {
+                return panel(made.rank, down, along, matrix_c, problem_.accumulator(), panel_role);
+            });
+        if (!problem_.rounds_c()) made.panel[panel_direct] = made.panel[matrix_c];
         return made;
     }
 
@@ -419,11 +423,12 @@ class Maker {
         if (how_.in_rings()) height = largest(one).rows, width = largest(one).cols;
         for (std::size_t part = 0; part < block.parts.size(); ++part)
             if (block.parts[part].rank != adder.rank)
-                adder.partial[part] = panel(adder.rank, height, width, matrix_c, true, staging_role);
-        const bool beside = problem_.reads_c || problem_.half();
+                adder.partial[part] = panel(adder.rank, height, width, matrix_c, problem_.accumulator(), staging_role);
+        const bool beside = problem_.reads_c || problem_.rounds_c();
         if (beside && !adder.home)
-            adder.staging = in_turn(block, one.worker, staging,
-                                    [&] { return panel(adder.rank, height, width, matrix_c, false, staging_role); });
+            adder.staging = in_turn(block, one.worker, staging, [&] {
+                return panel(adder.rank, height, width, matrix_c, problem_.dtypes[matrix_c], staging_role);
+            });
     }
 
     // Room for what goes over a rank, in chunks that are as high as the highest of what can.
@@ -443,14 +448,17 @@ class Maker {
             cols = std::max({cols, block.cols.size(), problem_.transposed(matrix_a) ? block.rows.size() : most_k,
                              problem_.transposed(matrix_b) ? most_k : 0});
         }
-        for (const bool sums : {false, true}) {
-            if (sums && !(problem_.half() && asked_.combines)) continue;
-            const std::int64_t itemsize = sums ? problem_.accumulator_itemsize() : problem_.itemsize();
-            const std::int64_t columns = std::clamp<std::int64_t>(problem_.relay_bytes / itemsize / rows, 1, cols);
-            made_.relays[sums].resize(static_cast<std::size_t>(problem_.num_ranks));
+        std::vector<std::uint8_t> types(problem_.dtypes.begin(), problem_.dtypes.end());
+        if (asked_.combines) types.push_back(problem_.accumulator());
+        for (const std::uint8_t dtype : types) {
+            std::vector<KRelay> &relays = made_.relays[dtype];
+            if (!relays.empty()) continue;
+            const std::int64_t columns =
+                std::clamp<std::int64_t>(problem_.relay_bytes / bytes_of(dtype) / rows, 1, cols);
+            relays.resize(static_cast<std::size_t>(problem_.num_ranks));
             for (const int rank : between)
-                made_.relays[sums][static_cast<std::size_t>(rank)] = {
-                    panel(rank, rows, relay_slots * columns, no_matrix, sums, staging_role), columns};
+                relays[static_cast<std::size_t>(rank)] = {
+                    panel(rank, rows, relay_slots * columns, no_matrix, dtype, staging_role), columns};
         }
     }
 

@@ -95,13 +95,13 @@ struct KLayout {
     explicit KLayout(const KRequest &asked);
 
     const KRequest &request;
-    std::vector<KStep> steps;                   // of all rounds and parts of k, in the order in which they are taken
-    bool any_direct = false;                    // whether a rank where C is not may form some of it directly
-    std::vector<KWorker> workers;               // by place and part of k
-    std::vector<KBlock> blocks;                 // those of the request
-    std::vector<BufferRecord> buffers;          // the caller's A, B and C, then those of ranks
-    std::vector<std::int64_t> rank_bytes;       // what each rank's take
-    std::array<std::vector<KRelay>, 2> relays;  // by rank, of elements and of sums that are of another type
+    std::vector<KStep> steps;              // of all rounds and parts of k, in the order in which they are taken
+    bool any_direct = false;               // whether a rank where C is not may form some of it directly
+    std::vector<KWorker> workers;          // by place and part of k
+    std::vector<KBlock> blocks;            // those of the request
+    std::vector<BufferRecord> buffers;     // the caller's A, B and C, then those of ranks
+    std::vector<std::int64_t> rank_bytes;  // what each rank's take
+    std::array<std::vector<KRelay>, element_types.size()> relays;  // of each element type, by rank
 };
 
 }  // namespace uncut

@@ -27,9 +27,12 @@ void check(const KProblem &problem, const KBlocking &how) {
     }
     require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
-    require(problem.dtype < element_types.size(), "there is no such element type");
-    require(std::min({problem.min_slice_bytes, problem.relay_bytes, how.first, problem.buffer_alignment}) >= 1 &&
-                problem.column_alignment >= std::max(problem.itemsize(), problem.accumulator_itemsize()),
+    for (const std::uint8_t dtype : problem.dtypes) {
+        require(dtype < element_types.size(), "there is no such element type");
+        require(problem.column_alignment >= std::max(bytes_of(dtype), bytes_of(accumulator_of(dtype))),
+                "columns are aligned for elements and for sums");
+    }
+    require(std::min({problem.min_slice_bytes, problem.relay_bytes, how.first, problem.buffer_alignment}) >= 1,
             "slices, blocks and alignments have a size");
     require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");
     require(how.c_rows >= 0 && how.c_cols >= 0 && (how.c_slots == 1 || how.c_slots == 2),

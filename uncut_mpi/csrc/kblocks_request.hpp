@@ -29,8 +29,8 @@ struct KProblem {
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     std::uint8_t op_a = op_n, op_b = op_n;
     bool reads_c = false;
-    std::uint8_t dtype = dtype_f64;
-    std::vector<BufferRecord> users;  // the caller's A, B and C
+    std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
+    std::vector<BufferRecord> users;       // the caller's A, B and C
     Locations locations;
     Pieces pieces;
     std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
@@ -40,10 +40,9 @@ struct KProblem {
     std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
     KWays ways;
 
-    bool half() const { return element_types[dtype].is_half(); }
-    std::uint8_t accumulator() const { return element_types[dtype].accumulator; }
-    std::int64_t itemsize() const { return bytes_of(dtype); }
-    std::int64_t accumulator_itemsize() const { return bytes_of(accumulator()); }
+    std::uint8_t accumulator() const { return accumulator_of(dtypes[matrix_a]); }
+    std::int64_t itemsize(int matrix) const { return bytes_of(dtypes[static_cast<std::size_t>(matrix)]); }
+    bool rounds_c() const { return dtypes[matrix_c] != accumulator(); }  // once, when all is summed
     bool transposed(int matrix) const { return (matrix == matrix_a ? op_a : matrix == matrix_b ? op_b : op_n) != op_n; }
     // Whether a part of a matrix lies on a device.
     bool on_device(int matrix) const {

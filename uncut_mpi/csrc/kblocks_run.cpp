@@ -34,7 +34,6 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
 
 // Returns the bytes that are copied from one memory to another.
 std::int64_t moved_by(const KTables &tables, const KLayout &layout) {
-    const KProblem &problem = layout.request.problem;
     std::int64_t moved = 0;
     for (const TaskRecord &task : tables.tasks) {
         if (task.kind != copy_task) continue;
@@ -42,8 +41,7 @@ std::int64_t moved_by(const KTables &tables, const KLayout &layout) {
         if (lane.source == lane.destination) continue;
         const OperandRecord &to = tables.operands[static_cast<std::size_t>(task.first_operand)];
         const RegionRecord &region = tables.regions[static_cast<std::size_t>(to.region)];
-        const bool sums = layout.buffers[static_cast<std::size_t>(region.buffer)].dtype != problem.dtype;
-        moved += region.rows * region.cols * (sums ? problem.accumulator_itemsize() : problem.itemsize());
+        moved += region.rows * region.cols * bytes_of(layout.buffers[static_cast<std::size_t>(region.buffer)].dtype);
     }
     return moved;
 }

@@ -19,9 +19,9 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
       receives_until_(static_cast<std::size_t>(problem_.num_ranks), 0),
       link_until_(problem_.ways.links.size(), 0),
       host_until_(static_cast<std::size_t>(problem_.num_ranks), 0) {
-    for (const bool sums : {false, true}) {
-        slots_[sums].resize(layout.relays[sums].size());
-        for (Slots &slots : slots_[sums])
+    for (std::size_t dtype = 0; dtype < slots_.size(); ++dtype) {
+        slots_[dtype].resize(layout.relays[dtype].size());
+        for (Slots &slots : slots_[dtype])
             slots.read_by.fill(-1);
     }
     for (const KRequest::Round &round : layout.request.rounds) {
@@ -308,7 +308,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     }
     const Region c = adder.home ? store_.users(matrix_c, *adder.home, rows, slice.cols)
                                 : in_staging(adder.staging, adder, rows, slice);
-    const Region out = adder.home || problem_.half() ? c : summands.front().region;
+    const Region out = adder.home || problem_.rounds_c() ? c : summands.front().region;
     return {out,
             {sum_up(summands.size(), out, problem_.reads_c ? &c : nullptr,
                     blocks_[number].c_in[a][block.cell(step.top, slice.block)]),

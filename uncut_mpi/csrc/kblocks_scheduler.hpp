@@ -405,7 +405,7 @@ class Scheduler {
         std::size_t next = 0;
         std::array<std::int32_t, relay_slots> read_by;
     };
-    std::array<std::vector<Slots>, 2> slots_;  // as the relays of the layout
+    std::array<std::vector<Slots>, element_types.size()> slots_;  // as the relays of the layout
 };
 
 }  // namespace kblocks

@@ -37,7 +37,6 @@ struct ElementType {
     const char *name;
     std::int64_t bytes;
     DTypeCode accumulator;  // in which products are summed
-    constexpr bool is_half() const { return bytes == 2; }
 };
 inline constexpr std::array<ElementType, 7> element_types = {{
     {"f64", 8, dtype_f64},
@@ -49,7 +48,8 @@ inline constexpr std::array<ElementType, 7> element_types = {{
     {"c128", 16, dtype_c128},
 }};
 constexpr std::int64_t bytes_of(int dtype) { return element_types[static_cast<std::size_t>(dtype)].bytes; }
-
+constexpr DTypeCode accumulator_of(int dtype) { return element_types[static_cast<std::size_t>(dtype)].accumulator; }
+constexpr bool sums_wider(int dtype) { return accumulator_of(dtype) != dtype; }
 constexpr bool is_complex(int dtype) { return dtype == dtype_c64 || dtype == dtype_c128; }
 
 inline constexpr std::size_t max_summands = 8;       // regions that one COMBINE reads

@@ -282,8 +282,7 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const
     body.copy_share = cost.copy_share;
     // C is written once in any case, which is part of `half_depth`.
     const std::int64_t item = bytes_of(t_.buffers[c.buffer].dtype);
-    const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) -
-                               bytes_of(element_types[static_cast<std::size_t>(dtype)].accumulator);
+    const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - bytes_of(accumulator_of(dtype));
     const double extra_bytes = static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
     body.amount = cost.seconds(operations, rate, extra_bytes, k);
     return body;
@@ -306,8 +305,7 @@ Simulator::State::Body Simulator::State::combine_body(const TaskRecord &task) co
     }
     Body body;
     const int dtype = t_.buffers[t_.regions[operand(task, 0).region].buffer].dtype;
-    body.amount = bytes / (element_types[static_cast<std::size_t>(dtype)].is_half() ? m_.half_combine_rate
-                                                                                    : m_.combine_rate)[task.rank];
+    body.amount = bytes / (sums_wider(dtype) ? m_.half_combine_rate : m_.combine_rate)[task.rank];
     if (bytes > 0) body.amount += m_.combine_start;
     return body;
 }

@@ -97,7 +97,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         .def_rw("op_b", &Input::op_b)
         .def_rw("reads_c", &Input::reads_c)
         .def_rw("product", &Input::product)
-        .def_rw("half", &Input::half)
+        .def_rw("rounds_c", &Input::rounds_c)
         .def_rw("itemsize", &Input::itemsize)
         .def_rw("accumulator_itemsize", &Input::accumulator_itemsize)
         .def_rw("caching", &Input::caching)

@@ -52,8 +52,8 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
     hops_.resize(n);
     first_hops(w, side, tile, r);
     // A fetch for one rank alone needs chunks only where it goes over relays.
-    route.chunks = n == 1 && hops_.relayed[0] ? relay_chunks_of(r) : chunks_of(r, n);
-    const std::int64_t chunk_bytes = chunk_bytes_of(r, route.chunks);
+    route.chunks = n == 1 && hops_.relayed[0] ? relay_chunks_of(side, r) : chunks_of(side, r, n);
+    const std::int64_t chunk_bytes = chunk_bytes_of(side, r, route.chunks);
     if (n > 1) next_hops(w, side, tile, chunk_bytes);
     if (in_.routing == Routing::origin) {
         order_.resize(n);
@@ -83,8 +83,9 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
 void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r) {
     const std::size_t n = destinations_.size();
     const int group = group_of(w, side), origin = origins_[side][group].location[tile];
-    const int chunks = chunks_of(r, n), relayed_chunks = n < 2 ? relay_chunks_of(r) : chunks;
-    const std::int64_t chunk_bytes = chunk_bytes_of(r, chunks), relayed_bytes = chunk_bytes_of(r, relayed_chunks);
+    const int chunks = chunks_of(side, r, n), relayed_chunks = n < 2 ? relay_chunks_of(side, r) : chunks;
+    const std::int64_t chunk_bytes = chunk_bytes_of(side, r, chunks),
+                       relayed_bytes = chunk_bytes_of(side, r, relayed_chunks);
     for (std::size_t to = 0; to < n; ++to) {
         const int destination = destinations_[to];
         const Worker &target = workers_[workers_of_rank_[destination]];

@@ -83,9 +83,10 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
     if (source == destination || r.rows * r.cols == 0) return -1;
     std::array<Link, most_relays + 1> direct{link(source, destination, destination)};
     share_ports(direct, 1);
-    const auto limit = static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(r, 1))) * in_.relay_gain);
-    const int chunks = relay_chunks_of(r);
-    const std::int64_t bytes = chunk_bytes_of(r, chunks);
+    const auto limit =
+        static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(matrix, r, 1))) * in_.relay_gain);
+    const int chunks = relay_chunks_of(matrix, r);
+    const std::int64_t bytes = chunk_bytes_of(matrix, r, chunks);
     // Of most links no chain can be faster, by its first and its last leg alone.
     if (chunks * std::max(least_leg(matrix, source, true, bytes), least_leg(matrix, destination, false, bytes)) > limit)
         return -1;

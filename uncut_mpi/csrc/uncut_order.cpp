@@ -183,7 +183,7 @@ const Scheduler::SingleFetch &Scheduler::single_fetch(Worker &w, int side, int o
     if (known.scan == scan_) return known;
     const Time eta = find_route(w, side, outer, p, trial_);
     const Leg &first = trial_.legs[0];
-    const Time chunk = cost(first.link, chunk_bytes_of(shape(w, side, outer, p), trial_.chunks));
+    const Time chunk = cost(first.link, chunk_bytes_of(side, shape(w, side, outer, p), trial_.chunks));
     return known = {scan_, first.link.resource, eta, trial_.chunks * chunk};
 }
 

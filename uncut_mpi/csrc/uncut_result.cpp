@@ -16,8 +16,8 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, std::int32_t pie
     for (int x = 0; x < d->relays; ++x)
         if (!has_slot(d->relay[x], matrix_c)) return way;
     const Rectangle r{0, 0, row_extent(w, i).size(), col_extent(w, j).size()};
-    const int chunks = relay_chunks_of(r);
-    const std::int64_t bytes = chunk_bytes_of(r, chunks);
+    const int chunks = relay_chunks_of(matrix_c, r);
+    const std::int64_t bytes = chunk_bytes_of(matrix_c, r, chunks);
     Arrival seen{not_before, not_before}, real = seen;
     for (int l = 0; l <= d->relays; ++l) {
         const Time c = cost(d->leg[l], bytes);
@@ -43,8 +43,8 @@ Time Scheduler::copy_c(Worker &w, int i, int j, std::int32_t piece, bool inward,
 Time Scheduler::relay_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, const Detour &d,
                         std::int32_t awaited, Time not_before, std::int32_t &task) {
     const Rectangle r{0, 0, row_extent(w, i).size(), col_extent(w, j).size()};
-    const int chunks = relay_chunks_of(r), group = next_group_++;
-    const std::int64_t bytes = chunk_bytes_of(r, chunks);
+    const int chunks = relay_chunks_of(matrix_c, r), group = next_group_++;
+    const std::int64_t bytes = chunk_bytes_of(matrix_c, r, chunks);
     const std::int32_t local = c_region(w, i, j, place, chunks), user = held_c_region(w, i, j, piece, chunks);
     std::array<std::int32_t, most_relays + 2> places{inward ? user : local};
     Arrival arrival{not_before, not_before};
@@ -90,14 +90,14 @@ void Scheduler::open(Worker &w, CTile &c, int i, int j) {
 
 void Scheduler::close(Worker &w, CTile &c, int i, int j) {
     const std::int64_t elements = row_extent(w, i).size() * col_extent(w, j).size();
-    const bool combines = in_.half || (in_.lazy && fetches(c));
+    const bool combines = in_.rounds_c || (in_.lazy && fetches(c));
     if (fetches(c) && in_.lazy) c.fetched = copy_c(w, i, j, c.piece, true, in_place(c), -1, 0, c.fetch);
     if (combines) {
         const std::int32_t sum = c_region(w, i, j, CPlace::panel);
         const std::int32_t out = c_region(w, i, j, out_place(c));
-        std::int64_t bytes = elements * (in_.accumulator_itemsize + in_.itemsize);
+        std::int64_t bytes = elements * (in_.accumulator_itemsize + in_.itemsize[matrix_c]);
         if (in_.reads_c) {
-            bytes += elements * in_.itemsize;
+            bytes += elements * in_.itemsize[matrix_c];
             c.last = add_task(combine_task, c.lane, -1,
                               {{out, one}, {sum, one}, {c_region(w, i, j, in_place(c)), beta}}, {c.fetch});
         } else {

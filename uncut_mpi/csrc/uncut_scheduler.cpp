@@ -23,7 +23,7 @@ Scheduler::Scheduler(const Input &in)
       result_lanes_(copy_lanes_.size(), -1),
       lane_of_compute_(static_cast<std::size_t>(in.num_ranks) * in.compute_lanes, -1),
       leg_to_(locations_, -1) {
-    c_is_input_ = in.product && in.reads_c && !in.lazy && !in.half;
+    c_is_input_ = in.product && in.reads_c && !in.lazy && !in.rounds_c;
     track_known_ = in.eta_order && in.caching;
     in_parts_ = std::ranges::any_of(in.pieces, [](const auto &pieces) { return pieces.size() > 1; });
     if (in.max_hops) {
@@ -268,7 +268,7 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     const std::int32_t sum = c_region(w, s.i, s.j, sum_place(c));
     const OperandSpec a_read{read_region(w, side_a, s.i, s.p), alpha, in_.op_a};
     const OperandSpec b_read{read_region(w, side_b, s.j, s.p), one, in_.op_b};
-    const bool beta_now = first && in_.reads_c && !in_.half && (c.home >= 0 || c_is_input_);
+    const bool beta_now = first && in_.reads_c && !in_.rounds_c && (c.home >= 0 || c_is_input_);
     std::int32_t task;
     if (first && !beta_now) {
         task = add_task(gemm_task, c.lane, -1, {{sum, one}, a_read, b_read}, {a.task[a_tile], b.task[b_tile]});

@@ -21,8 +21,9 @@ struct Input {
     int num_ranks = 0, rows = 0, cols = 0;  // of the grid that computes
     std::int64_t most_tasks = 0;            // a schedule of more is given up
     std::uint8_t op_a = op_n, op_b = op_n;
-    bool reads_c = false, product = false, half = false;
-    std::int64_t itemsize = 0, accumulator_itemsize = 0;
+    bool reads_c = false, product = false, rounds_c = false;
+    std::array<std::int64_t, 3> itemsize{};  // of A, B and C
+    std::int64_t accumulator_itemsize = 0;
     Locations locations;
     Pieces pieces;
 

@@ -194,7 +194,7 @@ class Scheduler {
         return (static_cast<std::size_t>(s.j) * w.mt + s.i) * kt_ + s.p;
     }
     std::int64_t c_bytes(const Worker &w, int i, int j) const {
-        return row_extent(w, i).size() * col_extent(w, j).size() * in_.itemsize;
+        return row_extent(w, i).size() * col_extent(w, j).size() * in_.itemsize[matrix_c];
     }
     std::size_t c_index(const Worker &w, int i, int j) const { return static_cast<std::size_t>(j) * w.mt + i; }
     void make_cuts();
@@ -244,21 +244,24 @@ class Scheduler {
     Time least_leg(int matrix, int location, bool outward, std::int64_t bytes);
     void make_ports();
     void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
-    int chunks_of(const Rectangle &r, std::size_t destinations) const {
+    int chunks_of(int matrix, const Rectangle &r, std::size_t destinations) const {
         if (destinations < 2) return 1;
-        return chunks_of(r, in_.chunks_per_hop > 0 ? in_.chunks_per_hop * (static_cast<std::int64_t>(destinations) - 1)
-                                                   : in_.chunks);
+        return chunks_of(
+            matrix, r,
+            in_.chunks_per_hop > 0 ? in_.chunks_per_hop * (static_cast<std::int64_t>(destinations) - 1) : in_.chunks);
     }
     // Over relays, whose links are slow: what a chunk costs besides is nothing there.
-    int relay_chunks_of(const Rectangle &r) const { return chunks_of(r, static_cast<std::int64_t>(in_.chunks)); }
-    int chunks_of(const Rectangle &r, std::int64_t most) const {
-        const std::int64_t bytes = r.rows * r.cols * in_.itemsize;
+    int relay_chunks_of(int matrix, const Rectangle &r) const {
+        return chunks_of(matrix, r, static_cast<std::int64_t>(in_.chunks));
+    }
+    int chunks_of(int matrix, const Rectangle &r, std::int64_t most) const {
+        const std::int64_t bytes = r.rows * r.cols * in_.itemsize[matrix];
         most = std::min(
             {most, static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
         return static_cast<int>(std::max<std::int64_t>(1, most));
     }
-    std::int64_t chunk_bytes_of(const Rectangle &r, int chunks) const {
-        return ceil_div(r.rows * r.cols * in_.itemsize, chunks);
+    std::int64_t chunk_bytes_of(int matrix, const Rectangle &r, int chunks) const {
+        return ceil_div(r.rows * r.cols * in_.itemsize[matrix], chunks);
     }
 
     // -- A and B -----------------------------------------------------------------------------
@@ -306,14 +309,14 @@ class Scheduler {
     void write_back(Worker &w, const CTile &c, int i, int j, CPlace place, std::int32_t awaited, Time not_before);
     bool fetches(const CTile &c) const { return in_.reads_c && c.home < 0; }
     // Sum of products, and where C_in is fetched to and C_out is written back from.
-    CPlace sum_place(const CTile &c) const { return c.home >= 0 && !in_.half ? CPlace::user : CPlace::panel; }
+    CPlace sum_place(const CTile &c) const { return c.home >= 0 && !in_.rounds_c ? CPlace::user : CPlace::panel; }
     CPlace in_place(const CTile &c) const {
         if (c.home >= 0) return CPlace::user;
-        return in_.lazy || in_.half ? CPlace::staging : CPlace::panel;
+        return in_.lazy || in_.rounds_c ? CPlace::staging : CPlace::panel;
     }
     CPlace out_place(const CTile &c) const {
         if (c.home >= 0) return CPlace::user;
-        return in_.half ? CPlace::staging : CPlace::panel;
+        return in_.rounds_c ? CPlace::staging : CPlace::panel;
     }
     void open(Worker &w, CTile &c, int i, int j);
     void close(Worker &w, CTile &c, int i, int j);

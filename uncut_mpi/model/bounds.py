@@ -168,22 +168,21 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
 def _basis(problem: GemmProblem, machine: Machine) -> str:
     if not machine.provenance or machine.provenance == ASSUMED:
         return _BY_ASSUMED
-    known = not problem.has_product or problem.dtype.name in machine.gemm_tflop_per_s
+    known = not problem.has_product or problem.arithmetic.name in machine.gemm_tflop_per_s
     return "what nothing could beat" if known and machine.whole else "by measured rates"
 
 
 def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], list[_Piece]]:
     """Return what is read and written; of what several memories hold, each of which may be read, nothing is read."""
-    item = problem.dtype.itemsize
     read: list[_Piece] = []
     written: list[_Piece] = []
     for matrix in MATRICES:
-        rows, cols = problem.shape_of(matrix)
-        parts = placement.parts(matrix, (rows, cols), problem.ld_of(matrix))
+        parts = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+        item, whole = problem.dtypes[matrix].itemsize, problem.bytes_of(matrix)
         held = collections.Counter((part.rows, part.cols) for part in parts)
         for part in parts:
             height, width = part.shape
-            piece = _Piece(matrix.name, height * width * item, rows * cols * item, part.location)
+            piece = _Piece(matrix.name, height * width * item, whole, part.location)
             if matrix is Matrix.C:
                 written.append(piece)
             if held[part.rows, part.cols] == 1 and _is_read(problem, matrix):
@@ -198,7 +197,7 @@ def _is_read(problem: GemmProblem, matrix: Matrix) -> bool:
 
 
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
-    rate = float(machine.gemm_rate(problem.dtype).sum())
+    rate = float(machine.gemm_rate(problem.arithmetic).sum())
     m, n, _ = problem.callers_shape
     return _Term(
         "compute",
@@ -250,7 +249,7 @@ def _transfer_term(name: str, pieces: list[_Piece], links: list[tuple[int, int]]
 
 
 def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece], machine: Machine) -> Iterator[_Term]:
-    rates = machine.gemm_rate(problem.dtype)
+    rates = machine.gemm_rate(problem.arithmetic)
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])

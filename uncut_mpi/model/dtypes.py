@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import shown
+from uncut_mpi.model.arguments import shown, type_text
 
 
 class DType(enum.IntEnum):
@@ -47,12 +47,12 @@ class DType(enum.IntEnum):
     @property
     def accumulator(self) -> DType:
         """Type in which products are summed: float32 for the half types, else the type itself."""
-        return DType.f32 if self.is_half else self
+        return _ACCUMULATORS.get(self, self)
 
     @property
-    def is_half(self) -> bool:
-        """Whether the accumulator is wider than the type."""
-        return self in (DType.f16, DType.bf16)
+    def sums_wider(self) -> bool:
+        """Whether that is a wider type, from which a result is rounded once."""
+        return self in _ACCUMULATORS
 
     @property
     def is_complex(self) -> bool:
@@ -105,6 +105,38 @@ class DType(enum.IntEnum):
         )
 
 
+Dtypes: TypeAlias = tuple[DType, DType, DType]
+"""Of A, B and C."""
+
+
+def three_of(dtype: DType | Dtypes) -> Dtypes:
+    """Return the types of A, B and C, or raise ParamError for what is none."""
+    if isinstance(dtype, DType):
+        return dtype, dtype, dtype
+    if not isinstance(dtype, tuple) or [*map(type, dtype)] != [DType] * 3:
+        raise ParamError(f"dtype = {shown(dtype)} is {type_text(dtype)}: pass a DType (DType.parse), or three")
+    return dtype
+
+
+def arithmetic_of(dtypes: Dtypes) -> DType:
+    """
+    Return the type as which elements of such A and B are multiplied: rates of products are known by it.
+
+    Which types go together is said here alone.
+
+    Raises
+    ------
+    ParamError
+        If there is no product of these.
+    """
+    a, b, c = dtypes
+    if a is b is c:
+        return a
+    third = "" if c is a else f", C is {c.name}"  # which the caller need not have named
+    raise ParamError(f"dtypes differ: A is {a.name}, B is {b.name}{third}; convert them to one")
+
+
+_ACCUMULATORS: Final = {DType.f16: DType.f32, DType.bf16: DType.f32}
 _PARTS: Final = {DType.c64: DType.f32, DType.c128: DType.f64}
 _NUMPY: Final[dict[DType, np.dtype]] = {
     DType.f64: np.dtype(np.float64),
@@ -122,3 +154,5 @@ _ROUNDOFF: Final = {
     DType.bf16: 2.0**-8,
     DType.tf32: 2.0**-24,
 }
+ITEMSIZES: Final = np.array([dtype.itemsize for dtype in DType], np.int64)
+"""Bytes per element, by code."""

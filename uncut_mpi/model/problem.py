@@ -19,7 +19,7 @@ from typing import Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, flag, shown, type_text
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
 from uncut_mpi.model.parts import Order as Order
 from uncut_mpi.model.placement import Matrix
 
@@ -126,8 +126,8 @@ class GemmProblem:
     ----------
     m, n, k : int
         Rows of op(A) and C; columns of op(B) and C; shared extent (elements, 0 allowed).
-    dtype : DType
-        Type of A, B and C. Half types accumulate in float32 and are rounded once.
+    dtype : DType or three of them
+        Type of A, B and C, or of each if they differ (`dtypes`). Half types accumulate in float32 and are rounded once.
     trans_a, trans_b : str
         ``"N"``, ``"T"`` or ``"C"``: whether op transposes the stored matrix, and conjugates it; of real types never C.
     lda, ldb, ldc : int
@@ -145,7 +145,7 @@ class GemmProblem:
     m: int
     n: int
     k: int
-    dtype: DType
+    dtype: DType | Dtypes
     trans_a: str = "N"
     trans_b: str = "N"
     lda: int = 0
@@ -157,8 +157,10 @@ class GemmProblem:
     copies: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dtype, DType):
-            raise ParamError(f"dtype = {shown(self.dtype)} is {type_text(self.dtype)}: pass a DType (DType.parse)")
+        dtypes = three_of(self.dtype)
+        arithmetic = arithmetic_of(dtypes)
+        if dtypes[0] is dtypes[1] is dtypes[2]:
+            object.__setattr__(self, "dtype", arithmetic)
         for name in ("m", "n", "k", "lda", "ldb", "ldc"):
             object.__setattr__(self, name, count(name, getattr(self, name)))
         for name in ("reads_c", "scales_only", "swapped", "copies"):
@@ -170,20 +172,20 @@ class GemmProblem:
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         for name in ("trans_a", "trans_b"):
             trans = transposition(name, getattr(self, name))
-            object.__setattr__(self, name, "T" if trans == "C" and not self.dtype.is_complex else trans)
+            object.__setattr__(self, name, "T" if trans == "C" and not arithmetic.is_complex else trans)
         for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, max(1, rows))
             elif getattr(self, name) < max(1, rows):
                 raise ParamError(f"{name} = {getattr(self, name)} is below the {rows} stored rows")
-        for name, ld, cols in (
-            ("A", self.lda, self.a_shape[1]),
-            ("B", self.ldb, self.b_shape[1]),
-            ("C", self.ldc, self.n),
+        for name, ld, cols, dtype in (
+            ("A", self.lda, self.a_shape[1], dtypes[0]),
+            ("B", self.ldb, self.b_shape[1], dtypes[1]),
+            ("C", self.ldc, self.n, dtypes[2]),
         ):
-            if ld * cols * self.dtype.itemsize >= MOST_BYTES:
+            if ld * cols * dtype.itemsize >= MOST_BYTES:
                 raise ParamError(
-                    f"{name} has {ld}×{cols} elements of {self.dtype.itemsize} bytes, more than can be addressed "
+                    f"{name} has {ld}×{cols} elements of {dtype.itemsize} bytes, more than can be addressed "
                     f"({MOST_BYTES} bytes): use smaller extents"
                 )
 
@@ -206,6 +208,31 @@ class GemmProblem:
     def ld_of(self, matrix: Matrix) -> int:
         """Return the leading dimension of a matrix (elements)."""
         return (self.lda, self.ldb, self.ldc)[matrix]
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Types of A, B and C."""
+        return self.dtype if isinstance(self.dtype, tuple) else (self.dtype, self.dtype, self.dtype)
+
+    def bytes_of(self, matrix: Matrix) -> int:
+        """Return the bytes of a matrix's elements."""
+        rows, cols = self.shape_of(matrix)
+        return rows * cols * self.dtypes[matrix].itemsize
+
+    @property
+    def arithmetic(self) -> DType:
+        """Type as which elements of A and B are multiplied: rates of products are known by it."""
+        return self.dtype if isinstance(self.dtype, DType) else arithmetic_of(self.dtype)
+
+    @property
+    def accumulator(self) -> DType:
+        """Type in which products are summed."""
+        return self.arithmetic.accumulator
+
+    @property
+    def rounds_c(self) -> bool:
+        """Whether C is of another type than the sums, which are rounded to it once, when they are whole."""
+        return self.dtypes[Matrix.C] is not self.accumulator
 
     @property
     def has_product(self) -> bool:
@@ -246,7 +273,7 @@ class GemmProblem:
         b: StoredMatrix,
         c: StoredMatrix,
         *,
-        dtype: DType,
+        dtype: DType | Dtypes,
         trans_a: str = "N",
         trans_b: str = "N",
         reads_c: bool = True,
@@ -266,6 +293,8 @@ class GemmProblem:
         for name, matrix in (("A", a), ("B", b), ("C", c)):
             if not isinstance(matrix, StoredMatrix):
                 raise ParamError(f"{name} = {shown(matrix)} is {type_text(matrix)}: pass a StoredMatrix")
+        of_a, of_b, of_c = dtypes = three_of(dtype)
+        arithmetic = arithmetic_of(dtypes)
         for name, trans in (("trans_a", trans_a), ("trans_b", trans_b)):
             if trans != "R":
                 transposition(name, trans)
@@ -282,7 +311,7 @@ class GemmProblem:
                 f"shapes do not fit: {op_a} is {m}×{k} and {op_b} is {k_b}×{n}, so C must be {m}×{n}, and is "
                 f"{c.rows}×{c.cols}"
             )
-        if isinstance(dtype, DType) and not dtype.is_complex:
+        if not arithmetic.is_complex:
             trans_a, trans_b = _REAL[trans_a], _REAL[trans_b]
         flip = _TRANSPOSED
         stored_a = (trans_a if a.order == "F" else flip[trans_a], a.ld)
@@ -297,7 +326,7 @@ class GemmProblem:
             m=rows,
             n=cols,
             k=k,
-            dtype=dtype,
+            dtype=(of_a, of_b, of_c) if c.order == "F" else (of_b, of_a, of_c),
             trans_a=first[0],
             trans_b=second[0],
             lda=first[1],

@@ -10,9 +10,11 @@ slow as three. What it costs (copies, sums, products more, each with its fixed t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from uncut_mpi.model.dtypes import Dtypes
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.problem import GemmProblem
@@ -51,8 +53,13 @@ class Alignment:
 
 
 def elements_aligned(problem: GemmProblem) -> int:
-    """Return how many elements `ALIGNMENT` bytes are."""
-    return max(1, ALIGNMENT // problem.dtype.itemsize)
+    """Return how many elements `ALIGNMENT` bytes are, of every matrix."""
+    return _elements_aligned(problem.dtypes)
+
+
+@functools.cache  # a search asks a thousand times
+def _elements_aligned(dtypes: Dtypes) -> int:
+    return max(1, ALIGNMENT // min(dtype.itemsize for dtype in dtypes))
 
 
 def choose_alignment(
@@ -83,11 +90,11 @@ def choose_alignment(
     may_sum_apart : bool
         Whether there is a COMBINE that brings a sum into a C at home.
     """
-    shape = machine.gemm_shape.get(problem.dtype.name)
+    shape = machine.gemm_shape.get(problem.arithmetic.name)
     if shape is None or shape.misaligned == 0:
         return Alignment()
     rows, cols, inner = part
-    step, item = elements_aligned(problem), problem.dtype.itemsize
+    step = elements_aligned(problem)
     along_k = problem.trans_a != "N" or problem.trans_b == "N"
     along_columns = {  # what is stored one after the other
         Matrix.A: (rows.start, len(rows)) if problem.trans_a == "N" else (inner.start,),
@@ -105,7 +112,7 @@ def choose_alignment(
     if stays or not (wrong or rest):
         return Alignment()
 
-    rate = float(machine.typical_gemm_rate(problem.dtype)[rank])
+    rate = float(machine.typical_gemm_rate(problem.arithmetic)[rank])
     per_k_s = 2.0 * len(rows) * len(cols) / rate
     resident = Matrix.A in homes and Matrix.B in homes
     whole = (resident and not copied) or steps.multiplies_at_once  # its products have all of k
@@ -124,7 +131,7 @@ def choose_alignment(
     }
     copies_s = 0.0
     for one in copied:
-        height, width = stored[one]
+        (height, width), item = stored[one], problem.dtypes[one].itemsize
         copies_s += item * height * width / (within * machine.row_rates.of_local(item * height))
     # All but the first product's are made while others are computed, which are slower meanwhile.
     cost_s = max(copies_s / len(products), copies_s - per_k_s * len(inner))
@@ -141,13 +148,13 @@ def choose_alignment(
     if rest:
         more += len(handed_on) if whole else len(last)
         passes.append((1.0, len(inner) % step))
-    c_bytes = problem.dtype.accumulator.itemsize * len(rows) * len(cols)
+    c_bytes = problem.accumulator.itemsize * len(rows) * len(cols)
     cost_s += more * (shape.overhead_s + machine.costs.engine_latency_s)
     for times, of_k in passes:
         cost_s += times * (per_k_s * shape.half_depth + shape.moving_s(c_bytes, of_k))
-    if Matrix.C in homes and (Matrix.C in wrong or (problem.dtype.is_half and (resident or steps.multiplies_at_once))):
+    if Matrix.C in homes and (Matrix.C in wrong or (problem.rounds_c and (resident or steps.multiplies_at_once))):
         combine = float(machine.combine_gb_per_s[rank]) or 0.5 * float(machine.bandwidth_gb_per_s[rank, rank])
-        cost_s += (2 * item * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
+        cost_s += (2 * problem.dtypes[Matrix.C].itemsize * len(rows) * len(cols) + c_bytes) / (combine * 1e9)
         cost_s += len(handed_on) * (machine.costs.combine_s + machine.costs.combine_start_s)
     pays = gain_s > _SEEN * cost_s + taken_s
     return Alignment(copied, Matrix.C in wrong, step if along_k else 1) if pays else Alignment()

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import CapacityError
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import Space, location_index, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Part
@@ -55,10 +55,8 @@ class Buffers:
         """Add a buffer behind those of a memory, its columns on 64-byte boundaries, and return its index."""
         rows, cols = shape
         offset = self.arena_bytes[at]
-        ld = aligned_ld(rows, dtype)
-        self._records.append((at, role, matrix, dtype, 0, rows, cols, ld, offset))
-        size = ld * cols * dtype.itemsize
-        self.arena_bytes[at] = offset + _aligned(size)
+        self._records.append((at, role, matrix, dtype, 0, rows, cols, aligned_ld(rows, dtype), offset))
+        self.arena_bytes[at] = offset + _aligned(panel_bytes(shape, dtype))
         return len(self._records) - 1
 
     def num_buffers(self) -> int:
@@ -146,7 +144,7 @@ def user_records(num_ranks: int, problem: GemmProblem, placement: Placement) -> 
     for matrix in MATRICES:
         for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
             at = location_index(part.location, num_ranks)
-            records.append((at, Role.USER, matrix, problem.dtype, 0, *part.stored_shape, part.ld, -1))
+            records.append((at, Role.USER, matrix, problem.dtypes[matrix], 0, *part.stored_shape, part.ld, -1))
     return tuple(records)
 
 
@@ -217,8 +215,7 @@ def user_bytes(users: np.ndarray) -> np.ndarray:
         Such buffers.
     """
     _, first, count = np.unique(users[["location", "matrix"]], return_inverse=True, return_counts=True)
-    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)[users["dtype"]]
-    elements = users["rows"].astype(np.int64) * users["cols"] * sizes
+    elements = users["rows"].astype(np.int64) * users["cols"] * ITEMSIZES[users["dtype"]]
     return np.where(count[first] > 1, np.minimum(elements, buffer_bytes(users)), buffer_bytes(users))
 
 
@@ -251,3 +248,9 @@ def aligned_ld(rows: int, dtype: DType) -> int:
     """Return the leading dimension of a panel of so many rows, in elements."""
     step = COLUMN_ALIGNMENT // dtype.itemsize
     return -(-rows // step) * step
+
+
+def panel_bytes(shape: Sequence[int], dtype: DType) -> int:
+    """Return what a panel of so many rows and columns takes."""
+    rows, cols = shape
+    return aligned_ld(rows, dtype) * cols * dtype.itemsize

@@ -201,7 +201,8 @@ def _tasks(
         math.ceil(extent / (ranks * size)) if size else 1
         for extent, ranks, size in ((problem.m, down, how.c_rows), (problem.n, along, how.c_cols))
     ]
-    elements = [problem.m * problem.k * rounds[1], problem.n * problem.k * rounds[0], 2 * problem.m * problem.n]
+    times = (rounds[1], rounds[0], 2)
+    nbytes = sum(problem.bytes_of(matrix) * count for matrix, count in zip(MATRICES, times, strict=True))
     # Each piece is copied from or to the file, and between memory and a device.
-    pieces = sum(elements) * problem.dtype.itemsize / max(1, piece_bytes(options.host_memory // len(MATRICES)))
+    pieces = nbytes / max(1, piece_bytes(options.host_memory // len(MATRICES)))
     return tasks + 2 * pieces

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.alignment import ALIGNMENT
+from uncut_mpi.planning.alignment import elements_aligned
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, counted_starts, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -145,8 +145,7 @@ def block_bounds(
 def share_step(problem: GemmProblem, extent: int, shares: Sequence[float]) -> int:
     """Return the step of the edges of unequal blocks of an extent: the smaller the smallest block, the finer."""
     smallest = extent * min(shares) / math.fsum(shares)
-    aligned = ALIGNMENT // problem.dtype.itemsize
-    return next((step for step, least in _EVEN_STEPS if smallest >= least), aligned)
+    return next((step for step, least in _EVEN_STEPS if smallest >= least), elements_aligned(problem))
 
 
 def slivers(tiles: np.ndarray, extents: Collection[int]) -> np.ndarray:
@@ -331,7 +330,7 @@ def _aligned_tiles(largest: int, problem: GemmProblem) -> np.ndarray:
     if largest < MIN_TILE:
         return np.array([largest])
     edges = np.arange(MIN_TILE, min(largest, _MOST_EDGE + 1))
-    good: np.ndarray = np.append(edges[edges * problem.dtype.itemsize % ALIGNMENT == 0], largest)
+    good: np.ndarray = np.append(edges[edges % elements_aligned(problem) == 0], largest)
     return good
 
 

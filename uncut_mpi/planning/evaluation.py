@@ -146,7 +146,7 @@ class Evaluation:
         ranks = options.devices or tuple(range(self._num_ranks))
         if ranks not in self._bounds:
             # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
-            rate = float(self._machine.gemm_rate(self._problem.dtype)[list(ranks)].sum())
+            rate = float(self._machine.gemm_rate(self._problem.arithmetic)[list(ranks)].sum())
             self._bounds[ranks] = max(self._whole_bound_s, self._problem.flops / rate)
         return self._bounds[ranks]
 
@@ -255,7 +255,7 @@ class Evaluation:
     def _run_in_core(self, prepared: kblocks.Prepared) -> Callable[[], _native.KBlocksRun]:
         """Begin to make a schedule and to simulate it, and return what waits for it."""
         run = prepared.run(self.limit - self.spent, keeps=self._metric_name != "time")
-        wait = self._simulations.begin_kblocks(run, self._problem.dtype)
+        wait = self._simulations.begin_kblocks(run, self._problem.arithmetic)
 
         def ended() -> _native.KBlocksRun:
             wait()

@@ -22,7 +22,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import check_capacity, room_for_panels, user_pieces
 from uncut_mpi.planning.decomposition import share_step
@@ -154,7 +154,7 @@ class Planner:
             raise PlanError("kblocks schedules products; C is only scaled here")
         self.problem, self.placement, self.machine = problem, placement, machine
         self.room = room_for_panels(num_ranks, problem, placement, machine)
-        shape = machine.gemm_shape.get(problem.dtype.name)
+        shape = machine.gemm_shape.get(problem.arithmetic.name)
         self.aligns = shape is not None and shape.misaligned > 0
         self._in_core = problem_in_core(problem, placement, machine)
         self._cuts: dict[tuple[object, ...], Cut] = {}
@@ -230,9 +230,9 @@ class Planner:
     @functools.cached_property
     def surely_fits(self) -> bool:
         """Whether every rank has room for all of A, B and C, so that nobody has to look at panels."""
-        problem, sums = self.problem, self.problem.dtype.accumulator.itemsize
-        operands = (problem.m + problem.n) * problem.k * problem.dtype.itemsize
-        return 2 * (operands + 3 * problem.m * problem.n * sums) + MANY_BUFFERS <= min(self.room)
+        problem = self.problem
+        sums = 3 * problem.m * problem.n * problem.accumulator.itemsize
+        return 2 * (problem.bytes_of(Matrix.A) + problem.bytes_of(Matrix.B) + sums) + MANY_BUFFERS <= min(self.room)
 
     def _cut_to_fit(self, dealt: Dealt, how: Blocking, asked: Blocking) -> Blocking:
         """Return blocks of C and k-blocks for which all ranks have room, or the smallest."""

@@ -40,7 +40,7 @@ def choose(
         thin = problem.k >= 8 * max(problem.m, problem.n)
         free = (options.grid, options.row_shares, options.col_shares, options.areas) == (None,) * 4
         splits = num_workers if thin and free else 1
-    largest = 8192 if problem.dtype.is_half else 2048
+    largest = 8192 if problem.arithmetic.sums_wider else 2048
     block = asked.block or max(asked.first, largest, -(-problem.k // (splits * MOST_K_BLOCKS)))
     order = asked.order or ("corner" if asked.rows > 1 else "columns" if on_host and not asked.tail else "k")
     columns = asked.columns or 4

@@ -53,7 +53,7 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         op_a=Op[problem.trans_a],
         op_b=Op[problem.trans_b],
         reads_c=problem.reads_c,
-        dtype=problem.dtype,
+        dtypes=problem.dtypes,
         locations=with_ends(location_table(machine.num_ranks)),
         buffers=user_table(machine.num_ranks, problem, placement),
         pieces=user_pieces(problem, placement),

@@ -142,10 +142,10 @@ class _Model:
         self.problem, self.extents, self._b_slots = problem, extents, b_slots
         self.step = elements_aligned(problem)
         self._in, self._out = (float(rates.min()) * 1e9 for rates in machine.host_rates(ranks, outward=True))
-        self._rate = float(machine.typical_gemm_rate(problem.dtype)[list(ranks)].min())
-        self._shape = machine.gemm_shape.get(problem.dtype.name)
+        self._rate = float(machine.typical_gemm_rate(problem.arithmetic)[list(ranks)].min())
+        self._shape = machine.gemm_shape.get(problem.arithmetic.name)
         self._multiprocessors = int(machine.multiprocessors[list(ranks)].min())
-        self._item, self._sum = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
+        self._items, self._sum = tuple(one.itemsize for one in problem.dtypes), problem.accumulator.itemsize
         # What a column of a region takes of the disk besides, which is a run in a file; all ranks take turns there.
         self.on_disk = machine.on_disk
         self._call_s = len(ranks) * machine.disk.call_s if machine.on_disk else 0.0
@@ -159,13 +159,13 @@ class _Model:
 
     def bytes_of_c(self) -> int:
         """Return what an element of a block of C takes."""
-        rounds_later = self.problem.dtype.is_half
-        return self._sum + (self._item if rounds_later else 0)
+        return self._sum + (self._items[Matrix.C] if self.problem.rounds_c else 0)
 
     def largest(self, depth: int, slots: int, c_slots: int, room: float) -> tuple[float, float]:
         """Return rows and columns of the largest blocks of C that fit: of those whose A and B enter as often."""
         extents, of_c = self.extents, c_slots * self.bytes_of_c()
-        of_a, of_b = (count * depth * self._item for count in (slots, self._b_slots or slots))
+        item_a, item_b, _ = self._items
+        of_a, of_b = slots * depth * item_a, (self._b_slots or slots) * depth * item_b
         # A enters once for each block's columns, B for its rows: least for blocks of one size with rows over columns
         ratio = self._share_b / self._share_a  # so that both enter as often.
         # of_c·ratio·cols² + (of_a·ratio + of_b)·cols = room
@@ -184,13 +184,14 @@ class _Model:
         """Return the depth of the deepest k-blocks beside all of C; none where C does not fit."""
         extents = self.extents
         left = extents.room - c_slots * self.bytes_of_c() * extents.rows * extents.cols
-        each = self._item * (slots * extents.rows + (self._b_slots or slots) * extents.cols)
+        item_a, item_b, _ = self._items
+        each = item_a * slots * extents.rows + item_b * (self._b_slots or slots) * extents.cols
         depth = int(left / each) // self.step * self.step
         return [] if depth < self.step else [min(depth, extents.k)]
 
     def seconds(self, cut: _Cut) -> float:
         """Return what a cut takes on the rank with the most to do."""
-        extents, item = self.extents, self._item
+        extents, (item_a, item_b, item_c) = self.extents, self._items
         rows, cols = math.ceil(extents.rows / cut.down), math.ceil(extents.cols / cut.along)
         k_blocks = math.ceil(extents.k / cut.depth)
         blocks = cut.down * cut.along
@@ -204,15 +205,15 @@ class _Model:
         near, far = (cut.down, cut.along) if keeps_columns else (cut.along, cut.down)
         kept_loads, other_loads = far * (near - (near - 1) * there), blocks - (far - 1) * there
         a_loads, b_loads = (other_loads, kept_loads) if keeps_columns else (kept_loads, other_loads)
-        of_a, of_b = rows * extents.k * item * self._share_a, cols * extents.k * item * self._share_b
-        of_c = rows * cols * item
+        of_a, of_b = rows * extents.k * item_a * self._share_a, cols * extents.k * item_b * self._share_b
+        of_c = rows * cols * item_c
         reads_c = self.problem.reads_c
         a_calls = self._share_a * (rows * k_blocks if self.problem.trans_a != "N" else extents.k)
         b_calls = self._share_b * (cols * k_blocks if self.problem.trans_b == "N" else extents.k)
         calls = a_loads * a_calls + b_loads * b_calls + (blocks * cols if reads_c else 0)
         enters = (a_loads * of_a + b_loads * of_b + (blocks * of_c if reads_c else 0)) / self._in + calls * self._call_s
         leaves = blocks * of_c / self._out + blocks * cols * self._call_s
-        first = min(cut.depth, 256) * (rows * self._share_a + cols * self._share_b) * item / self._in
+        first = min(cut.depth, 256) * (rows * self._share_a * item_a + cols * self._share_b * item_b) / self._in
         last = of_c / 4 / self._out
         total = max(products, enters, leaves) if cut.slots > 1 else products + enters
         if cut.c_slots == 1 and blocks > 1:  # the next block's products have to wait for what leaves

@@ -80,7 +80,7 @@ class RankSets:
     def _place(self, ranks: tuple[int, ...], grid: tuple[int, int] | None) -> dict[str, Any]:
         if not self._problem.has_product:
             return {}
-        rates = self._machine.typical_gemm_rate(self._problem.dtype)[list(ranks)]
+        rates = self._machine.typical_gemm_rate(self._problem.arithmetic)[list(ranks)]
         devices = self.in_order(ranks)
         transposed = self._problem.swapped
         places = ProcessGrid.choose(math.prod(grid) if grid else len(ranks), grid, transposed=transposed)

@@ -64,7 +64,7 @@ class _Rest:
         self._used = [False] * len(machine.ports)
         locations = itertools.chain.from_iterable(map(placement.locations, MATRICES))
         owners = {location.rank for location in locations if location.rank is not None}
-        columns, ranks = [machine.typical_gemm_rate(problem.dtype)], range(machine.num_ranks)
+        columns, ranks = [machine.typical_gemm_rate(problem.arithmetic)], range(machine.num_ranks)
         for end in sorted({machine.host, *owners}):
             columns += [machine.bandwidth_gb_per_s[end, ranks], machine.bandwidth_gb_per_s[ranks, end]]
         self._rates = [tuple(self._rounded(float(rate)) for rate in row) for row in np.column_stack(columns)]
@@ -116,13 +116,13 @@ class _Times:
 
     def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine) -> None:
         self._machine, self._flops = machine, problem.flops
-        self._rates = machine.typical_gemm_rate(problem.dtype)
+        self._rates = machine.typical_gemm_rate(problem.arithmetic)
         self._of_host = {True: 0.0, False: 0.0}  # bytes, by whether they go to the ranks
         self._of_devices: dict[bool, dict[int, float]] = {True: {}, False: {}}
         ways = [(Matrix.A, True), (Matrix.B, True), (Matrix.C, False), *([(Matrix.C, True)] * problem.reads_c)]
         for matrix, inward in ways:
             for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
-                nbytes, rank = float(math.prod(part.shape) * problem.dtype.itemsize), part.location.rank
+                nbytes, rank = float(math.prod(part.shape) * problem.dtypes[matrix].itemsize), part.location.rank
                 if rank is None:
                     self._of_host[inward] += nbytes
                 elif part.location.space == "device":

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import ScheduleError, named
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, in_host, location_table, with_ends
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
@@ -256,13 +256,12 @@ class Schedule(Remade):
         about = json.dumps(
             {
                 "num_ranks": self.num_ranks,
-                "problem": {**dataclasses.asdict(self.problem), "dtype": self.problem.dtype.name},
                 "placement": self.placement.encoded(),
                 "scheduler": self.scheduler,
                 "grid": list(self.grid),
                 "splits": self.splits,
                 "tile": self.tile,
-                **_reserved(self.problem),
+                **_described(self.problem),
             },
             sort_keys=True,
             separators=(",", ":"),
@@ -311,13 +310,14 @@ class Schedule(Remade):
             position += -(-count * dtype.itemsize // 8) * 8
         try:
             about = json.loads(about_json)
-            problem = {**about["problem"], "dtype": DType[about["problem"]["dtype"]]}
-            for name, value in _reserved(GemmProblem(**problem)).items():
+            dtypes = tuple(DType[name] for name in about["dtypes"])
+            problem = GemmProblem(**{**about["problem"], "dtype": dtypes})
+            for name, value in _described(problem).items():
                 if about[name] != value:
                     raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")
             schedule = cls(
                 num_ranks=about["num_ranks"],
-                problem=GemmProblem(**problem),
+                problem=problem,
                 placement=Placement.decoded(about["placement"]),
                 scheduler=about["scheduler"],
                 grid=(about["grid"][0], about["grid"][1]),
@@ -376,7 +376,8 @@ class Schedule(Remade):
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
-            (operands["factor"] <= max(Factor)) & (operands["op"] <= (Op.C if self.problem.dtype.is_complex else Op.T)),
+            (operands["factor"] <= max(Factor))
+            & (operands["op"] <= (Op.C if self.problem.arithmetic.is_complex else Op.T)),
             "an operand's factor or op is unknown, or conjugates what is real",
         )
         require((regions["buffer"] >= 0) & (regions["buffer"] < len(buffers)), "a region's buffer does not exist")
@@ -465,8 +466,7 @@ class Schedule(Remade):
             of = self.buffers[region["buffer"]]
             out[:, column] = ends[of["location"]]
             if which == 0:
-                sizes = np.array([dtype.itemsize for dtype in DType])
-                out[:, 3] = region["rows"] * region["cols"] * sizes[of["dtype"]]
+                out[:, 3] = region["rows"] * region["cols"] * ITEMSIZES[of["dtype"]]
         return out
 
     @property
@@ -488,10 +488,14 @@ class Schedule(Remade):
         }
 
 
-def _reserved(problem: GemmProblem) -> dict[str, object]:
-    """Return what the header holds beside: a type per operand, where each begins in its matrix, kind of scalars."""
-    scalars = "complex" if problem.dtype.is_complex else "real"
-    return {"dtypes": [problem.dtype.name] * 3, "offsets": [[0, 0]] * 3, "scalars": scalars}
+def _described(problem: GemmProblem) -> dict[str, object]:
+    """Return what the header holds of a problem: types of operands, where each begins in its matrix, scalars' kind."""
+    return {
+        "problem": {**dataclasses.asdict(problem), "dtype": problem.arithmetic.name},
+        "dtypes": [dtype.name for dtype in problem.dtypes],
+        "offsets": [[0, 0]] * 3,
+        "scalars": "complex" if problem.arithmetic.is_complex else "real",
+    }
 
 
 def native_tables(
@@ -520,10 +524,10 @@ def buffer_bytes(buffers: np.ndarray) -> np.ndarray:
     A caller's matrix has (ld·(cols−1) + rows) elements; a buffer of ours ld·cols, the padding of its last column
     included, which products may read and write.
     """
-    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)
     last = np.where(buffers["role"] == Role.USER, buffers["rows"], buffers["ld"])
     elements = buffers["ld"] * np.maximum(buffers["cols"] - 1, 0) + last
-    size: np.ndarray = np.where((buffers["rows"] > 0) & (buffers["cols"] > 0), elements, 0) * sizes[buffers["dtype"]]
+    some = (buffers["rows"] > 0) & (buffers["cols"] > 0)
+    size: np.ndarray = np.where(some, elements, 0) * ITEMSIZES[buffers["dtype"]]
     return size
 
 

@@ -238,7 +238,7 @@ def _check(schedule: Schedule, machine: Machine) -> None:
             "use a machine of as many"
         )
     if schedule.problem.has_product:
-        _check_rate(machine, schedule.problem.dtype)
+        _check_rate(machine, schedule.problem.arithmetic)
 
 
 def _check_rate(machine: Machine, dtype: DType) -> None:

@@ -26,10 +26,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, aligned_ld, user_pieces, user_table
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, panel_bytes, user_pieces, user_table
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     LANE_DTYPE,
@@ -160,7 +161,7 @@ class _Work:
         """Give a buffer a copy of all of it; one in a file is read and written on lanes of its own."""
         uses, schedule = self._uses, self._before
         at, matrix, (rows, cols) = self._about(user)
-        ours = self.buffers.add(at, (rows, cols), schedule.problem.dtype, matrix, Role.STAGING)
+        ours = self.buffers.add(at, (rows, cols), schedule.problem.dtypes[matrix], matrix, Role.STAGING)
         first = self._number(user) if in_file else 0
         moved, chunks, chunk_of = _chunks(schedule, uses, user)
         used, use = np.unique(uses.region[moved], return_inverse=True)
@@ -205,7 +206,7 @@ class _Work:
         moved = np.flatnonzero(uses.buffer == user)
         regions = schedule.regions[uses.region[moved]]
         shape = int(regions["rows"].max()), columns
-        ours = self.buffers.add(at, shape, schedule.problem.dtype, matrix, Role.STAGING)
+        ours = self.buffers.add(at, shape, schedule.problem.dtypes[matrix], matrix, Role.STAGING)
         ring, first = Ring(columns), np.empty(len(moved), np.int64)
         lanes, corners = schedule.tasks["lane"][uses.task[moved]].tolist(), regions[CORNERS].tolist()
         written = uses.written[moved].tolist()
@@ -294,8 +295,8 @@ class _Work:
 
 def _bytes_of_pieces(schedule: Schedule, moved: Sequence[int], host_memory: int) -> dict[int, int]:
     """Return those of some buffers that go through rings, and how much is copied at a time."""
-    in_host, owners, dtype = schedule.in_host(), schedule.owners(), schedule.problem.dtype
-    taken = [aligned_ld(rows, dtype) * cols * dtype.itemsize for rows, cols in schedule.buffers[SHAPE].tolist()]
+    in_host, owners = schedule.in_host(), schedule.owners()
+    taken = [panel_bytes(shape, DType(code)) for code, *shape in schedule.buffers[["dtype", *SHAPE]].tolist()]
     of_owner: dict[int, list[int]] = {}
     for user in moved:
         if in_host[user]:
@@ -310,7 +311,7 @@ def _bytes_of_pieces(schedule: Schedule, moved: Sequence[int], host_memory: int)
 
 def _in_pieces(schedule: Schedule, pieces: Mapping[int, int]) -> Schedule:
     """Return a schedule whose copies from and to some buffers are divided by columns, one behind the other."""
-    tasks, regions, item = schedule.tasks, schedule.regions, schedule.problem.dtype.itemsize
+    tasks, regions, items = schedule.tasks, schedule.regions, ITEMSIZES[schedule.buffers["dtype"]]
     most = np.full(len(schedule.buffers), np.iinfo(np.int64).max)
     most[[*pieces]] = [*pieces.values()]
     copies = np.flatnonzero((tasks["kind"] == Kind.COPY) & (tasks["num_operands"] == 2))
@@ -319,7 +320,7 @@ def _in_pieces(schedule: Schedule, pieces: Mapping[int, int]) -> Schedule:
     columns = regions["cols"][ends[:, 0]]
     longest = np.ones(len(most), np.int64)  # a ring's columns are as long as the longest piece of one
     np.maximum.at(longest, regions["buffer"][ends], regions["rows"][ends])
-    width = (most // (longest * item))[regions["buffer"][ends]].min(axis=1)
+    width = (most // (longest * items))[regions["buffer"][ends]].min(axis=1)
     counts = np.ones(len(tasks), np.int64)
     counts[copies] = np.where(plain, -(-columns // np.maximum(1, width)), 1)
     counts = np.maximum(1, counts)
@@ -358,16 +359,16 @@ def _in_pieces(schedule: Schedule, pieces: Mapping[int, int]) -> Schedule:
 
 def _columns_of_rings(schedule: Schedule, uses: _Uses, users: Collection[int], host_memory: int) -> dict[int, int]:
     """Return how many columns the rings of some buffers have."""
-    owners, dtype = schedule.owners(), schedule.problem.dtype
+    owners = schedule.owners()
     column_bytes: dict[int, int] = {}
     whole: dict[int, dict[int, int]] = {}
     least: dict[int, dict[int, int]] = {}
     for user in users:
         regions = schedule.regions[uses.region[uses.buffer == user]]
-        rows, cols = schedule.buffers[SHAPE][user].tolist()
-        owner = int(owners[user])
-        column_bytes[user] = aligned_ld(int(regions["rows"].max()), dtype) * dtype.itemsize
-        whole.setdefault(owner, {})[user] = aligned_ld(rows, dtype) * cols * dtype.itemsize + BUFFER_ALIGNMENT
+        code, *shape = schedule.buffers[["dtype", *SHAPE]][user].tolist()
+        owner, dtype = int(owners[user]), DType(code)
+        column_bytes[user] = panel_bytes((int(regions["rows"].max()), 1), dtype)
+        whole.setdefault(owner, {})[user] = panel_bytes(shape, dtype) + BUFFER_ALIGNMENT
         least.setdefault(owner, {})[user] = column_bytes[user] * int(regions["cols"].max()) + BUFFER_ALIGNMENT
     columns = {}
     for owner, of_all in whole.items():

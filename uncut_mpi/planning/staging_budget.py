@@ -7,11 +7,12 @@ from collections.abc import Collection
 
 import numpy as np
 
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Space, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, aligned_ld, user_pieces, user_table
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, panel_bytes, user_pieces, user_table
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.staging import PIECES, SHAPE
@@ -35,13 +36,14 @@ def beside_copies(
     problem, placement, machine, options, private
         As for `uncut_mpi.planning.planner.plan_several`.
     """
-    oriented, item = options.oriented(problem), problem.dtype.itemsize
+    oriented, item = options.oriented(problem), max(dtype.itemsize for dtype in problem.dtypes)
     users, pieces = user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement)
     turned = pieces["buffer"][pieces["turned"] != 0]
     copied = users[sorted({*private, *turned.tolist()})]
     of = location_table(machine.num_ranks)[copied["location"]]
     on_devices, of_ranks = np.zeros(machine.num_ranks, np.int64), np.zeros(machine.num_ranks + 1, np.int64)
-    sizes = [aligned_ld(rows, problem.dtype) * cols * item + BUFFER_ALIGNMENT for rows, cols in copied[SHAPE].tolist()]
+    shapes = copied[["dtype", *SHAPE]].tolist()
+    sizes = [panel_bytes(shape, DType(code)) + BUFFER_ALIGNMENT for code, *shape in shapes]
     there = of["space"] == Space.DEVICE
     np.add.at(on_devices, of["rank"][there], np.array(sizes, np.int64)[there])
     np.add.at(of_ranks, of["rank"][~there], 1)

@@ -22,7 +22,7 @@ from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import Buffers, aligned_ld, homes, parts_on_devices, user_pieces, user_table
+from uncut_mpi.planning.buffers import Buffers, homes, panel_bytes, parts_on_devices, user_pieces, user_table
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
@@ -186,7 +186,7 @@ class PreparedTiles:
             raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
         for rank, matrix, slots in caches:
             rows, cols = given.slot_shape[matrix]
-            self.buffers.add(rank, (rows, slots * cols), self.problem.dtype, Matrix(matrix), Role.CACHE)
+            self.buffers.add(rank, (rows, slots * cols), self.problem.dtypes[matrix], Matrix(matrix), Role.CACHE)
         result = Schedule(
             num_ranks=given.num_ranks,
             problem=self.problem,
@@ -308,7 +308,7 @@ def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers
         depths = _tiles_by_size(problem.k, workers.tile)
         for (size, tiles), (depth, deep) in itertools.product(sizes.items(), depths.items()):
             columns = depth if inner_is_columns else size
-            chunks = _chunks_of_tile(size * depth * problem.dtype.itemsize, columns, takers, options)
+            chunks = _chunks_of_tile(size * depth * problem.dtypes[matrix].itemsize, columns, takers, options)
             tasks += takers * tiles * deep * chunks
     return tasks
 
@@ -341,22 +341,22 @@ class _Panels:
             self._add_worker(worker, problem, home, lazy)
 
     def _add_worker(self, worker: _Worker, problem: GemmProblem, home: Collection[Matrix], lazy: bool) -> None:
-        rank, dtype, k, add = worker.rank, problem.dtype, problem.k, self._buffers.add
+        rank, (of_a, of_b, of_c), k, add = worker.rank, problem.dtypes, problem.k, self._buffers.add
         block = (worker.rows, worker.cols)
         if not problem.has_product:
             if Matrix.C not in home:
-                self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
+                self.c_staging[rank] = add(rank, block, of_c, Matrix.C, Role.STAGING)
             return
         if Matrix.A not in home:
             shape = (worker.rows, k) if problem.trans_a == "N" else (k, worker.rows)
-            self.a_panel[rank] = add(rank, shape, dtype, Matrix.A, Role.PANEL)
+            self.a_panel[rank] = add(rank, shape, of_a, Matrix.A, Role.PANEL)
         if Matrix.B not in home:
             shape = (k, worker.cols) if problem.trans_b == "N" else (worker.cols, k)
-            self.b_panel[rank] = add(rank, shape, dtype, Matrix.B, Role.PANEL)
-        if dtype.is_half or Matrix.C not in home:
-            self.c_panel[rank] = add(rank, block, dtype.accumulator, Matrix.C, Role.PANEL)
-        if Matrix.C not in home and (dtype.is_half or lazy):
-            self.c_staging[rank] = add(rank, block, dtype, Matrix.C, Role.STAGING)
+            self.b_panel[rank] = add(rank, shape, of_b, Matrix.B, Role.PANEL)
+        if problem.rounds_c or Matrix.C not in home:
+            self.c_panel[rank] = add(rank, block, problem.accumulator, Matrix.C, Role.PANEL)
+        if Matrix.C not in home and (problem.rounds_c or lazy):
+            self.c_staging[rank] = add(rank, block, of_c, Matrix.C, Role.STAGING)
 
 
 def _native_input(
@@ -396,14 +396,15 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given = _native.UncutInput()
     given.m, given.n, given.k, given.num_ranks = problem.m, problem.n, problem.k, machine.num_ranks
     given.op_a, given.op_b = Op[problem.trans_a], Op[problem.trans_b]
-    given.reads_c, given.product, given.half = problem.reads_c, problem.has_product, problem.dtype.is_half
-    given.itemsize, given.accumulator_itemsize = problem.dtype.itemsize, problem.dtype.accumulator.itemsize
+    given.reads_c, given.product, given.rounds_c = problem.reads_c, problem.has_product, problem.rounds_c
+    given.itemsize = tuple(dtype.itemsize for dtype in problem.dtypes)
+    given.accumulator_itemsize = problem.accumulator.itemsize
     users = user_table(machine.num_ranks, problem, placement)
     given.set_pieces(with_ends(location_table(machine.num_ranks)), users, user_pieces(problem, placement))
     given.serial_copies = machine.serial_copies
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
-    rate = machine.typical_gemm_rate(problem.dtype) if problem.has_product else np.ones(machine.num_ranks)
+    rate = machine.typical_gemm_rate(problem.arithmetic) if problem.has_product else np.ones(machine.num_ranks)
     given.ps_per_flop = (_PS_PER_S / rate).tolist()
     given.relay_gain = 1.0 / RELAY_GAIN
     given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
@@ -449,6 +450,6 @@ def _set_relays(
         (rows, cols),
     )
     given.slot_shape = shapes
-    given.slot_bytes = tuple(aligned_ld(rows, problem.dtype) * cols * problem.dtype.itemsize for rows, cols in shapes)
+    given.slot_bytes = tuple(map(panel_bytes, shapes, problem.dtypes))
     given.first_cache = buffers.num_buffers()
     given.cache_room = buffers.free_bytes(machine)

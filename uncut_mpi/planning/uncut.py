@@ -162,7 +162,7 @@ def _tile(
     if not options.tile:
         bound_s = bound(problem, placement, machine).seconds
     if not options.tile and problem.has_product:  # the bound is for all ranks
-        bound_s = max(bound_s, problem.flops / float(machine.gemm_rate(problem.dtype)[list(devices)].sum()))
+        bound_s = max(bound_s, problem.flops / float(machine.gemm_rate(problem.arithmetic)[list(devices)].sum()))
     return candidate_tiles(problem, grid, options, 1, bound_s=bound_s)[0]
 
 

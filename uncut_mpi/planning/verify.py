@@ -116,7 +116,7 @@ def follower_of(schedule: Schedule) -> _native.Follower:
         schedule.lanes,
         Op[problem.trans_a],
         Op[problem.trans_b],
-        problem.dtype,
+        problem.dtypes,
     )
     for part in problem.result:
         if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):

@@ -17,7 +17,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges, rows_by_rank
 
@@ -121,13 +121,12 @@ def _verify_bodies(schedule: Schedule, rank: int, program: OperationList, own: n
     operand = schedule.operands[expand_ranges(record["first_operand"], record["num_operands"])]
     region = schedule.regions[operand["region"]]
     buffer = schedule.buffers[region["buffer"]]
-    itemsize = np.array([dtype.itemsize for dtype in DType], np.int64)[buffer["dtype"]]
     wanted = {
         "buffer": region["buffer"],
         "dtype": buffer["dtype"],
         "factor": operand["factor"],
         "op": operand["op"],
-        "offset": itemsize * (region["row"] + region["col"] * buffer["ld"]),
+        "offset": ITEMSIZES[buffer["dtype"]] * (region["row"] + region["col"] * buffer["ld"]),
         "rows": region["rows"],
         "cols": region["cols"],
         "ld": buffer["ld"],

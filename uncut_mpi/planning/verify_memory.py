@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from uncut_mpi.errors import ScheduleError
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import NOBODY, location_index
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES
@@ -87,10 +87,11 @@ def _verify_user_buffer(schedule: Schedule, at: int, matrix: Matrix, parts: Sequ
     if not here:
         raise ScheduleError(f"{what} but does not lie at {part.location}")
     shape = part.stored_shape
-    if ((rows, cols), ld, dtype) != (shape, part.ld, schedule.problem.dtype):
+    wanted = schedule.problem.dtypes[matrix]
+    if ((rows, cols), ld, dtype) != (shape, part.ld, wanted):
         raise ScheduleError(
             f"{what} but has shape {rows}×{cols}, leading dimension {ld} and type {DType(dtype).name}, not "
-            f"{shape[0]}×{shape[1]}, {part.ld} and {schedule.problem.dtype.name}"
+            f"{shape[0]}×{shape[1]}, {part.ld} and {wanted.name}"
         )
     if (row, col, height, width, turned) != (0, 0, *shape, part.order == "C"):
         raise ScheduleError(f"{what} but its piece is not all of it, or not turned as it is")
@@ -103,14 +104,13 @@ def _verify_softbuf(schedule: Schedule) -> None:
     buffers = schedule.buffers
     own = np.flatnonzero(buffers["role"] != Role.USER)
     table = buffers[own]
-    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)[table["dtype"]]
     for wrong, what in (
         (table["offset"] < 0, "has no place in a SoftBuf"),
         (
             schedule.in_host()[own] & ((table["role"] != Role.STAGING) | (schedule.owners()[own] == NOBODY)),
             "is not the caller's, yet not in a device's SoftBuf, nor is it staging in a rank's private host memory",
         ),
-        (table["offset"] % sizes != 0, "does not start at a multiple of its element size"),
+        (table["offset"] % ITEMSIZES[table["dtype"]] != 0, "does not start at a multiple of its element size"),
     ):
         if wrong.any():
             raise ScheduleError(f"buffer {int(own[np.argmax(wrong)])} {what}")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from uncut_mpi.errors import ScheduleError
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES
 from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.planning.schedule import Role
 
@@ -28,12 +28,11 @@ def verify_room(lists: Sequence[OperationList]) -> None:
     ScheduleError
         Naming the rank, the task and the buffer.
     """
-    sizes = np.array([dtype.itemsize for dtype in DType], np.int64)
     for program in lists:
         operands = program.operands
         buffer = program.buffers[operands["buffer"]]
         # Where the last column ends behind its room, in rows of its buffer.
-        start = operands["offset"] // sizes[operands["dtype"]] % operands["ld"] + operands["rows"]
+        start = operands["offset"] // ITEMSIZES[operands["dtype"]] % operands["ld"] + operands["rows"]
         stop = start + operands["room"]
         padding = (buffer["role"] != Role.USER) & (start >= buffer["rows"]) & (stop <= buffer["ld"])
         wrong = (operands["room"] > 0) & ~padding

@@ -26,8 +26,8 @@ from uncut_mpi.planning.buffers import (
     BUFFER_ALIGNMENT,
     COLUMN_ALIGNMENT,
     Buffers,
-    aligned_ld,
     check_capacity,
+    panel_bytes,
     room_for_panels,
     user_pieces,
 )
@@ -210,8 +210,8 @@ class _Parts:
 
     def _slot_shape(self, rank: int) -> tuple[int, int]:
         """Return rows and columns of a rank's slots: whole columns, or a part of one."""
-        dtype = self._problem.dtype
-        whole = aligned_ld(self._rows, dtype) * dtype.itemsize
+        dtype = self._problem.dtypes[Matrix.C]
+        whole = panel_bytes((self._rows, 1), dtype)
         if whole <= self._slot_bytes[rank]:
             return self._rows, min(self._cols, self._slot_bytes[rank] // whole)
         shortest = COLUMN_ALIGNMENT // dtype.itemsize
@@ -220,7 +220,7 @@ class _Parts:
     def _slot(self, rank: int) -> _Slot:
         """Return the slot of a rank that was not used for longest."""
         if rank not in self._slots:
-            shape, dtype = self._slot_shape(rank), self._problem.dtype
+            shape, dtype = self._slot_shape(rank), self._problem.dtypes[Matrix.C]
             slots = [_Slot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
             self._slots[rank] = itertools.cycle(slots)
         return next(self._slots[rank])

@@ -92,8 +92,10 @@ class _Block:
         Host memories that have it.
     used : ndarray of int64, shape (number, 5)
         What products work on of it: rank, row, col, rows, cols.
-    elements : ndarray of int64, shape (num_ranks,)
-        How many different elements those of each rank work on.
+    touched : ndarray of int64, shape (num_ranks,)
+        Bytes of the different elements that those of each rank work on.
+    item : int
+        Bytes of an element.
     """
 
     rows: Extent
@@ -101,16 +103,17 @@ class _Block:
     devices: set[int]
     hosts: int
     used: np.ndarray
-    elements: np.ndarray
+    touched: np.ndarray
+    item: int
 
     @property
     def size(self) -> int:
-        """Elements in all."""
-        return (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0])
+        """Bytes in all."""
+        return (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0]) * self.item
 
     def elsewhere(self, device: int) -> int:
-        """Return how many different elements the products of other ranks than one work on."""
-        return _covered(self.used[self.used[:, 0] != device, 1:])
+        """Return the bytes of the different elements that the products of other ranks than one work on."""
+        return _covered(self.used[self.used[:, 0] != device, 1:]) * self.item
 
 
 def traffic(schedule: Schedule) -> Movement:
@@ -128,19 +131,19 @@ def _links(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[Traf
             least["device_to_host"] += block.size
             least["host_to_device"] += block.size if problem.reads_c and not block.devices else 0
         elif len(block.devices) == 1:  # which every part of a sum comes to
-            least["device_to_device"] += int(block.elements[_others(block, schedule.num_ranks)].sum())
+            least["device_to_device"] += int(block.touched[_others(block, schedule.num_ranks)].sum())
         elif problem.has_product:  # or the sum, from another one
             least["device_to_device"] += sum(map(block.elsewhere, block.devices))
         else:
             least["device_to_device"] += block.size * (len(block.devices) - 1)
     for block in (*blocks[Matrix.A], *blocks[Matrix.B]) if problem.has_product else ():
-        foreign = int(block.elements[_others(block, schedule.num_ranks)].sum())
+        foreign = int(block.touched[_others(block, schedule.num_ranks)].sum())
         if not block.devices:
             least["host_to_device"] += block.size
             foreign = max(0, foreign - block.size)
         least["device_to_device"] += foreign
     moved = schedule.bytes_by_link()
-    return tuple(Traffic(link, moved[link], least[link] * problem.dtype.itemsize) for link in least)
+    return tuple(Traffic(link, moved[link], least[link]) for link in least)
 
 
 def _ports(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[PortTraffic, ...]:
@@ -152,27 +155,26 @@ def _ports(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[Port
         np.bincount(end[kept], size[kept], num_ranks).astype(np.int64)
         for end, kept in ((end, crossing & ~in_host(schedule.locations, end)) for end in (destination, source))
     )
-    least_into, least_out_of = _host_c_elements(schedule, source=True), np.zeros(num_ranks, np.int64)
+    least_into, least_out_of = _host_c_bytes(schedule, source=True), np.zeros(num_ranks, np.int64)
     if not schedule.problem.has_product:
-        least_out_of = _host_c_elements(schedule, source=False)
+        least_out_of = _host_c_bytes(schedule, source=False)
     for block in (*blocks[Matrix.A], *blocks[Matrix.B]):
         others = _others(block, num_ranks)
-        least_into[others] += block.elements[others]
+        least_into[others] += block.touched[others]
         if len(block.devices) + block.hosts == 1:
             for owner in block.devices:
                 least_out_of[owner] += block.elsewhere(owner)
     for block in blocks[Matrix.C]:
         for rank in range(num_ranks):
-            least_out_of[rank] += block.elements[rank] if block.hosts or block.devices - {rank} else 0
+            least_out_of[rank] += block.touched[rank] if block.hosts or block.devices - {rank} else 0
         for owner in block.devices:
             least_into[owner] += block.elsewhere(owner)
-    item = schedule.problem.dtype.itemsize
-    columns = (into, least_into * item, out_of, least_out_of * item)
+    columns = (into, least_into, out_of, least_out_of)
     return tuple(PortTraffic(rank, *map(int, row)) for rank, row in enumerate(zip(*columns, strict=True)))
 
 
-def _host_c_elements(schedule: Schedule, *, source: bool) -> np.ndarray:
-    """Return how many different elements of a C in host memory every device gets from there, or gives to it."""
+def _host_c_bytes(schedule: Schedule, *, source: bool) -> np.ndarray:
+    """Return the bytes of the different elements of a C in host memory that every device gets, or gives."""
     task, first, last, _ = schedule.copies().T
     device = last if source else first
     # A copy's operands are its destination and its source.
@@ -186,7 +188,7 @@ def _host_c_elements(schedule: Schedule, *, source: bool) -> np.ndarray:
     found = np.zeros(schedule.num_ranks, np.int64)
     for rank, buffer in np.unique(rectangles[:, :2], axis=0).tolist():
         found[rank] += _covered(rectangles[(rectangles[:, :2] == (rank, buffer)).all(axis=1), 2:])
-    return found
+    return found * schedule.problem.dtypes[Matrix.C].itemsize
 
 
 def _blocks(schedule: Schedule, matrix: Matrix, used: np.ndarray) -> list[_Block]:
@@ -195,15 +197,16 @@ def _blocks(schedule: Schedule, matrix: Matrix, used: np.ndarray) -> list[_Block
     held: dict[tuple[Extent, Extent], list[Location]] = {}
     for part in schedule.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
         held.setdefault((part.rows, part.cols), []).append(part.location)
-    found = []
+    found, item = [], problem.dtypes[matrix].itemsize
     for (rows, cols), locations in held.items():
         top, left = np.maximum(used[:, 2], rows[0]), np.maximum(used[:, 3], cols[0])
         height = np.minimum(used[:, 2] + used[:, 4], rows[1]) - top
         width = np.minimum(used[:, 3] + used[:, 5], cols[1]) - left
         inside = np.stack([used[:, 0], top, left, height, width], axis=1)[(height > 0) & (width > 0)]
-        elements = np.array([_covered(inside[inside[:, 0] == rank, 1:]) for rank in range(num_ranks)])
+        touched = item * np.array([_covered(inside[inside[:, 0] == rank, 1:]) for rank in range(num_ranks)])
         devices = {one.rank for one in locations if one.space == "device" and one.rank is not None}
-        found.append(_Block(rows, cols, devices, sum(one.space == "host" for one in locations), inside, elements))
+        hosts = sum(one.space == "host" for one in locations)
+        found.append(_Block(rows, cols, devices, hosts, inside, touched, item))
     return found
 
 

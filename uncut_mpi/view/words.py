@@ -12,5 +12,5 @@ def title_of(schedule: Schedule, machine: str = "") -> str:
     if problem.swapped:
         m, n, a, b = n, m, b, a
     where = f"A, B, C at {a},{b},{place.c}"
-    title = f"m×n×k = {m}×{n}×{problem.k}, {problem.dtype.name}, {where}; scheduler {schedule.scheduler}"
+    title = f"m×n×k = {m}×{n}×{problem.k}, {problem.arithmetic.name}, {where}; scheduler {schedule.scheduler}"
     return f"{title}; machine {machine}" if machine else title

@@ -25,7 +25,7 @@ class NumpyLibrary(Library):
 
     def open(self, task: Task, matrices: Matrices) -> Product:
         """See `Library.open`."""
-        if task.dtype.is_half:
+        if task.dtype.sums_wider:
             raise Unsupported(f"NumPy multiplies {task.dtype.name} without a BLAS: nothing to compare with")
         if task.dtype is DType.tf32:
             raise Unsupported("NumPy has no TF32")

@@ -139,7 +139,7 @@ class _DTensorProduct(Product):
         b_t, a_t = self._dealt(self._b, b_wanted), self._dealt(self._a, a_wanted)
         if wanted == self._partial:
             wanted = c.placements or self._rows
-            wider = task.dtype.is_half
+            wider = task.dtype.sums_wider
             if wider and library.device.type == "cuda":
                 part = library.torch.mm(b_t, a_t, out_dtype=library.torch.float32)
             else:

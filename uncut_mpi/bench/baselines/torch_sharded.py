@@ -53,7 +53,7 @@ class _TorchProduct(Product):
         self._torch, self._task = torch, task
         self._devices = [devices[number] for number in task.compute]
         self._splits = splits(len(self._devices))
-        if task.dtype.is_half:  # their partial sums would be rounded
+        if task.dtype.sums_wider:  # their partial sums would be rounded
             self._splits = {name: parts for name, parts in self._splits.items() if parts[2] == 1}
         self.settings = list(self._splits)
         self._used = {device for device in devices if device.type == "cuda"}

@@ -122,10 +122,10 @@ def choose_tile(problem: GemmProblem, placement: Placement, machine: Machine, de
     model = BandModel(
         n=problem.k,
         num_devices=max(2, len(devices)),  # one alone has to get its bands in time as well
-        math_gflop_per_s=float(machine.typical_gemm_rate(problem.dtype)[list(devices)].min()) / 1e9,
+        math_gflop_per_s=float(machine.typical_gemm_rate(problem.arithmetic)[list(devices)].min()) / 1e9,
         memory_gb_per_s=2 * min(own),  # a copy within a device reads and writes every byte
         transfer_gb_per_s=min(links, default=min(own)),
-        dtype=problem.dtype,
+        dtype=problem.arithmetic,
     )
     most = -(-max(problem.m, problem.n) // len(devices))
     return max(min(MIN_TILE, problem.m, problem.n), min(model.tile_edge(), most))
@@ -218,7 +218,7 @@ class _Bands:
 
     def _make_room(self, device: int) -> None:
         problem, tile = self._problem, self._tile
-        wide = problem.dtype.accumulator
+        wide = problem.accumulator
         height, width = min(tile, problem.m), min(tile, problem.n)
         for matrix, shape, turned in (
             (Matrix.A, (height, problem.k), problem.trans_a != "N"),
@@ -226,9 +226,9 @@ class _Bands:
         ):
             if self._owner[matrix] != device:
                 stored = shape[::-1] if turned else shape
-                self._bands[device, matrix] = self._slots(device, stored, problem.dtype, matrix)
+                self._bands[device, matrix] = self._slots(device, stored, problem.dtypes[matrix], matrix)
         at_home = device == self._owner[Matrix.C]
-        if not at_home or problem.dtype.is_half:
+        if not at_home or problem.rounds_c:
             self._results[device] = self._slots(device, (height, width), wide, Matrix.C)
         if not at_home and self._adds:
             self._staged[device] = self._slots(self._owner[Matrix.C], (height, width), wide, Matrix.C)
@@ -239,7 +239,7 @@ class _Bands:
     @property
     def _adds(self) -> bool:
         """Whether a result has to be added to C, or converted, by its owner."""
-        return self._problem.reads_c or self._problem.dtype.is_half
+        return self._problem.reads_c or self._problem.rounds_c
 
     def _compute(self, device: int, row: int, col: int) -> None:
         """Emit the tasks of one tile of C."""
@@ -254,7 +254,7 @@ class _Bands:
         lane = build.compute_lane(device)
         target = RegionRef(_USER[Matrix.C], rows.start, cols.start, len(rows), len(cols))
         fetched = [slot.writer for slot in (a_slot, b_slot) if slot is not None]
-        if device == home and not problem.dtype.is_half:
+        if device == home and not problem.rounds_c:
             old = [(target, Factor.BETA, Op.N)] if problem.reads_c else []
             product = build.task(Kind.GEMM, lane, target, [*factors, *old], fetched)
             self._used(product, a_slot, b_slot)

@@ -65,9 +65,9 @@ def largest_edge(
     try:
         check(problem.m, problem.n, problem.k)
     except CapacityError as error:
-        if problem.dtype.is_half:
+        if problem.rounds_c:
             raise ParamError(
-                f"cubes of {problem.dtype.name}: sums would be rounded each time that C leaves the devices; use "
+                f"cubes of {problem.arithmetic.name}: sums would be rounded each time that C leaves the devices; use "
                 "another scheduler"
             ) from error
     else:

@@ -21,7 +21,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import grids
 
@@ -362,12 +362,12 @@ class _Predictor:
 
     def costs(self, devices: tuple[int, ...], links: LinkMap) -> _Costs:
         """Return what shares of the product cost the devices."""
-        problem, item = self.problem, self.problem.dtype.itemsize
+        problem = self.problem
         at_a, at_b, at_c = self.placement.whole()
-        c_bytes = float(problem.m * problem.n * item)
+        of_a, of_b, c_bytes = (float(problem.bytes_of(matrix)) for matrix in MATRICES)
         read_only: list[tuple[float, Location]] = []
         if problem.has_product:
-            read_only = [(problem.m * problem.k * item, at_a), (problem.k * problem.n * item, at_b)]
+            read_only = [(of_a, at_a), (of_b, at_b)]
         reads = [*read_only, (c_bytes, at_c)] if problem.reads_c else read_only
         chosen = np.array(devices)
         extra_s = np.zeros(len(devices))
@@ -391,7 +391,7 @@ class _Predictor:
             np.where(moves, np.array([size for *_, size in ways])[:, None], 0.0),
             np.where(moves, latency_s, 0.0),
             np.where(moves, gb_per_s * 1e9, 1.0),
-            float(self.tile**2 * self.problem.dtype.itemsize),
+            float(self.tile**2 * self.problem.arithmetic.itemsize),
         )
 
     def _products(self, devices: _Ranks) -> tuple[_Floats, int, int]:
@@ -406,11 +406,11 @@ class _Predictor:
         return self._product_s(devices, m, n, k), -(-problem.m // m) * -(-problem.n // n), -(-problem.k // k)
 
     def _product_s(self, devices: _Ranks, m: int, n: int, k: int) -> _Floats:
-        machine, dtype = self.machine, self.problem.dtype
+        machine, dtype, sums = self.machine, self.problem.arithmetic, self.problem.accumulator.itemsize
         shape = machine.gemm_shape.get(dtype.name, _NO_SHAPE)
-        item = dtype.itemsize if k == self.problem.k else dtype.accumulator.itemsize
+        item = self.problem.dtypes[Matrix.C].itemsize if k == self.problem.k else sums
         adds = self.problem.reads_c or k < self.problem.k
-        extra_bytes = m * n * ((2 if adds else 1) * item - dtype.accumulator.itemsize)
+        extra_bytes = m * n * ((2 if adds else 1) * item - sums)
         alike = [
             *zip(machine.multiprocessors[devices].tolist(), machine.gemm_rate(dtype)[devices].tolist(), strict=True)
         ]

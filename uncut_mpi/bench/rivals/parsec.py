@@ -18,7 +18,7 @@ from typing import Final
 
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.buffers import room_for_panels
@@ -302,8 +302,8 @@ def model_of(
         Edge of a tile (elements).
     """
     room = min(room_for_panels(machine.num_ranks, problem, placement, machine)[rank] for rank in devices)
-    item = problem.dtype.itemsize
-    of_c = problem.dtype.accumulator.itemsize + (item if problem.dtype.is_half else 0)
+    item = problem.arithmetic.itemsize
+    of_c = problem.accumulator.itemsize + (problem.dtypes[Matrix.C].itemsize if problem.rounds_c else 0)
     m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
     memory = max(1, room) / (tile * tile * item)
     return ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
@@ -335,7 +335,7 @@ def received_bytes(
             tile //= 2
     blocks = Blocks(min(chosen.b * tile, problem.m), min(chosen.c * tile, problem.n), chosen.d * tile, chosen.lookahead)
     elements = dataclasses.replace(model, m=problem.m, n=problem.n, k=problem.k, memory=model.memory * area)
-    return len(devices) * elements.per_gpu(blocks) * problem.dtype.itemsize
+    return len(devices) * elements.per_gpu(blocks) * problem.arithmetic.itemsize
 
 
 def schedule(

@@ -250,7 +250,7 @@ def _one(signature: int) -> str:
     involved = (written, *reads)
     wide = DType.f64 in involved
     mixed = any(dtype.is_complex for dtype in involved) and len({*involved}) > 1
-    if mixed or (wide and any(dtype.is_half for dtype in involved)):
+    if mixed or (wide and any(dtype.sums_wider for dtype in involved)):
         raise DeviceError(f"a COMBINE cannot mix {' and '.join(sorted({t.name for t in involved}))}")
     total = _TYPES[written] if written.is_complex else "double" if wide else "float"
     return _KERNEL.format(
