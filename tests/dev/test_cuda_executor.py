@@ -95,32 +95,31 @@ def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake)
         if schedule.problem.dtype is not DType.f64:
             continue
         cluster = FakeCluster(fake, schedule)
-        users = {}
-        for index, record in enumerate(schedule.buffers):
-            contents = cluster.buffer(index)
-            contents[...] = np.nan
-            if record["role"] == Role.USER:
-                if schedule.problem.reads_c or record["matrix"] != Matrix.C:
-                    contents[...] = np.random.default_rng(index).uniform(-1, 1, contents.shape)
-                users[Matrix(record["matrix"])] = contents
-        wanted = product(schedule.problem, {matrix: values.copy() for matrix, values in users.items()}, 1.5, 0.5)
-        reports = cluster.run(1.5, 0.5)
+        scalars, is_right = filled_with_numbers(cluster, 1)
+        reports = cluster.run(*scalars)
         succeed(reports)
-        np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+        assert is_right()
         bodies = schedule.tasks["kind"] != Kind.JOIN
         per_rank = np.bincount(schedule.tasks["rank"][bodies], minlength=schedule.num_ranks)
         assert [reports[r].tasks for r in range(schedule.num_ranks)] == per_rank.tolist()
         assert sum(report.copy_bytes for report in reports.values()) == int(schedule.copies()[:, 3].sum())
 
 
-def product(problem, matrices, alpha, beta):
-    result = np.zeros((problem.m, problem.n))
-    if problem.has_product:
-        a, b = matrices[Matrix.A], matrices[Matrix.B]
-        result += alpha * (a if problem.trans_a == "N" else a.T) @ (b if problem.trans_b == "N" else b.T)
-    if problem.reads_c:
-        result += beta * matrices[Matrix.C]
-    return result
+def filled_with_numbers(cluster, seed):
+    """Give A, B and C numbers and all else NaN; return a function that says whether C is right after a call."""
+    schedule = cluster.schedule
+    data = interpret.random_data(schedule.problem, seed)
+    memory = [cluster.buffer(index) for index in range(len(schedule.buffers))]
+    for block in cluster.memory:
+        block.fill(0xFF)  # NaN
+    for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
+        for _, held, place in user_parts(schedule, matrix, memory):
+            held[...] = values[place]
+    result, bound = interpret.reference(schedule.problem, data)
+    return (data.alpha, data.beta), lambda: all(
+        (np.abs(held - result[place]) <= bound[place]).all()
+        for _, held, place in user_parts(schedule, Matrix.C, memory)
+    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
@@ -204,17 +203,9 @@ def test_products_of_matrices_that_a_worker_alone_touches_are_right(fake, place)
     cluster = FakeCluster(fake, stage(schedule, private, Machine.uniform(2), schedule.placement))
     assert not used_by_others(cluster.schedule, private)
     for call in range(3):
-        random_values = np.random.default_rng(call)
-        users = {}
-        for index, record in enumerate(cluster.schedule.buffers):
-            contents = cluster.buffer(index)
-            contents[...] = np.nan
-            if record["role"] == Role.USER:
-                contents[...] = random_values.uniform(-1, 1, contents.shape)
-                users[Matrix(record["matrix"])] = contents
-        wanted = product(problem, {matrix: values.copy() for matrix, values in users.items()}, 1.5, 0.5)
-        succeed(cluster.run(1.5, 0.5))
-        np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+        scalars, is_right = filled_with_numbers(cluster, call)
+        succeed(cluster.run(*scalars))
+        assert is_right()
 
 
 def in_files(fake, folder, room):
@@ -231,18 +222,10 @@ def test_products_of_matrices_in_files_are_right(fake, tmp_path, room):
     for executable in cluster.executables:
         executable.prepare_trace()
     for call in range(3):
-        random_values = np.random.default_rng(call)
-        users = {}
-        for index in range(len(cluster.schedule.buffers)):
-            contents = cluster.buffer(index)
-            contents[...] = random_values.uniform(-1, 1, contents.shape) if index < 3 else np.nan
-            if index < 3:
-                users[Matrix(index)] = contents
-        values = {matrix: np.array(one) for matrix, one in users.items()}
-        wanted = product(cluster.schedule.problem, values, 1.5, 0.5)
-        reports = cluster.run(1.5, 0.5, traced=call == 1)
+        scalars, is_right = filled_with_numbers(cluster, call)
+        reports = cluster.run(*scalars, traced=call == 1)
         succeed(reports)
-        np.testing.assert_allclose(users[Matrix.C], wanted, rtol=1e-12, atol=1e-13)
+        assert is_right()
         assert sum(one.copy_bytes for one in reports.values()) == int(cluster.schedule.copies()[:, 3].sum())
 
 
@@ -264,8 +247,6 @@ def test_a_file_that_fails_ends_all_ranks_and_is_named(fake, tmp_path, which, wo
 @pytest.mark.parametrize("places", [("h0", "h1"), ("1", "h0")])
 def test_products_of_parts_that_their_owners_alone_touch_are_right(fake, places):
     problem = GemmProblem(37, 29, 41, DType.f64)
-    rng = np.random.default_rng(7)
-    values = {matrix: rng.uniform(-1, 1, problem.shape_of(matrix)) for matrix in MATRICES}
 
     def rows(shape):
         cuts = (0, 20), (20, shape[0])
@@ -273,22 +254,15 @@ def test_products_of_parts_that_their_owners_alone_touch_are_right(fake, places)
             shape, tuple(Part(cut, (0, shape[1]), Location.parse(at)) for cut, at in zip(cuts, places, strict=True))
         )
 
-    placement = Placement(*(rows(values[matrix].shape) for matrix in MATRICES))
+    placement = Placement(*(rows(problem.shape_of(matrix)) for matrix in MATRICES))
     options = ScheduleOptions(scheduler="kblocks", grid=(1, 2))
     (planned,) = plan_several(problem, placement, 2, Machine.uniform(2), options, range(6))
     assert planned.staged == MATRICES
     assert not used_by_others(planned.schedule, range(6))
     cluster = FakeCluster(fake, planned.schedule)
-    for memory in cluster.memory:
-        memory.fill(0xFF)  # NaN
-    memory = [cluster.buffer(at) for at in range(len(planned.schedule.buffers))]
-    for matrix in MATRICES:
-        for _, held, place in user_parts(planned.schedule, matrix, memory):
-            held[...] = values[matrix][place]
-    succeed(cluster.run(1.5, 0.5))
-    wanted = product(problem, values, 1.5, 0.5)
-    for _, held, place in user_parts(planned.schedule, Matrix.C, memory):
-        np.testing.assert_allclose(held, wanted[place], rtol=1e-12, atol=1e-13)
+    scalars, is_right = filled_with_numbers(cluster, 7)
+    succeed(cluster.run(*scalars))
+    assert is_right()
 
 
 def within_host(shapes, pad=0):
@@ -393,18 +367,10 @@ def test_products_of_parts_in_other_orders_are_right(fake, orders):
     schedule = plan(problem, placement, 2, Machine.uniform(2), ScheduleOptions(scheduler="kblocks")).schedule
     verify(schedule, lower(schedule))
     cluster = FakeCluster(fake, schedule)
-    memory = [cluster.buffer(index) for index in range(len(schedule.buffers))]
     for call in range(2):
-        data = interpret.random_data(problem, call)
-        for block in cluster.memory:
-            block.fill(0xFF)  # NaN
-        for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
-            for _, held, place in user_parts(schedule, matrix, memory):
-                held[...] = values[place]
-        succeed(cluster.run(data.alpha, data.beta))
-        result, bound = interpret.reference(problem, data)
-        for _, held, place in user_parts(schedule, Matrix.C, memory):
-            assert (np.abs(held - result[place]) <= bound[place]).all()
+        scalars, is_right = filled_with_numbers(cluster, call)
+        succeed(cluster.run(*scalars))
+        assert is_right()
 
 
 def host_relay():

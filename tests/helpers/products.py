@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.helpers.collective import collective_assert
 from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
 from uncut_mpi import Matrix, Session
 from uncut_mpi.errors import ParamError
@@ -129,6 +130,12 @@ def make_operands(session: Session, case: Case) -> Operands:
     return Operands(*made, a, b, c, extra)
 
 
+def renew(session: Session, operands: Operands) -> None:
+    """Give C its first values again; collective."""
+    set_matrix(session, operands.c, operands.c_MN)
+    session.barrier()
+
+
 def release(session: Session, operands: Operands) -> None:
     """Release a case's matrices; collective."""
     for matrix in (operands.a, operands.b, operands.c, *operands.extra):
@@ -191,3 +198,10 @@ def mismatch(case: Case, operands: Operands) -> str:
         f"{case}: {int((~good).sum())} of {good.size} elements are off, first ({i}, {j}): found {found[i, j]}, "
         f"expected {result[i, j]}; worst error/bound {worst:.3g}"
     )
+
+
+def check_product(comm: Any, case: Case, operands: Operands) -> None:
+    """Fail on all ranks if C is not what a case makes of its first values; collective."""
+    __tracebackhide__ = True
+    wrong = mismatch(case, operands)
+    collective_assert(comm, not wrong, wrong)

@@ -9,7 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
-from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
 from uncut_mpi.api.trials import Trial
 
@@ -45,8 +45,7 @@ def settle(session, plan, operands):
     digests, wrongs = [], []
     while plan.tuning and len(digests) < ENOUGH:
         digests.append(plan._plan.turn.summary.digest)
-        set_matrix(session, operands.c, operands.c_MN)
-        session.barrier()
+        renew(session, operands)
         plan.execute(CASE.alpha, CASE.beta)
         wrongs.append(mismatch(CASE, operands))
         session.barrier()
@@ -67,11 +66,9 @@ def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(s
         assert chosen in {first, *digests}
         assert len(set(allgather(comm, (first, tried, tuple(digests), chosen)))) == 1
         allocations = session.counters.allocations
-        set_matrix(session, operands.c, operands.c_MN)
-        session.barrier()
+        renew(session, operands)
         planned = plan.execute(CASE.alpha, CASE.beta).planned
-        wrong = mismatch(CASE, operands)
-        collective_assert(comm, not wrong, wrong)
+        check_product(comm, CASE, operands)
         collective_assert(comm, not planned, "it was bound anew")
         assert session.counters.allocations == allocations
 
@@ -90,11 +87,9 @@ def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
         _, wrongs = settle(session, plan, operands)
         collective_assert(comm, not wrongs, f"{wrongs}")
         collective_assert(comm, plan.summary.digest == second == plan.schedule.digest(), plan.summary.how)
-        set_matrix(session, operands.c, operands.c_MN)
-        session.barrier()
+        renew(session, operands)
         plan.execute(CASE.alpha, CASE.beta)  # what it took over is its own
-        wrong = mismatch(CASE, operands)
-        collective_assert(comm, not wrong, wrong)
+        check_product(comm, CASE, operands)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -136,12 +131,10 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
     planned = session.counters.planner_calls
     beta = CASE.beta if own_result else 0.0
     for _ in range(4 * OPTIONS.tune + 1):
-        set_matrix(session, operands.c, operands.c_MN)
-        session.barrier()
+        renew(session, operands)
         out = operands.c if own_result else None
         result = session.gemm(operands.a, operands.b, out, alpha=CASE.alpha, beta=beta, options=OPTIONS)
-        wrong = mismatch(dataclasses.replace(CASE, beta=beta), dataclasses.replace(operands, c=out or result))
-        collective_assert(comm, not wrong, wrong)
+        check_product(comm, dataclasses.replace(CASE, beta=beta), dataclasses.replace(operands, c=out or result))
         (plan,) = [one for one in session._plans.plans() if one.key.options == OPTIONS]
         if not own_result:
             session.release(result)
@@ -175,8 +168,7 @@ def test_plans_that_stage_an_array_and_plans_that_do_not_share_it(open_session, 
             for name in ("uncut", "kblocks")
         ]
         for plan in (*all_plans, *all_plans):
-            set_matrix(session, operands.c, operands.c_MN)
-            session.barrier()
+            renew(session, operands)
             plan.execute(case.alpha, case.beta)
             wrong = mismatch(case, operands)
             collective_assert(comm, not wrong, f"{plan.summary.scheduler}: {wrong}")
@@ -214,16 +206,14 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
             monkeypatch.setattr(session._calls.binder, "bind", broken)
         errors, calls = 0, 0
         while plan.tuning and calls < ENOUGH:
-            set_matrix(session, operands.c, operands.c_MN)
-            session.barrier()
+            renew(session, operands)
             calls += 1
             try:
                 plan.execute(case.alpha, case.beta)
             except um.DeviceError:
                 errors += 1
                 continue
-            wrong = mismatch(case, operands)
-            collective_assert(comm, not wrong, wrong)
+            check_product(comm, case, operands)
         assert errors == (1 if when == "run" else 0)
         assert not plan.tuning
         assert plan.summary.digest != refused_digest
@@ -246,11 +236,9 @@ def test_a_trial_of_schedules_none_of_which_can_run_is_an_error_and_may_begin_ag
         except um.CapacityError as error:
             said = str(error)
     collective_assert(comm, "on purpose" in said, said)
-    set_matrix(session, operands.c, operands.c_MN)
-    session.barrier()
+    renew(session, operands)
     session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
-    wrong = mismatch(CASE, operands)
-    collective_assert(comm, not wrong, wrong)
+    check_product(comm, CASE, operands)
     session._plans.clear()
     release(session, operands)
 
@@ -260,11 +248,9 @@ def test_schedules_are_tried_on_where_memory_that_grows_has_ended_every_binding(
     with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
         for _ in range(4 * plan.summary.tried):
             session._calls.binder.drop_all()
-            set_matrix(session, operands.c, operands.c_MN)
-            session.barrier()
+            renew(session, operands)
             plan.execute(CASE.alpha, CASE.beta)
-            wrong = mismatch(CASE, operands)
-            collective_assert(comm, not wrong, wrong)
+            check_product(comm, CASE, operands)
         assert not plan.tuning
         plan.execute(CASE.alpha, CASE.beta)
 
@@ -278,11 +264,9 @@ def test_a_plan_may_be_closed_and_matrices_change_while_schedules_are_tried(sess
     plan.execute(CASE.alpha, CASE.beta)
     for _ in range(30):
         plan.execute(CASE.alpha, CASE.beta, a=others.a, b=others.b, c=others.c)
-        set_matrix(session, others.c, others.c_MN)
-        session.barrier()
+        renew(session, others)
         plan.execute(CASE.alpha, CASE.beta, a=others.a, b=others.b, c=others.c)
-        wrong = mismatch(CASE, others)
-        collective_assert(comm, not wrong, wrong)
+        check_product(comm, CASE, others)
         if not plan.tuning:
             break
     assert not plan.tuning

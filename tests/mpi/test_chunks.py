@@ -11,7 +11,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import random_product
-from tests.helpers.products import Case, make_operands, mismatch, set_matrix
+from tests.helpers.products import Case, check_product, make_operands, mismatch, renew
 from tests.mpi.test_out_of_core import CASES, KIB
 from uncut_mpi.device.host.backend import HostBackend
 from uncut_mpi.planning import chunks
@@ -54,8 +54,7 @@ def watched(plan, case):
 
 
 def multiply(session, operands, case):
-    set_matrix(session, operands.c, operands.c_MN)
-    session.barrier()
+    renew(session, operands)
     trans = {"trans_a": case.trans_a, "trans_b": case.trans_b}
     session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, **trans)
     return mismatch(case, operands)
@@ -82,22 +81,18 @@ def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, op
             collective_assert(comm, about.chunks > planned >= 1, f"{about.chunks} chunks, {planned} plans")
             collective_assert(comm, f"{about.chunks} chunks of" in about.how, about.how)
             done = session.gather_values(plan.execute(case.alpha, case.beta))
-            wrong = mismatch(case, operands)
-            collective_assert(comm, not wrong, wrong)
+            check_product(comm, case, operands)
             collective_assert(comm, sum(one.tasks for one in done) == about.tasks, f"{done} {about.tasks}")
             moved = sum(one.copy_bytes for one in done)
             collective_assert(comm, moved == sum(about.bytes_by_link.values()), f"{moved} {about.bytes_by_link}")
             collective_assert(comm, plan.progress() == 0 and not plan.tuning, "nothing runs")
             plan.execute(case.alpha, case.beta)  # memory that grew for the last chunk took the bindings of the first
-            set_matrix(session, operands.c, operands.c_MN)
-            session.barrier()
+            renew(session, operands)
             seen, again = watched(plan, case)
             collective_assert(comm, seen == sorted(seen) and not again.planned, f"{seen} {again}")
-            set_matrix(session, operands.c, operands.c_MN)
-            session.barrier()
+            renew(session, operands)
             trace = plan.trace(case.alpha, case.beta)
-            wrong = mismatch(case, operands)
-            collective_assert(comm, not wrong, wrong)
+            check_product(comm, case, operands)
             good = len(trace.end_s) == len(plan.schedule.tasks) < about.tasks and bool((trace.end_s > 0).any())
             collective_assert(comm, good, "a trace of the first chunk")
         collective_assert(comm, session.counters.planner_calls - before == planned, "planned once")

@@ -11,7 +11,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
-from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.dtypes import DType
@@ -35,8 +35,7 @@ def run(session: um.Session, comm, case: Case, options: um.ScheduleOptions | Non
         trans_b=case.trans_b,
         options=options,
     )
-    wrong = mismatch(case, operands)
-    collective_assert(comm, not wrong, wrong)
+    check_product(comm, case, operands)
     release(session, operands)
 
 
@@ -391,13 +390,11 @@ def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
             (3.0, 0.0, others),
             (0.0, 1.5, others),
         ):
-            set_matrix(session, given.c, given.c_MN)
-            comm.Barrier()
+            renew(session, given)
             session.poison_softbuf()
             plan.execute(alpha, beta, a=given.a, b=given.b, c=given.c)
             seed = 9 if given is others else 0
-            wrong = mismatch(Case(50, 40, 60, place=case.place, alpha=alpha, beta=beta, seed=seed), given)
-            collective_assert(comm, not wrong, wrong)
+            check_product(comm, Case(50, 40, 60, place=case.place, alpha=alpha, beta=beta, seed=seed), given)
 
 
 @pytest.mark.parametrize("planned", [False, True])
@@ -415,8 +412,7 @@ def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, m
                 session.gemm(*matrices, alpha=case.alpha, beta=case.beta, options=options)
 
         call()
-        set_matrix(session, operands.c, operands.c_MN)
-        session.barrier()
+        renew(session, operands)
         session.poison_softbuf()
         asked, before = [], session.counters.snapshot()
         with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.products import Case, make_operands, mismatch, set_matrix
+from tests.helpers.products import Case, check_product, make_operands, renew
 from uncut_mpi.api.budget import Budget
 from uncut_mpi.device.host.backend import HostBackend
 
@@ -34,13 +34,11 @@ def test_products_of_every_kind_and_place_are_right_in_little_memory(comm, open_
             operands = make_operands(session, case)
             session.poison_softbuf()
             for _ in range(2):  # a plan that is used again overwrites what it left
-                set_matrix(session, operands.c, operands.c_MN)
-                session.barrier()
+                renew(session, operands)
                 scalars = {"alpha": case.alpha, "beta": case.beta}
                 trans = {"trans_a": case.trans_a, "trans_b": case.trans_b}
                 session.gemm(operands.a, operands.b, operands.c, **scalars, **trans)
-                wrong = mismatch(case, operands)
-                collective_assert(comm, not wrong, wrong)
+                check_product(comm, case, operands)
 
 
 def test_what_a_call_allows_goes_before_what_the_session_does(comm, open_session):
@@ -53,11 +51,9 @@ def test_what_a_call_allows_goes_before_what_the_session_does(comm, open_session
         collective_assert(comm, "room for" in str(little), str(little))
         collective_assert(comm, "room for" not in str(much), str(much))
         for plan in (little, much):
-            set_matrix(session, operands.c, operands.c_MN)
-            session.barrier()
+            renew(session, operands)
             plan.execute(alpha=case.alpha, beta=case.beta)
-            wrong = mismatch(case, operands)
-            collective_assert(comm, not wrong, wrong)
+            check_product(comm, case, operands)
 
 
 def test_a_budget_that_nothing_fits_is_one_error_and_the_session_goes_on(comm, open_session):
@@ -69,8 +65,7 @@ def test_a_budget_that_nothing_fits_is_one_error_and_the_session_goes_on(comm, o
             call = functools.partial(session.gemm, operands.a, operands.b, operands.c, options=options)
             expect(comm, um.CapacityError, words, call)
         session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta)
-        wrong = mismatch(case, operands)
-        collective_assert(comm, not wrong, wrong)
+        check_product(comm, case, operands)
 
 
 @pytest.mark.parametrize(("value", "words"), [(0, "below 1"), (-5, "below 1"), (1.5, "memory"), ("x", "memory")])
@@ -116,8 +111,6 @@ def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
         expect(comm, um.DeviceError, ["nothing works any more"], lambda: session.gemm(*product))
         collective_assert(comm, time.monotonic() - began < 10.0, "nobody waits for those that have failed")
         failing.clear()
-        set_matrix(session, operands.c, operands.c_MN)
-        session.barrier()
+        renew(session, operands)
         session.gemm(*product, alpha=case.alpha, beta=case.beta)
-        wrong = mismatch(case, operands)
-        collective_assert(comm, not wrong, wrong)
+        check_product(comm, case, operands)

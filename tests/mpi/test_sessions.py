@@ -9,7 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
-from tests.helpers.products import Case, make_operands, mismatch, release, set_matrix
+from tests.helpers.products import Case, make_operands, mismatch, release, renew, set_matrix
 from tests.helpers.sessions import hide_arrays
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.planning.lower import Code
@@ -256,8 +256,7 @@ def test_a_plan_stages_the_matrices_that_need_it_and_no_others(comm, open_sessio
         with session.plan(shadowed.a, shadowed.b, shadowed.c, options=OPTIONS) as plan:
             for given in (shadowed, direct, shadowed, direct):
                 set_matrix(session, given.a, given.a_MK)
-                set_matrix(session, given.c, given.c_MN)
-                session.barrier()
+                renew(session, given)
                 session.poison_softbuf()
                 staged.append(plan.execute(case.alpha, case.beta, a=given.a, b=given.b, c=given.c).staged)
                 wrong.append(mismatch(case, given))

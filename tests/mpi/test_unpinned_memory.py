@@ -7,7 +7,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
-from tests.helpers.products import Case, Operands, make_operands, mismatch, random_matrix, release, set_matrix
+from tests.helpers.products import Case, Operands, make_operands, mismatch, random_matrix, release, renew, set_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.model.dtypes import DType
@@ -118,8 +118,7 @@ def test_a_plan_runs_again_and_with_arrays_that_are_page_locked(comm, open_sessi
                 for matrix, data in ((given.a, given.a_MK), (given.b, given.b_KN)):
                     data[...] = np.random.default_rng((call, data.size)).uniform(-1, 1, data.shape)
                     set_matrix(session, matrix, data)
-                set_matrix(session, given.c, given.c_MN)
-                session.barrier()
+                renew(session, given)
                 session.poison_softbuf()
                 plan.execute(case.alpha, case.beta, a=given.a, b=given.b, c=given.c)
                 staged.append(plan.summary.staged)

@@ -12,7 +12,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
-from tests.helpers.products import Case, Operands, make_operands, mismatch, random_matrix, release
+from tests.helpers.products import Case, Operands, check_product, make_operands, mismatch, random_matrix, release
 from uncut_mpi.model.dtypes import DType
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
@@ -88,8 +88,7 @@ def test_cupy_arrays_of_any_allocator_order_and_leading_dimension_are_multiplied
     collective_assert(comm, ("C" in plan.summary.staged) == wanted, f"staged: {plan.summary.staged}")
     copied, listed = sum(allgather(comm, result.copy_bytes)), int(plan.schedule.copies()[:, 3].sum())
     collective_assert(comm, copied == listed, f"{copied} bytes were copied, the schedule has {listed}")
-    wrong = mismatch(case, operands)
-    collective_assert(comm, not wrong, wrong)
+    check_product(comm, case, operands)
     around = int(cupy.isnan(c_whole).sum()) if mine else 0
     collective_assert(comm, not mine or around == c_whole.size - c.size, f"{around} elements around C are NaN")
     release(session, operands)
@@ -110,8 +109,7 @@ def test_work_that_the_given_stream_holds_is_done_before_a_product_reads(session
                 busy = busy @ busy
             operands.a.array[...] = data
     session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=OPTIONS, stream=stream)
-    wrong = mismatch(case, operands)
-    collective_assert(comm, not wrong, wrong)
+    check_product(comm, case, operands)
     release(session, operands)
 
 
