@@ -29,7 +29,6 @@ FILES = {
     (1, 4): "cyclic gemm_layouts",
     (1, 2, 3, 4): "fuzz",
     # Eight are more than cores, and than a machine of four has.
-    (2, 8): "host_executor",
     (1, 2, 4, 8): "gemm",
 }
 TESTS = {

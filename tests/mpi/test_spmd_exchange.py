@@ -45,11 +45,6 @@ def test_handles_of_any_length_are_exchanged(comm, agree_all, group):
     agree_all(handles == [wanted[rank % 4] for rank in range(comm.size)], handles)
 
 
-def test_a_schedule_reaches_all_ranks(comm, agree_all, group):
-    data = np.random.default_rng(1).bytes(70_000)
-    agree_all(group.bcast_envelope(data if comm.rank == 0 else None) == data)
-
-
 def test_an_error_of_planning_is_raised_on_all_ranks(comm, agree_all, group):
     found = ""
     try:

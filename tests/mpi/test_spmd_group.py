@@ -35,18 +35,6 @@ def test_the_program_s_own_messages_are_untouched(comm, agree_all, group):
     agree_all(received == left, received)
 
 
-def test_groups_of_split_communicators_work_at_the_same_time(comm, agree_all):
-    colour = comm.rank % 2
-    sub = comm.Split(colour)
-    group = Group(sub)
-    sub.Free()
-    agree_all(group.size == (comm.size + 1 - colour) // 2, group.size)
-    for turn in range(5 + 5 * colour):  # each half does its own number of collective calls
-        assert group.allgather_objects((colour, turn)) == [(colour, turn)] * group.size
-    group.free()
-    agree_all(True)
-
-
 def test_what_is_no_intracommunicator_is_refused(agree_all):
     from mpi4py import MPI
 
@@ -123,25 +111,6 @@ def test_a_freed_group_says_so(comm, agree_all):
     group.free()
     with carried(comm), pytest.raises(ParamError, match="freed"):
         group.barrier()
-
-
-def test_two_threads_use_a_group_each(comm, agree_all):
-    groups = [Group(comm), Group(comm)]
-    seen = [[], []]
-
-    def body(which):
-        for turn in range(20):
-            seen[which].append(groups[which].allgather_objects((which, turn)))
-
-    threads = [threading.Thread(target=body, args=(which,), daemon=True) for which in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(40)
-    for which in (0, 1):
-        agree_all(seen[which] == [[(which, turn)] * comm.size for turn in range(20)], seen[which])
-    for group in groups:
-        group.free()
 
 
 def test_a_second_thread_needs_an_mpi_for_threads(comm, agree_all, group, monkeypatch):

@@ -94,14 +94,6 @@ def test_tables_that_are_read_only_stay_so(name, how):
     ]
 
 
-def test_a_copied_machine_and_schedule_do_what_theirs_do():
-    machine, schedule = pickle.loads(pickle.dumps((MACHINE, SCHEDULE)))
-    assert machine.to_json() == MACHINE.to_json()
-    assert schedule.digest() == SCHEDULE.digest()
-    assert simulate(schedule, machine).seconds == SIMULATED.seconds
-    assert pickle.loads(pickle.dumps(FOUND)).best.schedule.digest() == SCHEDULE.digest()
-
-
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", [name for name in um.__all__ if name.endswith("Error")])
 def test_an_error_is_copied_and_sent_with_its_message_and_mark(name, how):
