@@ -16,7 +16,7 @@ ALONE_AND_ON_THREE = (1, 3)
 FILES = {
     (1,): "random_arrays",
     # What is of each rank itself, or between two; commands, whose ranks do the same.
-    (2,): """api_arguments api_arrays api_measure api_random_arguments api_references api_tuning bench chunks command
+    (2,): """api_arguments api_arrays api_measure api_references api_tuning bench chunks command
         complex gemm_files odd_arguments out_of_core spmd_abort""",
     # What one rank does, and the others are told.
     (3,): """api_cut_short api_epochs api_flags api_life api_matrices api_memory api_opening api_trace
@@ -26,7 +26,7 @@ FILES = {
     (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
     (4,): "api_layouts redistribute views",
-    (1, 4): "cyclic gemm_layouts",
+    (1, 4): "gemm_layouts",
     (1, 2, 3, 4): "fuzz",
     # Eight are more than cores, and than a machine of four has.
     (1, 2, 4, 8): "gemm",

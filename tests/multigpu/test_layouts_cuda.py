@@ -6,7 +6,6 @@ import pytest
 
 # The same cases, collected here with this folder's fixtures.
 from tests.mpi.test_api_layouts import *  # noqa: F403
-from tests.mpi.test_cyclic import *  # noqa: F403
 from tests.mpi.test_gemm_layouts import *  # noqa: F403
 from tests.mpi.test_redistribute import *  # noqa: F403
 from tests.mpi.test_views import *  # noqa: F403

@@ -70,21 +70,26 @@ class TestProducts:
         exact = [shape.seconds(*extents, multiprocessors, rate_tflop_per_s * 1e12) for extents in SHAPES]
         return [value * (1 + noise * random.standard_normal()) for value in exact]
 
-    @pytest.mark.parametrize("blocks", [(128.0, 256.0), (256.0, 128.0), (128.0, 128.0), (64.0, 96.0), (1.0, 1.0)])
-    def test_exact_times_give_back_blocks_depth_overhead_and_rate(self, blocks):
-        true = GemmShape(*blocks, half_depth=180.0, overhead_s=6e-6)
+    def with_c(self, shape, rate_flop_per_s, bytes_of_an_element):
+        """Return what products that also add to C are, the bytes of C that each moves and the seconds it takes."""
+        extents = [one.shape for one in PRODUCTS]
+        extra = [bytes_of_an_element * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
+        timed = zip(extents, extra, strict=True)
+        return extents, extra, [shape.seconds(*one, 132, rate_flop_per_s, moved) for one, moved in timed]
+
+    @pytest.mark.parametrize(
+        ("blocks", "waves"),
+        [
+            *itertools.product([(128.0, 256.0), (256.0, 128.0), (128.0, 128.0), (64.0, 96.0), (1.0, 1.0)], [True]),
+            *itertools.product([(64.0, 64.0), (128.0, 64.0), (64.0, 128.0), (128.0, 128.0)], [False]),
+        ],
+    )
+    def test_exact_times_give_back_blocks_depth_overhead_and_rate(self, blocks, waves):
+        true = GemmShape(*blocks, half_depth=180.0, overhead_s=6e-6, waves=waves)
         shape, rate, error = fit_gemm_shape(SHAPES, self.seconds(true, 62.0, 132), 132)
-        assert (shape.block_rows, shape.block_cols) == blocks
+        assert (shape.block_rows, shape.block_cols, shape.waves) == (*blocks, waves)
         assert shape.half_depth == pytest.approx(180.0, rel=1e-6)
         assert shape.overhead_s == pytest.approx(6e-6, rel=1e-6)
-        assert rate == pytest.approx(62.0, rel=1e-6)
-        assert error < 1e-9
-
-    @pytest.mark.parametrize("blocks", [(64.0, 64.0), (128.0, 64.0), (64.0, 128.0), (128.0, 128.0)])
-    def test_exact_times_without_waves_give_back_their_blocks(self, blocks):
-        true = GemmShape(*blocks, half_depth=180.0, overhead_s=6e-6, waves=False)
-        shape, rate, error = fit_gemm_shape(SHAPES, self.seconds(true, 62.0, 132), 132)
-        assert (shape.block_rows, shape.block_cols, shape.waves) == (*blocks, False)
         assert rate == pytest.approx(62.0, rel=1e-6)
         assert error < 1e-9
 
@@ -109,9 +114,7 @@ class TestProducts:
         true = GemmShape(
             *blocks, half_depth=40.0, overhead_s=6e-6, tail_elements=2e5, c_s_per_byte=4e-13, uneven=uneven
         )
-        extents = [one.shape for one in PRODUCTS]
-        extra = [8.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
-        seconds = [true.seconds(*one, 132, 62e12, moved) for one, moved in zip(extents, extra, strict=True)]
+        extents, extra, seconds = self.with_c(true, 62e12, 8.0)
         shape, rate, error = fit_gemm_shape(extents, seconds, 132, extra)
         for name in ("block_rows", "block_cols", "half_depth", "overhead_s", "tail_elements", "c_s_per_byte"):
             assert getattr(shape, name) == pytest.approx(getattr(true, name), rel=1e-5, abs=0.0)
@@ -124,9 +127,7 @@ class TestProducts:
         true = GemmShape(
             128.0, 64.0, 300.0, 3e-6, tail_elements=4e5, c_s_per_byte=4e-13, waves=False, c_half_depth=depth
         )
-        extents = [one.shape for one in PRODUCTS]
-        extra = [4.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
-        seconds = [true.seconds(*one, 132, 900e12, moved) for one, moved in zip(extents, extra, strict=True)]
+        extents, extra, seconds = self.with_c(true, 900e12, 4.0)
         shape, rate, error = fit_gemm_shape(extents, seconds, 132, extra)
         assert shape.c_half_depth == depth
         assert shape.c_s_per_byte == pytest.approx(4e-13, rel=1e-5)
@@ -135,10 +136,8 @@ class TestProducts:
 
     def test_a_depth_that_explains_little_is_not_believed(self):
         true = GemmShape(128.0, 64.0, 300.0, 3e-6, c_s_per_byte=4e-13, waves=False)
-        extents = [one.shape for one in PRODUCTS]
-        extra = [4.0 * one.shape[0] * one.shape[1] * one.adds for one in PRODUCTS]
+        extents, extra, exact = self.with_c(true, 900e12, 4.0)
         noise = np.random.default_rng(5).normal(1.0, 0.05, len(extents))
-        exact = [true.seconds(*one, 132, 900e12, moved) for one, moved in zip(extents, extra, strict=True)]
         assert fit_gemm_shape(extents, (noise * exact).tolist(), 132, extra)[0].c_half_depth == 0.0
 
     @pytest.mark.parametrize("use", [0.0, 0.3, 0.7, 1.0])
