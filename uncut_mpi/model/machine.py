@@ -423,7 +423,8 @@ class Machine(Remade):
     def to_json(self) -> str:
         """Return the machine as JSON text of format `FORMAT_VERSION`."""
         data = self._figures()
-        return json.dumps({**data, "whole": _seal(data) if self.whole else ""}, indent=1, sort_keys=True)
+        sealed = {"whole": _seal(data)} if self.whole else {}
+        return json.dumps(data | sealed, indent=1, sort_keys=True)
 
     def _figures(self) -> dict[str, Any]:
         """Return all that its file says of it."""
