@@ -21,7 +21,7 @@ _NO_OBJECT = ("anon_inode:", "/dev/nvidia")  # one inode for all that they map
 _SYSTEM_V = "/SYSV"
 
 
-class Mapping(NamedTuple):
+class MappedArea(NamedTuple):
     """One line of ``/proc/self/maps``: addresses from `start` to before `stop`, from `offset` of an object."""
 
     start: int
@@ -39,7 +39,7 @@ class Mapping(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Piece:
+class Stretch:
     """
     A run of bytes in terms that all ranks share.
 
@@ -71,7 +71,7 @@ class Ground:
 
     Attributes
     ----------
-    pieces : tuple of Piece
+    pieces : tuple of Stretch
         What it consists of.
     writeable : bool
         Whether the system lets this process write to all of it.
@@ -79,13 +79,13 @@ class Ground:
         Why reading all of it would end this process; empty if it would not.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Stretch, ...]
     writeable: bool = True
     trouble: str = ""
 
 
 def object_name(device: int, inode: int) -> str:
-    """Return the name, as in `Piece`, of what ``os.fstat`` says has this device and inode."""
+    """Return the name, as in `Stretch`, of what ``os.fstat`` says has this device and inode."""
     return _name(f"{os.major(device):02x}:{os.minor(device):02x}", inode)
 
 
@@ -102,7 +102,7 @@ def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) 
     on_host : bool, default True
         False for memory of a device, of whose pages the list says nothing.
     """
-    whole = Piece(process, address, nbytes)
+    whole = Stretch(process, address, nbytes)
     if not nbytes:
         return Ground((whole,))
     try:
@@ -131,7 +131,7 @@ def _read_maps(stop: int) -> bytes:
     return text
 
 
-def covering(text: bytes, start: int, stop: int) -> list[Mapping]:
+def covering(text: bytes, start: int, stop: int) -> list[MappedArea]:
     """
     Return the mappings that hold an address from `start` to before `stop`, in order.
 
@@ -163,32 +163,32 @@ def covering(text: bytes, start: int, stop: int) -> list[Mapping]:
 
 
 def pieces_of(
-    mappings: Sequence[Mapping], address: int, nbytes: int, process: str, is_device: Callable[[str], bool]
-) -> tuple[Piece, ...]:
+    mappings: Sequence[MappedArea], address: int, nbytes: int, process: str, is_device: Callable[[str], bool]
+) -> tuple[Stretch, ...]:
     """
     Return what an extent consists of: objects, and what belongs to the process.
 
     Parameters
     ----------
-    mappings : sequence of Mapping
+    mappings : sequence of MappedArea
         Those that `covering` found for it.
     is_device : callable
         Whether a path is a device's, whose inode says nothing of what it maps.
     """
-    pieces: list[Piece] = []
-    private: list[Piece] = []
+    pieces: list[Stretch] = []
+    private: list[Stretch] = []
     for start, stop, mapping in _runs(mappings, address, address + nbytes):
         has_object = mapping is not None and mapping.inode != 0 and not is_device(mapping.path)
         if mapping is None or not has_object or not mapping.shared:
-            _append(private, Piece(process, start, stop - start, start - address))
+            _append(private, Stretch(process, start, stop - start, start - address))
         if mapping is not None and has_object:
             name = _name(mapping.device, mapping.inode, mapping.path)
             inside = mapping.offset + start - mapping.start
-            _append(pieces, Piece(name, inside, stop - start, start - address, mapping.shared))
+            _append(pieces, Stretch(name, inside, stop - start, start - address, mapping.shared))
     return (*private, *pieces)
 
 
-def _runs(mappings: Sequence[Mapping], start: int, stop: int) -> Iterator[tuple[int, int, Mapping | None]]:
+def _runs(mappings: Sequence[MappedArea], start: int, stop: int) -> Iterator[tuple[int, int, MappedArea | None]]:
     """Yield (from, to, mapping) for every part of an extent; None where nothing is mapped, as in a device's memory."""
     for mapping in mappings:
         if start < mapping.start:
@@ -200,7 +200,7 @@ def _runs(mappings: Sequence[Mapping], start: int, stop: int) -> Iterator[tuple[
         yield start, stop, None
 
 
-def _append(pieces: list[Piece], piece: Piece) -> None:
+def _append(pieces: list[Stretch], piece: Stretch) -> None:
     """Append a piece, or make the last one longer where it goes on there."""
     last = pieces[-1] if pieces else None
     if (
@@ -213,12 +213,12 @@ def _append(pieces: list[Piece], piece: Piece) -> None:
         pieces.append(piece)
 
 
-def _parse(line: bytes) -> Mapping:
+def _parse(line: bytes) -> MappedArea:
     fields = line.split(maxsplit=5)
     start, stop = fields[0].split(b"-")
     path = fields[5].decode(errors="surrogateescape") if len(fields) > 5 else ""
     permissions, device = fields[1].decode(), fields[3].decode()
-    return Mapping(int(start, 16), int(stop, 16), permissions, int(fields[2], 16), device, int(fields[4]), path)
+    return MappedArea(int(start, 16), int(stop, 16), permissions, int(fields[2], 16), device, int(fields[4]), path)
 
 
 def _name(device: str, inode: int, path: str = "") -> str:
@@ -237,7 +237,7 @@ def _is_device(path: str) -> bool:
         return False
 
 
-def _trouble(mappings: Sequence[Mapping], address: int, nbytes: int) -> str:
+def _trouble(mappings: Sequence[MappedArea], address: int, nbytes: int) -> str:
     for start, stop, mapping in _runs(mappings, address, address + nbytes):
         if mapping is None or mapping.permissions[:1] != "r":
             return f"nothing that can be read is mapped at {start:#x}"

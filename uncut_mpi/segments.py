@@ -80,7 +80,7 @@ class Segment:
         What it is, the same in every process of the node, as `mappings.ground_of` names it.
     """
 
-    def __init__(self, mapping: _Mapping, nbytes: int, handle: bytes, made: _MemoryObject | None = None) -> None:
+    def __init__(self, mapping: _Mapped, nbytes: int, handle: bytes, made: _MemoryObject | None = None) -> None:
         self._mapping: mmap.mmap | None = mapping.memory
         self._start = mapping.start
         self.nbytes = nbytes
@@ -390,7 +390,7 @@ def _reserve(descriptor: int, nbytes: int, purpose: str, kind: int) -> None:
         ) from error
 
 
-class _Mapping(NamedTuple):
+class _Mapped(NamedTuple):
     """A mapped object: its bytes begin at `start` of the memory, which ends with it or behind it."""
 
     memory: mmap.mmap
@@ -401,9 +401,9 @@ def _address(memory: mmap.mmap) -> int:
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
-def _map(descriptor: int, nbytes: int, purpose: str) -> _Mapping:
+def _map(descriptor: int, nbytes: int, purpose: str) -> _Mapped:
     try:
-        return _map_aligned(descriptor, nbytes) or _Mapping(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, _ACCESS), 0)
+        return _map_aligned(descriptor, nbytes) or _Mapped(mmap.mmap(descriptor, nbytes, mmap.MAP_SHARED, _ACCESS), 0)
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise _failed(error, f"{purpose}: mapping {bytes_text(nbytes)}") from error
@@ -413,7 +413,7 @@ def _map(descriptor: int, nbytes: int, purpose: str) -> _Mapping:
         ) from error
 
 
-def _map_aligned(descriptor: int, nbytes: int) -> _Mapping | None:
+def _map_aligned(descriptor: int, nbytes: int) -> _Mapped | None:
     """
     Map at a multiple of `ALIGNMENT`, or return None where that cannot be had.
 
@@ -433,13 +433,13 @@ def _map_aligned(descriptor: int, nbytes: int) -> _Mapping | None:
     if system(begin + start, nbytes, _ACCESS, mmap.MAP_SHARED | _MAP_FIXED, descriptor, 0) != begin + start:
         memory.close()
         return None
-    return _Mapping(memory, start)
+    return _Mapped(memory, start)
 
 
 # -- opening -------------------------------------------------------------------------------------
 
 
-class _Parts:
+class _SegmentParts:
     """The fields of a handle."""
 
     def __init__(self, fields: tuple[Any, ...]) -> None:
@@ -448,13 +448,13 @@ class _Parts:
         self.name = name.rstrip(b"\0").decode()
 
 
-def _unpack(handle: bytes) -> _Parts:
+def _unpack(handle: bytes) -> _SegmentParts:
     if len(handle) != _HANDLE.size or handle[: len(_MAGIC)] != _MAGIC:
         raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: pass Segment.handle unchanged")
-    return _Parts(_HANDLE.unpack(handle))
+    return _SegmentParts(_HANDLE.unpack(handle))
 
 
-def _locate(parts: _Parts) -> str:
+def _locate(parts: _SegmentParts) -> str:
     if parts.node != _digest(boot_id()):
         raise TopologyError(
             f"the shared memory of process {parts.pid} is on another node than {platform.node()}: only processes of "
@@ -471,7 +471,7 @@ def _locate(parts: _Parts) -> str:
     return f"/proc/{parts.pid}/fd/{parts.descriptor}"
 
 
-def _refused(parts: _Parts, path: str, error: OSError) -> TopologyError:
+def _refused(parts: _SegmentParts, path: str, error: OSError) -> TopologyError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return TopologyError(
             f"the system does not let this process open {path}: run all ranks as one user, in one container"

@@ -8,7 +8,7 @@ import pytest
 from tests.dev.fake import FakeCluster
 from uncut_mpi.calibration import probes
 from uncut_mpi.calibration.litmus import Exchange
-from uncut_mpi.calibration.probes import Areas, Product, Transfers
+from uncut_mpi.calibration.probes import Areas, GemmProbe, Transfers
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
 
@@ -31,7 +31,7 @@ PROBES = {
     "sums in turns": lambda: probes.turns(AREAS, 16, 100, 1 << 15, copies=False),
     "sums and copies in turns": lambda: probes.turns(AREAS, 16, 100, 1 << 15, copies=True),
     **{
-        f"products {dtype.name}": lambda dtype=dtype: probes.products(3, Product((16, 8, 32)), dtype, 3, 1 << 15)
+        f"products {dtype.name}": lambda dtype=dtype: probes.products(3, GemmProbe((16, 8, 32)), dtype, 3, 1 << 15)
         for dtype in (DType.f64, DType.f32)
     },
     "combines": lambda: probes.combines(3, 16, 8, DType.f64, 3, 1 << 15),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.device.host.views import Extent
+from uncut_mpi.device.host.views import BufferExtent
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 BFLOAT16 = (4, 16)
@@ -196,4 +196,4 @@ def closed_pages() -> np.ndarray:
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     address = np.frombuffer(memory, np.uint8).ctypes.data
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ)
-    return np.asarray(Extent(address, 3 * 3 * 8, memory)).view(np.float64).reshape(3, 3)
+    return np.asarray(BufferExtent(address, 3 * 3 * 8, memory)).view(np.float64).reshape(3, 3)

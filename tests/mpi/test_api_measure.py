@@ -18,7 +18,7 @@ from tests.helpers.collective import carried, collective_assert
 from uncut_mpi import unfinished
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
-from uncut_mpi.device.interface import Probe
+from uncut_mpi.device.interface import Timeable
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd.group import Group
@@ -383,7 +383,7 @@ def test_a_measurement_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(co
     collective_assert(comm, peers_needed or not stamps(cache), "a failed measurement was kept")
 
 
-class ScriptedProbe(Probe):
+class ScriptedProbe(Timeable):
     """Returns given times, and notes when it is used and freed."""
 
     def __init__(self, name, times, log):

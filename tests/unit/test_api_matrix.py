@@ -14,7 +14,7 @@ from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.errors import ParamError
-from uncut_mpi.mappings import Piece
+from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Part
@@ -188,11 +188,11 @@ def info(
     """A matrix whose element (0, 0) is at byte `at`."""
     stored = StoredMatrix(rows, cols, order, ld)
     part = Part((0, rows), (0, cols), Location.host(0), order, stored.ld)
-    held = HeldPart(part, 0, (Piece(memory, at, extent_bytes(stored, dtype)),))
+    held = HeldPart(part, 0, (Stretch(memory, at, extent_bytes(stored, dtype)),))
     return MatrixInfo(1, BoundLayout.whole((rows, cols), part.location, order, stored.ld), dtype, (held,))
 
 
-def with_pieces(x: MatrixInfo, *pieces: Piece) -> MatrixInfo:
+def with_pieces(x: MatrixInfo, *pieces: Stretch) -> MatrixInfo:
     return dataclasses.replace(x, parts=(dataclasses.replace(x.parts[0], pieces=pieces),))
 
 
@@ -310,7 +310,7 @@ def test_neighbours_that_touch_do_not_overlap():
 def test_each_piece_of_a_matrix_is_compared_as_it_lies_there():
     """Columns of 4 elements of which the second lies in other memory, where it follows on the first of another."""
     x = info(4, 2)
-    split = with_pieces(x, Piece("host 0", 0, 32), Piece("a file", 160, 32, 32))
+    split = with_pieces(x, Stretch("host 0", 0, 32), Stretch("a file", 160, 32, 32))
     assert overlap(split, info(4, 1))
     assert not overlap(split, info(4, 1, at=32))
     for column, shared in ((4, False), (5, True), (6, False)):
@@ -321,8 +321,8 @@ def test_each_piece_of_a_matrix_is_compared_as_it_lies_there():
 
 def test_bytes_that_writing_does_not_change_are_read_all_the_same():
     x = info(4, 4)
-    private = with_pieces(x, Piece("rank 0", 0, 128), Piece("a file", 0, 128, written=False))
-    shared = with_pieces(x, Piece("a file", 0, 128))
+    private = with_pieces(x, Stretch("rank 0", 0, 128), Stretch("a file", 0, 128, written=False))
+    shared = with_pieces(x, Stretch("a file", 0, 128))
     assert overlap(private, shared)
     assert not overlap(shared, private)
     assert overlap(private, private)
@@ -342,7 +342,7 @@ def by_rows(orders: str, memory: str) -> MatrixInfo:
         Part((top, top + edges.step), (0, 3), Location.host(rank), order)
         for rank, (top, order) in enumerate(zip(edges, orders, strict=False))
     ]
-    helds = tuple(HeldPart(part, rank, (Piece(memory, 100 * rank, 96),)) for rank, part in enumerate(parts))
+    helds = tuple(HeldPart(part, rank, (Stretch(memory, 100 * rank, 96),)) for rank, part in enumerate(parts))
     return MatrixInfo(1, BoundLayout((4, 3), tuple(parts)), DType.f64, helds)
 
 

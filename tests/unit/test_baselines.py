@@ -17,7 +17,7 @@ import pytest
 from tests.helpers.baselines import expected, make_task
 from uncut_mpi.bench import processes
 from uncut_mpi.bench.baselines.job import as_cyclic
-from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
+from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.serve import _Server, load, serve
 from uncut_mpi.bench.baselines.task import words
 from uncut_mpi.bench.processes import BASELINES, BaselineError, BaselineProcess, environment
@@ -52,7 +52,7 @@ class Counting(Library):
         return self.product
 
 
-class CountingProduct(Product):
+class CountingProduct(LibraryProduct):
     def __init__(self, settings, broken):
         self.settings, self.broken, self.calls, self.events = settings, broken, [], []
 

@@ -9,7 +9,7 @@ import pytest
 
 from uncut_mpi.bench.arguments import STEPS, BenchArguments, ablation_options, cases_of, options_of, parse_bench
 from uncut_mpi.bench.datasets import Case, layouts, paralia, uncut_irregular
-from uncut_mpi.bench.measure import Work, combined
+from uncut_mpi.bench.measure import Entry, combined
 from uncut_mpi.bench.rates import draw_rates
 from uncut_mpi.bench.summary import (
     BEST,
@@ -98,12 +98,12 @@ def test_methods_are_schedules() -> None:
 
 
 def test_bands_get_an_a_that_is_stored_transposed() -> None:
-    stored = {name: Work(Case(32, 48, 16, "h,h,h"), DType.f64, name, 2) for name in ("auto", "bands", "bands:16")}
+    stored = {name: Entry(Case(32, 48, 16, "h,h,h"), DType.f64, name, 2) for name in ("auto", "bands", "bands:16")}
     assert [one.problem.trans_a for one in stored.values()] == ["N", "T", "T"]
     assert [one.gemm_arguments(0, 2).trans_a for one in stored.values()] == ["N", "T", "T"]
 
 
-WORK = Work(Case(1000, 500, 100, "h,h,h"), DType.f64, "auto", 2)
+WORK = Entry(Case(1000, 500, 100, "h,h,h"), DType.f64, "auto", 2)
 
 
 def facts(samples_s: list[float], **other: object) -> dict:

@@ -646,7 +646,7 @@ def test_products_lie_in_the_memory_of_their_effort(dtype):
 def test_held_products_come_after_what_holds_them_on_each_lane():
     effort = EFFORTS["cuda"]
     for lanes in (1, 2):
-        product, hold = probes.Product((512, 256, 4096), lanes=lanes), probes.Hold(*effort.combine, 3)
+        product, hold = probes.GemmProbe((512, 256, 4096), lanes=lanes), probes.Hold(*effort.combine, 3)
         probe = probes.products(2, product, DType.f16, 4, effort.compute_bytes, hold)
         tasks = probe.schedule.tasks
         for lane in range(2 * lanes):

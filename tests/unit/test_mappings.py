@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from uncut_mpi import mappings
-from uncut_mpi.mappings import Mapping, Piece, covering, ground_of, object_name, pieces_of
+from uncut_mpi.mappings import MappedArea, Stretch, covering, ground_of, object_name, pieces_of
 
 MAPS = b"""\
 1000-3000 r--p 00000000 fe:00 260131                     /usr/bin/cat
@@ -56,7 +56,7 @@ def test_the_mappings_of_a_range_are_found(start, stop, wanted):
 
 def test_a_line_has_its_fields():
     (file,) = covering(MAPS, 0xA000, 0xA001)
-    assert file == Mapping(0xA000, 0xC000, "rw-p", 0x1000, "fe:00", 5, "/data/a file\\012of two lines")
+    assert file == MappedArea(0xA000, 0xC000, "rw-p", 0x1000, "fe:00", 5, "/data/a file\\012of two lines")
     assert [one.shared for one in covering(MAPS, 0x3000, 0x8000)] == [False, True]
     assert covering(b"", 0, 1 << 64) == []
 
@@ -75,23 +75,23 @@ def test_what_is_found_by_halving_is_what_all_lines_say():
 
 
 def test_anonymous_memory_is_its_processs():
-    assert at(0x3010, 0x4000) == (Piece("process 2", 0x3010, 0xFF0),)
+    assert at(0x3010, 0x4000) == (Stretch("process 2", 0x3010, 0xFF0),)
 
 
 def test_a_shared_object_is_known_by_device_inode_and_offset_through_all_its_mappings():
-    assert at(0x7000, 0x8800) == (Piece("00:01 77", 0x3000, 0x1800),)
+    assert at(0x7000, 0x8800) == (Stretch("00:01 77", 0x3000, 0x1800),)
 
 
 def test_a_private_view_of_a_file_is_its_processs_and_reads_the_file():
     assert at(0xB000, 0xB010) == (
-        Piece("process 2", 0xB000, 0x10),
-        Piece("fe:00 5", 0x2000, 0x10, written=False),
+        Stretch("process 2", 0xB000, 0x10),
+        Stretch("fe:00 5", 0x2000, 0x10, written=False),
     )
 
 
 def test_what_devices_map_is_known_by_its_address():
-    assert at(0xC000, 0xD000) == (Piece("process 2", 0xC000, 0x1000),)
-    assert at(0xE000, 0xF000) == (Piece("process 2", 0xE000, 0x1000),)
+    assert at(0xC000, 0xD000) == (Stretch("process 2", 0xC000, 0x1000),)
+    assert at(0xE000, 0xF000) == (Stretch("process 2", 0xE000, 0x1000),)
 
 
 def test_system_v_memory_is_no_memfd_of_the_same_inode():
@@ -102,15 +102,18 @@ def test_system_v_memory_is_no_memfd_of_the_same_inode():
 
 def test_an_extent_over_several_mappings_has_a_piece_of_each():
     assert at(0x8800, 0xA800) == (
-        Piece("process 2", 0x9000, 0x1800, 0x800),
-        Piece("00:01 77", 0x4800, 0x800),
-        Piece("fe:00 5", 0x1000, 0x800, 0x1800, written=False),
+        Stretch("process 2", 0x9000, 0x1800, 0x800),
+        Stretch("00:01 77", 0x4800, 0x800),
+        Stretch("fe:00 5", 0x1000, 0x800, 0x1800, written=False),
     )
 
 
 def test_where_nothing_is_mapped_the_address_says_what_it_is():
-    assert at(0x5800, 0x6800) == (Piece("process 2", 0x5800, 0x800), Piece("00:01 77", 0x2000, 0x800, 0x800))
-    assert at(1 << 40, (1 << 40) + 8) == (Piece("process 2", 1 << 40, 8),)
+    assert at(0x5800, 0x6800) == (
+        Stretch("process 2", 0x5800, 0x800),
+        Stretch("00:01 77", 0x2000, 0x800, 0x800),
+    )
+    assert at(1 << 40, (1 << 40) + 8) == (Stretch("process 2", 1 << 40, 8),)
 
 
 def test_no_more_of_the_list_is_read_than_is_needed(monkeypatch):
@@ -131,7 +134,7 @@ def test_no_more_of_the_list_is_read_than_is_needed(monkeypatch):
 def test_private_arrays_are_their_processs():
     array = np.zeros(1 << 20)
     ground = ground_of(array.ctypes.data, array.nbytes, "me")
-    assert ground == mappings.Ground((Piece("me", array.ctypes.data, array.nbytes),))
+    assert ground == mappings.Ground((Stretch("me", array.ctypes.data, array.nbytes),))
 
 
 def test_a_memfd_has_the_name_that_its_status_gives():
@@ -142,7 +145,7 @@ def test_a_memfd_has_the_name_that_its_status_gives():
     os.close(descriptor)
     address = np.frombuffer(memory, np.uint8).ctypes.data
     name = object_name(status.st_dev, status.st_ino)
-    assert ground_of(address + 8, 16, "me").pieces == (Piece(name, mmap.PAGESIZE + 8, 16),)
+    assert ground_of(address + 8, 16, "me").pieces == (Stretch(name, mmap.PAGESIZE + 8, 16),)
 
 
 def test_pages_that_cannot_be_written_are_said_to_be_so(tmp_path):
@@ -178,8 +181,8 @@ def test_without_the_systems_list_process_and_address_are_what_is_known(monkeypa
         raise PermissionError("no /proc on purpose")
 
     monkeypatch.setattr("builtins.open", refuse)
-    assert ground_of(4096, 8, "me") == mappings.Ground((Piece("me", 4096, 8),))
+    assert ground_of(4096, 8, "me") == mappings.Ground((Stretch("me", 4096, 8),))
 
 
 def test_an_empty_extent_is_one_piece_of_nothing():
-    assert ground_of(4096, 0, "me") == mappings.Ground((Piece("me", 4096, 0),))
+    assert ground_of(4096, 0, "me") == mappings.Ground((Stretch("me", 4096, 0),))

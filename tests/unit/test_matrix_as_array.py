@@ -22,7 +22,7 @@ from uncut_mpi.api.stored import stored_of
 from uncut_mpi.api.views import View, info_of
 from uncut_mpi.api.wanted import new_result
 from uncut_mpi.errors import ParamError
-from uncut_mpi.mappings import Piece
+from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location
@@ -220,7 +220,7 @@ def test_parts_of_a_view_lie_where_their_elements_do():
             nbytes = ((part.stored_shape[1] - 1) * part.ld + part.stored_shape[0]) * item
             cut = rng.randrange(0, nbytes + 1, item)
             pieces = tuple(
-                Piece(name, start, size, start)
+                Stretch(name, start, size, start)
                 for name, start, size in ((f"x{number}", 0, cut), (f"y{number}", cut, nbytes - cut))
                 if size
             )

@@ -14,7 +14,7 @@ from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.nonfinite import NonFinite
 from uncut_mpi.command.product import Timing
 from uncut_mpi.command.report import (
-    About,
+    Circumstances,
     Facts,
     text,
     to_json,
@@ -23,7 +23,7 @@ from uncut_mpi.model.bounds import Bound
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation
 
-ABOUT = About(
+ABOUT = Circumstances(
     version="1.2.3",
     command_line="python -m uncut_mpi.gemm -m 1000",
     date="2026-01-02T03:04:05+00:00",

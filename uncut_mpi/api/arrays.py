@@ -20,7 +20,7 @@ _PLAIN = (np.ndarray, np.memmap, np.matrix)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Taken:
+class TakenArray:
     """
     A caller's array.
 
@@ -39,7 +39,7 @@ class Taken:
     writeable: bool = True
 
 
-def take(given: Any, backend: Backend) -> Taken:
+def take(given: Any, backend: Backend) -> TakenArray:
     """
     Return what a caller registers as an array, without a copy. Local.
 
@@ -51,23 +51,23 @@ def take(given: Any, backend: Backend) -> Taken:
     if isinstance(given, np.ndarray):
         array = _plain(given)
     elif backend.owns(given):
-        return Taken(given, True)
+        return TakenArray(given, True)
     elif isinstance(given, Matrix):
         raise ParamError(f"{given} was given as an array: it is a matrix of a session already, use it as it is")
     elif shows(given, "__dlpack__"):
         if exported.place_of(given)[0] != exported.HOST:
             array, writeable = backend.wrap(given)
-            return Taken(array, True, writeable)
+            return TakenArray(array, True, writeable)
         with exported.translated(given):
             array = exported.from_dlpack(given).as_numpy()
     elif shows(given, "__cuda_array_interface__"):
         array, writeable = backend.wrap(given)
-        return Taken(array, True, writeable)
+        return TakenArray(array, True, writeable)
     elif shows(given, "__array_interface__") and not isinstance(given, np.generic):
         array = exported.from_array_interface(given)
     else:
         raise ParamError(f"{'None' if given is None else type_text(given)} was given: {_mend(given)}")
-    return Taken(array, backend.owns(array), array.flags.writeable)
+    return TakenArray(array, backend.owns(array), array.flags.writeable)
 
 
 def element_type(array: Any, kind: DType | None) -> DType:

@@ -56,7 +56,7 @@ class GivenArray:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Dealt:
+class DealtParts:
     """
     A matrix as ranks have it; as in `MatrixInfo`, and what each rank has of it.
 
@@ -82,7 +82,7 @@ def by_layout(
     shape: tuple[int, int] | None,
     kind: DType | None,
     order: Order = "C",
-) -> Dealt:
+) -> DealtParts:
     """
     Return the matrix of which each rank gives its part by a layout.
 
@@ -131,7 +131,7 @@ def by_layout(
         shape, [None if part is None else LocalArray(part.location, part.order, part.ld) for part in parts]
     )
     placed = zip((held for held in helds if held is not None), bound.parts, strict=True)
-    return Dealt(
+    return DealtParts(
         bound,
         dtype,
         tuple(dataclasses.replace(held, part=part) for held, part in placed)
@@ -142,7 +142,7 @@ def by_layout(
     )
 
 
-def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> Dealt:
+def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> DealtParts:
     """
     Return the matrix of which each rank gives some parts and says where they are.
 
@@ -165,7 +165,7 @@ def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kin
     except ParamError as error:
         texts = [_rectangles_text([one.held.part for one in ones if one.has_elements]) for ones in given]
         raise ParamError(f"{error}; of all parts {agreement.by_rank(texts)}") from None
-    return Dealt(
+    return DealtParts(
         bound,
         dtype,
         tuple(dataclasses.replace(held, part=part) for held, part in zip(helds, parts, strict=True))

@@ -16,7 +16,7 @@ from uncut_mpi.device.files import FileWindow
 from uncut_mpi.device.host.views import matrix_at
 from uncut_mpi.device.interface import Backend, Pin
 from uncut_mpi.errors import DataFileError, ParamError, PinError, agreed, reason
-from uncut_mpi.mappings import Piece, ground_of, object_name
+from uncut_mpi.mappings import Stretch, ground_of, object_name
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Rectangle
 from uncut_mpi.model.lines import lines_of
@@ -110,7 +110,7 @@ class Grips:
         address = window.address + first
         lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)
         array = lines if file.order == "F" else lines.T
-        pieces = (Piece(object_name(status.st_dev, status.st_ino), first, nbytes),)
+        pieces = (Stretch(object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._rank), file.order, length)
         held = HeldPart(part, self._rank, pieces, None, 0, f"it lies in the file {file.path}")
         return [Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))]
@@ -125,7 +125,7 @@ class Grips:
         rank = self._rank
         rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)
 
-        def made(grip: Grip, location: Location, pieces: tuple[Piece, ...], writeable: bool, *exported: Any) -> Mine:
+        def made(grip: Grip, location: Location, pieces: tuple[Stretch, ...], writeable: bool, *exported: Any) -> Mine:
             part = Part(rows, cols, location, stored.order, stored.ld)
             return Mine(given, array, GivenArray(HeldPart(part, rank, pieces, *exported), dtype, writeable), grip)
 
@@ -141,7 +141,7 @@ class Grips:
         for other in self._every():
             segment = other.segment
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
-                piece = Piece(segment.memory, address - segment.address, nbytes)
+                piece = Stretch(segment.memory, address - segment.address, nbytes)
                 return made(Grip(address, array, segment), Location.host(), (piece,), taken.writeable)
         ground = ground_of(address, nbytes, _process(rank))
         if ground.trouble:

@@ -18,7 +18,7 @@ import numpy as np
 
 from uncut_mpi.api.arrays import has_elements, is_batch
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.dealing import Dealt, by_layout, by_starts
+from uncut_mpi.api.dealing import DealtParts, by_layout, by_starts
 from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start
 from uncut_mpi.api.matrix import (
     HeldPart,
@@ -44,7 +44,7 @@ from uncut_mpi.errors import (
     reason,
 )
 from uncut_mpi.instead import BATCH
-from uncut_mpi.mappings import Piece
+from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
@@ -383,8 +383,8 @@ class MatrixStore:
         segment = exchange.shared_segment(self._group, nbytes, f"a host matrix of {rows}×{cols}")
         bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
         part = Part((0, rows), (0, cols), Location.host(), wanted.order)
-        held = HeldPart(part, layout.holders(self._group.size)[0], (Piece(segment.memory, 0, nbytes),))
-        dealt = Dealt(bound, kind, (held,), layout, (), [(rectangle,) for rectangle in rectangles])
+        held = HeldPart(part, layout.holders(self._group.size)[0], (Stretch(segment.memory, 0, nbytes),))
+        dealt = DealtParts(bound, kind, (held,), layout, (), [(rectangle,) for rectangle in rectangles])
         grip = Grip(segment.address, segment=segment)
         matrix = self._publish(dealt, [], [grip])
         self._pin(matrix.info.number, grip, nbytes)
@@ -476,7 +476,7 @@ class MatrixStore:
                 rectangle = of.part.rows, of.part.cols
                 yield of.part, own[1], picked(*indices_of(rectangle, orders)), own[0]
 
-    def _publish(self, dealt: Dealt, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
+    def _publish(self, dealt: DealtParts, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
         """
         Return a new matrix.
 
@@ -517,7 +517,7 @@ class MatrixStore:
         return matrix
 
     def _local_parts(
-        self, dealt: Dealt, info: MatrixInfo, mine: Sequence[Mine], array: Any, own: Mapping[int, tuple[int, Any]]
+        self, dealt: DealtParts, info: MatrixInfo, mine: Sequence[Mine], array: Any, own: Mapping[int, tuple[int, Any]]
     ) -> LocalParts:
         """Return what this rank has of a matrix. Local."""
         rectangles = dealt.rectangles[self._group.rank]
@@ -542,7 +542,7 @@ class MatrixStore:
         return LocalParts(rectangles, arrays, own, memory, empty)
 
 
-def _view_of(segment: Segment, piece: Piece, info: MatrixInfo) -> np.ndarray:
+def _view_of(segment: Segment, piece: Stretch, info: MatrixInfo) -> np.ndarray:
     """Return a matrix that lies in shared host memory as a whole."""
     flat = segment.array(np.uint8, segment.nbytes)[piece.start :]
     item = info.dtype.itemsize

@@ -16,7 +16,7 @@ from uncut_mpi.api.views import View, info_of, piece_of, slices_of
 from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
-from uncut_mpi.mappings import Piece
+from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, Rectangle
 from uncut_mpi.model.locations import Location, Memory
@@ -45,7 +45,7 @@ class HeldPart:
         Which rectangle of the matrix, and how it is stored.
     holder : int
         The rank whose array it is.
-    pieces : tuple of Piece
+    pieces : tuple of Stretch
         The bytes from its first element to its last, as all ranks know them. Shared host memory is one piece.
     handle : bytes or None
         For device memory: the exported allocation it lies in; None if that cannot be exported.
@@ -58,7 +58,7 @@ class HeldPart:
 
     part: Part
     holder: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Stretch, ...]
     handle: bytes | None = None
     offset_bytes: int = 0
     obstacle: str = ""

@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from uncut_mpi.device.interface import Backend, DeviceIdentity, Probe
+from uncut_mpi.device.interface import Backend, DeviceIdentity, Timeable
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
@@ -178,7 +178,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
             with agreement.collective(group, f"measuring the links of rank {turn}"):
                 if turn == rank:
                     _measure_links(backend, rank, [*peers, mine], nbytes, bandwidth, latency)
-        work: dict[str, Callable[[], Probe]] = {
+        work: dict[str, Callable[[], Timeable]] = {
             "host to device": lambda: backend.copy_probe(scratch.address, mine, nbytes),
             "device to host": lambda: backend.copy_probe(mine, scratch.address, nbytes),
             **{dtype.name: functools.partial(backend.gemm_probe, edge, dtype) for dtype in _PROBED},
@@ -247,7 +247,9 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     )
 
 
-def _sample_together(group: Group, work: Mapping[str, Callable[[], Probe]], sample_s: float) -> dict[str, list[float]]:
+def _sample_together(
+    group: Group, work: Mapping[str, Callable[[], Timeable]], sample_s: float
+) -> dict[str, list[float]]:
     """Return the seconds that this rank took for each kind of work, one number per sample. Collective."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     with contextlib.ExitStack() as opened:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
-from uncut_mpi.mappings import Piece
+from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.parts import Part
 
@@ -17,7 +17,7 @@ def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
     Exact for parts of one leading dimension and type; otherwise true whenever they share a byte between their first
     and last ones.
     """
-    changed: dict[str, list[tuple[HeldPart, Piece]]] = collections.defaultdict(list)
+    changed: dict[str, list[tuple[HeldPart, Stretch]]] = collections.defaultdict(list)
     for held in written.parts:
         for piece in held.pieces:
             if piece.written:
@@ -34,7 +34,7 @@ def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
 
 def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
     """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
-    there: dict[str, list[tuple[HeldPart, Piece]]] = collections.defaultdict(list)
+    there: dict[str, list[tuple[HeldPart, Stretch]]] = collections.defaultdict(list)
     for held in written.parts:
         for piece in held.pieces:
             for other, known in there[piece.memory]:
@@ -45,7 +45,7 @@ def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
     return ()
 
 
-def _meet(x: tuple[Part, Piece, DType], y: tuple[Part, Piece, DType]) -> bool:
+def _meet(x: tuple[Part, Stretch, DType], y: tuple[Part, Stretch, DType]) -> bool:
     """Return whether two parts share an element's bytes, each as it lies around a piece of it in one memory."""
     (x_part, piece, x_type), (y_part, other, y_type) = x, y
     (x_rows, x_cols), (y_rows, y_cols) = x_part.stored_shape, y_part.stored_shape

@@ -11,7 +11,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.mappings import Piece
+from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.layout import Rectangle
 from uncut_mpi.model.parts import BoundLayout, Extent, Part
 from uncut_mpi.model.positions import Orders
@@ -173,7 +173,7 @@ def piece_of(held: HeldPart, seen: Part, row: int, col: int, itemsize: int) -> t
     return dataclasses.replace(held, part=seen, pieces=pieces, offset_bytes=held.offset_bytes + start), start
 
 
-def _within(piece: Piece, start: int, nbytes: int) -> Piece | None:
+def _within(piece: Stretch, start: int, nbytes: int) -> Stretch | None:
     """Return what of a piece is in some bytes of the extent that it is a piece of, as a piece of these."""
     first, stop = max(piece.offset, start), min(piece.offset + piece.nbytes, start + nbytes)
     if first >= stop:

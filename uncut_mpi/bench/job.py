@@ -13,7 +13,7 @@ from typing import Any, Final
 import uncut_mpi
 from uncut_mpi.api.session import Session
 from uncut_mpi.bench.arguments import BenchArguments, cases_of
-from uncut_mpi.bench.measure import Facts, Measurer, Work, combined
+from uncut_mpi.bench.measure import Entry, Facts, Measurer, combined
 from uncut_mpi.bench.rates import draw_rates
 from uncut_mpi.bench.summary import SINGLE, SUMMED, Row, summary_text
 from uncut_mpi.command.artifacts import check_paths, write_file
@@ -124,7 +124,7 @@ class _Bench:
                     write_file("--plot", arguments.plot, draw_rates(rows, arguments.methods))
         return all(row["passed"] is not False for row in rows)
 
-    def _measured(self, measurer: Measurer, todo: Sequence[Work], bar: ProgressBar | None) -> Iterator[Row]:
+    def _measured(self, measurer: Measurer, todo: Sequence[Entry], bar: ProgressBar | None) -> Iterator[Row]:
         """
         Measure what is to do, all methods of a problem in so many rounds, and yield its rows.
 
@@ -138,7 +138,7 @@ class _Bench:
                 return
             works = list(grouped)
             product: Product | None = None
-            found: dict[Work, list[Facts]] = {one: [] for one in works}
+            found: dict[Entry, list[Facts]] = {one: [] for one in works}
             turns = [(turn, one) for turn in range(rounds) for one in works[:: 1 if (rounds - turn) % 2 else -1]]
             for turn, one in turns:
                 if bar is not None:
@@ -161,12 +161,12 @@ class _Bench:
 
     # -- what to do, and what is done --------------------------------------------------------
 
-    def _work(self) -> Iterator[Work]:
+    def _work(self) -> Iterator[Entry]:
         counts = self._arguments.compute or (self._session.size,)
         for dtype in self._arguments.dtypes:
             for case in self._cases:
                 works = [
-                    Work(case, dtype, method, count)
+                    Entry(case, dtype, method, count)
                     for method in self._arguments.methods
                     # One device is one, however many there are.
                     for count in ((1,) if method in SINGLE else counts)
@@ -224,12 +224,12 @@ class _Bench:
 
     # -- one measurement ---------------------------------------------------------------------
 
-    def _make(self, one: Work) -> Product:
+    def _make(self, one: Entry) -> Product:
         m, n, k, _ = one.case
         arguments = one.gemm_arguments(self._arguments.seed, self._session.size)
         return make_product(self._session, arguments, (m, n, k), one.dtype, generated_sources(arguments, m, n, k), "F")
 
-    def _row(self, one: Work, facts: Facts) -> dict[str, Any]:
+    def _row(self, one: Entry, facts: Facts) -> dict[str, Any]:
         empty = dict.fromkeys(("tflop_per_s", "passed", "error", "tolerance", "joules"))
         return {
             **dict(zip(_KEY, _work_key(one), strict=True)),
@@ -244,7 +244,7 @@ class _Bench:
         }
 
 
-def _work_key(one: Work) -> tuple[Any, ...]:
+def _work_key(one: Entry) -> tuple[Any, ...]:
     return (*one.case[:3], one.dtype.name, one.case.placement, one.method, one.compute)
 
 

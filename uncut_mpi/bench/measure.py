@@ -64,7 +64,7 @@ Facts = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Work:
+class Entry:
     """
     One measurement to make.
 
@@ -126,10 +126,10 @@ class Measurer:
         self._device_of = [self._devices.index(uuid) if cuda else r for r, uuid in enumerate(session.device_uuids)]
         self._processes: dict[str, BaselineProcess] = {}  # on rank 0
         self._shared: tuple[Product, SharedTask] | None = None  # on rank 0
-        self._settings: dict[Work, list[str]] = {}  # on rank 0, what other libraries found best in an earlier round
-        self._begun: dict[str, tuple[Work, Facts]] = {}  # of libraries whose processes have a task still
+        self._settings: dict[Entry, list[str]] = {}  # on rank 0, what other libraries found best in an earlier round
+        self._begun: dict[str, tuple[Entry, Facts]] = {}  # of libraries whose processes have a task still
 
-    def measure(self, one: Work, product: Product, *, last: bool) -> Facts:
+    def measure(self, one: Entry, product: Product, *, last: bool) -> Facts:
         """
         Return what a method takes, by the calls of one round; why not under ``"reason"``, if it cannot be had here.
 
@@ -176,7 +176,7 @@ class Measurer:
 
     # -- ours --------------------------------------------------------------------------------
 
-    def _own(self, one: Work, product: Product, last: bool) -> Facts:
+    def _own(self, one: Entry, product: Product, last: bool) -> Facts:
         session, asked = self._session, self._asked
         arguments = one.gemm_arguments(asked.seed, session.size)
         fewer = one.method == "one" or one.compute < session.size
@@ -218,7 +218,7 @@ class Measurer:
             **self._by_papers(one),
         }
 
-    def _by_papers(self, one: Work) -> Facts:
+    def _by_papers(self, one: Entry) -> Facts:
         """Return what two papers say of the same ranks: PARALiA's predictor (s), and PaRSEC's equation (1) (bytes)."""
         session, problem, ranks = self._session, one.problem, one.ranks(self._session)
         placement, said = one.placement(session.size), dict[str, Any]()
@@ -229,7 +229,7 @@ class Measurer:
             said["equation_1_bytes"] = round(received_bytes(problem, placement, machine, ranks))
         return said
 
-    def _planned(self, one: Work, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:
+    def _planned(self, one: Entry, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:
         session = self._session
         if one.method == "cubes":
             usual = int(USUAL_PART * int(session.machine.memory_bytes.min()))
@@ -240,7 +240,7 @@ class Measurer:
 
     # -- other libraries' --------------------------------------------------------------------
 
-    def _baseline(self, one: Work, product: Product, last: bool) -> Facts:
+    def _baseline(self, one: Entry, product: Product, last: bool) -> Facts:
         session, asked = self._session, self._asked
         arguments = one.gemm_arguments(asked.seed, session.size)
         known, begun = self._begun.get(one.method, (None, {}))
@@ -287,7 +287,7 @@ class Measurer:
             "digest": None,
         }
 
-    def _begin(self, one: Work, product: Product, arguments: GemmArguments) -> Facts:
+    def _begin(self, one: Entry, product: Product, arguments: GemmArguments) -> Facts:
         """Give a task to its library's process. On rank 0 alone."""
         if self._shared is None or self._shared[0] is not product:
             self.forget()
@@ -318,7 +318,7 @@ class Measurer:
             return str(place)
         return self._device_of[place.rank] if place.space == "device" and place.rank is not None else None
 
-    def _told(self, one: Work, message: Facts, more_s: float = 0.0) -> Facts:
+    def _told(self, one: Entry, message: Facts, more_s: float = 0.0) -> Facts:
         def ask() -> Facts:
             process = self._processes[one.method]
             return process.ask(message, process.patience_s + more_s)
@@ -369,7 +369,7 @@ class Measurer:
         return {"samples_s": [round(sample, 8) for sample in samples], "joules": joules}
 
 
-def combined(one: Work, rounds: Sequence[Facts]) -> Facts:
+def combined(one: Entry, rounds: Sequence[Facts]) -> Facts:
     """
     Return what several rounds of the same measurement found: all their samples, and the worst of their verdicts.
 

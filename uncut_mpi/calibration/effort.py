@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from uncut_mpi.calibration.probes import Product
+from uncut_mpi.calibration.probes import GemmProbe
 from uncut_mpi.model.dtypes import DType
 
 
@@ -49,13 +49,13 @@ class Effort:
     asynchronous: bool
 
     @property
-    def products(self) -> list[Product]:
+    def products(self) -> list[GemmProbe]:
         """Every product to time."""
         return [
-            *(Product(shape) for shape in self.shapes),
-            *(Product(shape, adds=True) for shape in self.added),
-            *(Product(shape, aligned=False) for shape in self.misaligned),
-            *(Product(shape, lanes=2) for shape in self.paired),
+            *(GemmProbe(shape) for shape in self.shapes),
+            *(GemmProbe(shape, adds=True) for shape in self.added),
+            *(GemmProbe(shape, aligned=False) for shape in self.misaligned),
+            *(GemmProbe(shape, lanes=2) for shape in self.paired),
         ]
 
     @property

@@ -20,7 +20,7 @@ from uncut_mpi.calibration import power, probes
 from uncut_mpi.calibration.assemble import link_tables
 from uncut_mpi.calibration.effort import Effort
 from uncut_mpi.calibration.litmus import run_litmus
-from uncut_mpi.calibration.probes import SMALL_BYTES, Product, Transfers
+from uncut_mpi.calibration.probes import SMALL_BYTES, GemmProbe, Transfers
 from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
@@ -88,7 +88,7 @@ def measure_all(
         group, backend, area_bytes=effort.area_bytes, compute_bytes=effort.compute_bytes, deadline_s=deadline_s
     )
     try:
-        _Run(bench, effort, samples, progress).all()
+        _Measurement(bench, effort, samples, progress).all()
         bench.close()
     except BaseException:
         bench.abandon()
@@ -96,7 +96,7 @@ def measure_all(
     return samples
 
 
-class _Run:
+class _Measurement:
     """One calibration under way."""
 
     def __init__(self, bench: Workbench, effort: Effort, samples: Samples, progress: Progress) -> None:
@@ -280,7 +280,7 @@ class _Run:
                     ProductSample(dtype.name, *product.shape, tuple(seconds.tolist()), time, *how)
                 )
 
-    def _held(self, product: Product, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
+    def _held(self, product: GemmProbe, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
         """
         Return every rank's time of a product, and that of all of them, without what it takes to issue them.
 
@@ -302,7 +302,7 @@ class _Run:
             return self._unheld(product, dtype, count, what)
         return seconds / count, _scaled(_difference(timed.together, alone.together), 1.0 / count)
 
-    def _unheld(self, product: Product, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
+    def _unheld(self, product: GemmProbe, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
         timed = self.bench.time(self._product(product, dtype, count), what)
         return timed.by_rank_s / count, _scaled(timed.together, 1.0 / count)
 
@@ -316,11 +316,11 @@ class _Run:
 
     def _hold_alone(self, lanes: int, what: str) -> Timed:
         """Return what the hold takes on so many lanes, from now on."""
-        probe = self._product(Product((1, 1, 1), lanes=lanes), DType.f64, 0, self._hold)
+        probe = self._product(GemmProbe((1, 1, 1), lanes=lanes), DType.f64, 0, self._hold)
         self._holds[lanes] = self.bench.time(probe, what)
         return self._holds[lanes]
 
-    def _product(self, product: Product, dtype: DType, count: int, hold: probes.Hold | None = None) -> probes.Probe:
+    def _product(self, product: GemmProbe, dtype: DType, count: int, hold: probes.Hold | None = None) -> probes.Probe:
         return probes.products(self.size, product, dtype, count, self.bench.result_offset, hold)
 
     def _combine(self) -> None:
@@ -357,7 +357,10 @@ class _Run:
             one, seconds = self._product_of(self.effort.target_s, dtype)
             enough = max(1, math.ceil(_LOAD * float(copies.by_rank_s[0]) / seconds))
             load = probes.Load((one.m, one.n, one.k), enough, self.bench.result_offset, dtype)
-            both = self._product(Product(load.shape), dtype, enough), probes.transfers(self.bench.areas, at_once, load)
+            both = (
+                self._product(GemmProbe(load.shape), dtype, enough),
+                probes.transfers(self.bench.areas, at_once, load),
+            )
             products, together = self.bench.time_in_turns(both, what, samples=_TURNS)
             timed = {"products": products, "copies": copies, "together": together}
             self.samples.within[dtype.name] = {name: float(case.by_rank_s[0]) for name, case in timed.items()}
@@ -380,7 +383,7 @@ class _Run:
         copies = self.bench.time(probes.transfers(areas, [Transfers((0, 0), _CHAIN, SMALL_BYTES)]), what)
         copy_s = float(copies.issue_s[0]) / _CHAIN
         costs["copy_s"] = copy_s
-        gemms = self.bench.time(self._product(Product((64, 64, 64)), DType.f64, _CHAIN), what)
+        gemms = self.bench.time(self._product(GemmProbe((64, 64, 64)), DType.f64, _CHAIN), what)
         costs["gemm_s"] = float(gemms.issue_s[0]) / _CHAIN
         combines = self.bench.time(self._combines(_EDGE, _EDGE, _CHAIN), what)
         costs["combine_s"] = float(combines.issue_s[0]) / _CHAIN
@@ -436,10 +439,10 @@ class _Run:
         if not power.is_known(bench.group, bench.backend):
             watts["busy"] = watts["active"] = [0.0] * self.size
             return
-        largest = Product(max(self.effort.shapes, key=math.prod))
+        largest = GemmProbe(max(self.effort.shapes, key=math.prod))
         watts["busy"] = power.under_load(bench, self._product(largest, DType.f64, 4), what)
         one, seconds = self._product_of(self.effort.target_s)
-        probe = self._product(Product((one.m, one.n, one.k)), DType.f64, 1)
+        probe = self._product(GemmProbe((one.m, one.n, one.k)), DType.f64, 1)
         watts["active"] = power.between_runs(bench, probe, seconds, what, idle=watts["idle"], busy=watts["busy"])
 
     def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[ProductSample, float]:

@@ -112,7 +112,7 @@ class Transfers:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Product:
+class GemmProbe:
     """
     A product to be timed.
 
@@ -211,7 +211,7 @@ class ProbeBuild:
         """Append a copy and return its task."""
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
-    def multiply(self, rank: int, product: Product, dtype: DType, result_offset: int, turn: int = 0) -> None:
+    def multiply(self, rank: int, product: GemmProbe, dtype: DType, result_offset: int, turn: int = 0) -> None:
         """
         Append product number `turn` on a device: C' := A B, or added to C'.
 
@@ -282,7 +282,7 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
     if load is not None:
         for rank in sorted({end for end in at_once[0].link if end != areas.num_ranks}):
             for _ in range(load.count):
-                built.multiply(rank, Product(load.shape), load.dtype, load.result_offset)
+                built.multiply(rank, GemmProbe(load.shape), load.dtype, load.result_offset)
     return built.probe()
 
 
@@ -413,7 +413,7 @@ def signalled(areas: Areas, count: int) -> Probe:
 
 
 def products(
-    num_ranks: int, product: Product, dtype: DType, count: int, result_offset: int, hold: Hold | None = None
+    num_ranks: int, product: GemmProbe, dtype: DType, count: int, result_offset: int, hold: Hold | None = None
 ) -> Probe:
     """
     Return so many of a product on every device at once, one after another on each lane (`ProbeBuild.multiply`).

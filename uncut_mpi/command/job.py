@@ -211,7 +211,7 @@ def _extents(arguments: GemmArguments, a: MatrixFile, b: MatrixFile, c: MatrixFi
 
 
 def _measure(
-    session: Session, arguments: GemmArguments, product: Product, about: report.About
+    session: Session, arguments: GemmArguments, product: Product, about: report.Circumstances
 ) -> tuple[report.Facts, bytes]:
     """Return one plan's facts, and the trace of one more call as a picture."""
     reset_result(session, product)
@@ -294,9 +294,9 @@ def _about(
     product: Product,
     words: Sequence[str],
     found: Sequence[nonfinite.NonFinite],
-) -> report.About:
+) -> report.Circumstances:
     cores = len(set().union(*session.gather_values(os.sched_getaffinity(0))))
-    return report.About(
+    return report.Circumstances(
         version=uncut_mpi.__version__,
         command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),

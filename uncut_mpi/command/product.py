@@ -31,7 +31,7 @@ _LONG_S: Final = 1.0
 """Calls that are expected to take longer, or took longer, show how far they are."""
 
 
-class Multiplies(Protocol):
+class Multiplier(Protocol):
     """What computes C := alpha op(A) op(B) + beta C when it is executed."""
 
     def execute(self, alpha: Number = 1.0, beta: Number = 0.0) -> object:
@@ -240,7 +240,7 @@ def measure(
     return Timing(timed[0], timed[1], timed[2], timed[3:])
 
 
-def timed_call(session: Session, plan: Multiplies, arguments: GemmArguments) -> float:
+def timed_call(session: Session, plan: Multiplier, arguments: GemmArguments) -> float:
     """Return what one call takes on this rank from a barrier on (s). Collective."""
     session.barrier()
     start = time.perf_counter()

@@ -46,7 +46,7 @@ _EDGES: Final = {
 }
 
 
-class Piece(NamedTuple):
+class RehearsedProduct(NamedTuple):
     """One product of the rehearsal: extents (elements), type, placement."""
 
     m: int
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
     placement: str
 
 
-def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
+def pieces_of(backend: str, num_ranks: int) -> list[RehearsedProduct]:
     """Return the products of a rehearsal: squares, fat, thin and tiny ones, several placements."""
     one, two = min(1, num_ranks - 1), min(2, num_ranks - 1)
     usual, spread = ("h,h,h", "0,0,0"), (f"0,{one},{two}", "h,h,0")
@@ -64,13 +64,13 @@ def pieces_of(backend: str, num_ranks: int) -> list[Piece]:
     for dtype, edges in _EDGES[backend].items():
         for edge in edges:
             placements = usual + (spread if dtype is DType.f64 and edge in edges[1::2] else ())
-            pieces += [Piece(edge, edge, edge, dtype, placement) for placement in placements]
+            pieces += [RehearsedProduct(edge, edge, edge, dtype, placement) for placement in placements]
     _, small, _, large = _EDGES[backend][DType.f64]
     # A tiny one is nothing but what a call costs.
     for m, k in ((large, large // 8), (small // 2, 2 * large), (large // 64, large // 64)):
-        pieces += [Piece(m, m, k, DType.f64, placement) for placement in usual]
+        pieces += [RehearsedProduct(m, m, k, DType.f64, placement) for placement in usual]
     # What host memory can do shows where it has both ways to itself for long: bounds take the best that was seen.
-    pieces.append(Piece(2 * large, 2 * large, large // 8, DType.f64, "h,h,h"))
+    pieces.append(RehearsedProduct(2 * large, 2 * large, large // 8, DType.f64, "h,h,h"))
     return pieces
 
 
@@ -112,7 +112,7 @@ def _calls(session: Session, plan: GemmPlan, count: int) -> list[float]:
     return slowest(session, samples)
 
 
-def options_for(piece: Piece) -> list[ScheduleOptions]:
+def options_for(piece: RehearsedProduct) -> list[ScheduleOptions]:
     """Return with which options a piece is rehearsed."""
     # Rates come from traced products, and one that begins beside another takes longer than it does alone.
     alone = Blocking(lanes=1)

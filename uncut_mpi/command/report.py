@@ -38,7 +38,7 @@ _LINK_NAMES: Final = {
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class Circumstances:
     """
     What was run and on what.
 
@@ -123,7 +123,7 @@ class Facts:
 
     Attributes
     ----------
-    about : About
+    about : Circumstances
         What was run and on what.
     summary : PlanSummary
         What the plan does.
@@ -143,7 +143,7 @@ class Facts:
         Of a place that costs more than half of the time; empty if none does.
     """
 
-    about: About
+    about: Circumstances
     summary: PlanSummary
     timing: Timing
     bound: Bound
@@ -242,7 +242,7 @@ def _line(label: str, content: str) -> str:
     return f"{label:<{_LABEL_WIDTH}} {content}"
 
 
-def _header(about: About) -> list[str]:
+def _header(about: Circumstances) -> list[str]:
     ranks = f"{counted(about.ranks, 'rank')} on {counted(about.nodes, 'node')}"
     entries = (
         ("version", f"uncut_mpi {about.version}"),
@@ -264,7 +264,7 @@ def _software(versions: Mapping[str, str]) -> list[str]:
     return [f"{prefix}{versions[name]}" for name, prefix in names.items() if name in versions]
 
 
-def _inputs(about: About) -> list[str]:
+def _inputs(about: Circumstances) -> list[str]:
     return [_line("input", f"{one}; they spread to C as in any BLAS") for one in about.nonfinite]
 
 
@@ -273,7 +273,7 @@ def _rate(facts: Facts) -> str:
     return f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median{four})"
 
 
-def _problem(about: About) -> str:
+def _problem(about: Circumstances) -> str:
     first, second = (f"{name}{OP_MARKS[trans]}" for name, trans in (("A", about.trans_a), ("B", about.trans_b)))
     old = f" + {scalar_text(about.beta)} C" if about.beta != 0 else ""
     return (

@@ -309,7 +309,7 @@ def parts_of_lanes(program: OperationList) -> np.ndarray:
     return parts
 
 
-class Probe(abc.ABC):
+class Timeable(abc.ABC):
     """Work that is prepared, so that it can be timed on all ranks at once. Not collective."""
 
     @abc.abstractmethod
@@ -477,11 +477,11 @@ class Backend(abc.ABC):
         """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
 
     @abc.abstractmethod
-    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Timeable:
         """Return a probe of one contiguous copy between two addresses."""
 
     @abc.abstractmethod
-    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+    def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """Return a probe of a size×size×size product of full-mantissa random data."""
 
     @abc.abstractmethod

@@ -67,7 +67,7 @@ class _Term:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Piece:
+class _Use:
     """A part of a matrix that a product reads or writes: the matrix's name, the part's bytes, those of all, where."""
 
     name: str
@@ -172,17 +172,17 @@ def _basis(problem: GemmProblem, machine: Machine) -> str:
     return "what nothing could beat" if known and machine.whole else "by measured rates"
 
 
-def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Piece], list[_Piece]]:
+def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Use], list[_Use]]:
     """Return what is read and written; of what several memories hold, each of which may be read, nothing is read."""
-    read: list[_Piece] = []
-    written: list[_Piece] = []
+    read: list[_Use] = []
+    written: list[_Use] = []
     for matrix in MATRICES:
         parts = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
         item, whole = problem.dtypes[matrix].itemsize, problem.bytes_of(matrix)
         held = collections.Counter((part.rows, part.cols) for part in parts)
         for part in parts:
             height, width = part.shape
-            piece = _Piece(matrix.name, height * width * item, whole, part.location)
+            piece = _Use(matrix.name, height * width * item, whole, part.location)
             if matrix is Matrix.C:
                 written.append(piece)
             if held[part.rows, part.cols] == 1 and _is_read(problem, matrix):
@@ -206,7 +206,7 @@ def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     )
 
 
-def _host_terms(reads: list[_Piece], writes: list[_Piece], machine: Machine) -> list[_Term]:
+def _host_terms(reads: list[_Use], writes: list[_Use], machine: Machine) -> list[_Term]:
     host = machine.host
     ways = (
         ("host to devices", _on_host(reads), [(host, rank) for rank in range(machine.num_ranks)]),
@@ -234,7 +234,7 @@ def _host_terms(reads: list[_Piece], writes: list[_Piece], machine: Machine) -> 
     return terms
 
 
-def _on_host(pieces: list[_Piece]) -> list[_Piece]:
+def _on_host(pieces: list[_Use]) -> list[_Use]:
     return [piece for piece in pieces if piece.location.space == "host" and piece.size]
 
 
@@ -242,13 +242,13 @@ def _joins_ways(port: Port, host: int) -> bool:
     return {source == host for source, destination in port.links if host in (source, destination)} == {True, False}
 
 
-def _transfer_term(name: str, pieces: list[_Piece], links: list[tuple[int, int]], machine: Machine) -> _Term:
+def _transfer_term(name: str, pieces: list[_Use], links: list[tuple[int, int]], machine: Machine) -> _Term:
     total = _size_of(pieces)
     seconds = least_time([(links, total)], machine.bandwidth_gb_per_s, machine.ports)
     return _Term(name, seconds, f"{_bytes_of(pieces)} / {total / seconds / 1e9:.4g} GB/s {name}")
 
 
-def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece], machine: Machine) -> Iterator[_Term]:
+def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], machine: Machine) -> Iterator[_Term]:
     rates = machine.gemm_rate(problem.arithmetic)
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
@@ -274,16 +274,16 @@ def _owner_terms(problem: GemmProblem, reads: list[_Piece], writes: list[_Piece]
             )
 
 
-def _whole_of(pieces: list[_Piece]) -> float:
+def _whole_of(pieces: list[_Use]) -> float:
     """Return the bytes of the matrices that have these parts, each once."""
     return float(sum({piece.name: piece.whole for piece in pieces}.values()))
 
 
-def _size_of(pieces: list[_Piece]) -> float:
+def _size_of(pieces: list[_Use]) -> float:
     return float(sum(piece.size for piece in pieces))
 
 
-def _bytes_of(pieces: list[_Piece]) -> str:
+def _bytes_of(pieces: list[_Use]) -> str:
     sizes: dict[str, int] = {}
     for piece in pieces:
         sizes[piece.name] = sizes.get(piece.name, 0) + piece.size

@@ -31,7 +31,7 @@ Orders: TypeAlias = tuple[CyclicOrder | None, CyclicOrder | None]
 """Of rows and of columns; None where positions are indices."""
 
 
-class Run(NamedTuple):
+class IndexRun(NamedTuple):
     """
     Elements that are neighbours in two orders.
 
@@ -53,7 +53,7 @@ class Run(NamedTuple):
         return self.start, self.stop
 
 
-class Piece(NamedTuple):
+class PartBlock(NamedTuple):
     """
     What of a part is a rectangle in other orders.
 
@@ -96,7 +96,7 @@ def picked(rows: np.ndarray, cols: np.ndarray) -> tuple[Any, ...]:
     return np.ix_(rows, cols)
 
 
-def pieces_in(bound: BoundLayout, orders: Orders) -> Iterator[Piece]:
+def pieces_in(bound: BoundLayout, orders: Orders) -> Iterator[PartBlock]:
     """Yield the parts of a matrix as rectangles of positions in other orders, part by part."""
     for number, part in enumerate(bound.parts):
         rows, cols = (
@@ -104,7 +104,7 @@ def pieces_in(bound: BoundLayout, orders: Orders) -> Iterator[Piece]:
             for own, extent, other in zip(bound.orders, (part.rows, part.cols), orders, strict=True)
         )
         for row, col in itertools.product(rows, cols):
-            yield Piece(
+            yield PartBlock(
                 Part(row.extent, col.extent, part.location, part.order, part.ld), number, row.offset, col.offset
             )
 
@@ -168,12 +168,12 @@ def cost_of_cuts(bound: BoundLayout, orders: Orders) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> Sequence[Run]:
+def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> Sequence[IndexRun]:
     """Return the runs of some positions of an order in another one, first things first."""
     if extent[0] == extent[1]:
         return ()
     if own == other:
-        return (Run(0, *extent),)
+        return (IndexRun(0, *extent),)
     starts = np.array(extent[:1])
     if own is not None:
         edges = np.array([*itertools.accumulate(own.counts, initial=0)])
@@ -189,7 +189,7 @@ def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> 
     begin = np.append(True, np.diff(places) != np.diff(starts))
     starts, firsts = starts[begin].tolist(), places[begin].tolist()
     return tuple(
-        Run(start - extent[0], first, first + stop - start)
+        IndexRun(start - extent[0], first, first + stop - start)
         for start, stop, first in zip(starts, [*starts[1:], extent[1]], firsts, strict=True)
     )
 

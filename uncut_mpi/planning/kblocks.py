@@ -28,7 +28,7 @@ from uncut_mpi.planning.buffers import check_capacity, room_for_panels, user_pie
 from uncut_mpi.planning.decomposition import share_step
 from uncut_mpi.planning.grid import block_starts, counted_starts, share_starts
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
-from uncut_mpi.planning.kblocks_request import Cut, Dealt, problem_in_core
+from uncut_mpi.planning.kblocks_request import Cut, DealtPanels, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
 from uncut_mpi.planning.limits import MANY_BUFFERS, MAX_TASKS
 from uncut_mpi.planning.option_fields import declared
@@ -206,18 +206,18 @@ class Planner:
             raise ParamError(f"k shall be split {how.splits} times, but {num_workers} ranks compute: use more ranks")
         return how
 
-    def _deal(self, options: ScheduleOptions, how: Blocking) -> Dealt:
+    def _deal(self, options: ScheduleOptions, how: Blocking) -> DealtPanels:
         """Return the problem as it is dealt to ranks."""
         devices = options.computing_ranks(self.machine.num_ranks)
         cut = self._cut(len(devices) // how.splits, options)
         k_starts = _k_starts(self.problem, how.splits, options.k_shares)
-        return Dealt(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
+        return DealtPanels(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
 
     def _prepared(
         self,
         options: ScheduleOptions,
         how: Blocking,
-        dealt: Dealt,
+        dealt: DealtPanels,
         request: _native.KBlocksRequest,
         *,
         is_open: bool = False,
@@ -234,7 +234,7 @@ class Planner:
         sums = 3 * problem.m * problem.n * problem.accumulator.itemsize
         return 2 * (problem.bytes_of(Matrix.A) + problem.bytes_of(Matrix.B) + sums) + MANY_BUFFERS <= min(self.room)
 
-    def _cut_to_fit(self, dealt: Dealt, how: Blocking, asked: Blocking) -> Blocking:
+    def _cut_to_fit(self, dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
         """Return blocks of C and k-blocks for which all ranks have room, or the smallest."""
         blocks = dealt.cut.partition.blocks
         rows, cols = (max(map(len, extents)) for extents in zip(*blocks, strict=True))
@@ -298,7 +298,7 @@ class Prepared:
     def __init__(
         self,
         planner: Planner,
-        dealt: Dealt,
+        dealt: DealtPanels,
         options: ScheduleOptions,
         request: _native.KBlocksRequest,
         *,

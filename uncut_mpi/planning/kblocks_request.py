@@ -98,7 +98,7 @@ class Cut:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Dealt:
+class DealtPanels:
     """
     A problem as it is dealt to ranks, whatever they do with it.
 

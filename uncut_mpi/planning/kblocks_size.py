@@ -6,12 +6,12 @@ from uncut_mpi import _native
 from uncut_mpi.errors import PlanError
 from uncut_mpi.planning.blocking import count_blocks, count_k_blocks
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.kblocks_request import Dealt
+from uncut_mpi.planning.kblocks_request import DealtPanels
 from uncut_mpi.planning.limits import FEW_TASKS, MAX_STEPS, MAX_TASKS, too_many
 from uncut_mpi.planning.options import Blocking, changed
 
 
-def check_steps(dealt: Dealt, how: Blocking) -> None:
+def check_steps(dealt: DealtPanels, how: Blocking) -> None:
     """Raise `PlanError`, before any step is made, if each rank has too many k-blocks and blocks of C."""
     k_blocks, blocks = count_k_blocks(_depth(dealt), how), count_blocks(how.columns) * count_blocks(how.rows)
     if how.in_rings:
@@ -37,7 +37,7 @@ def check_steps(dealt: Dealt, how: Blocking) -> None:
         )
 
 
-def with_longer_k_blocks(dealt: Dealt, how: Blocking) -> Blocking:
+def with_longer_k_blocks(dealt: DealtPanels, how: Blocking) -> Blocking:
     """Return k-blocks of twice, four times ... the length where there would be more tasks than there may be."""
     if _count(dealt, how, MAX_TASKS) <= MAX_TASKS:
         return how
@@ -46,7 +46,7 @@ def with_longer_k_blocks(dealt: Dealt, how: Blocking) -> Blocking:
     return how
 
 
-def too_many_tasks(dealt: Dealt, most_tasks: int) -> PlanError:
+def too_many_tasks(dealt: DealtPanels, most_tasks: int) -> PlanError:
     """Return the error that says what makes more tasks than so many."""
     problem = dealt.problem
     grid = ProcessGrid(*dealt.cut.partition.shape, problem.swapped)
@@ -59,12 +59,12 @@ def too_many_tasks(dealt: Dealt, most_tasks: int) -> PlanError:
     )
 
 
-def _depth(dealt: Dealt) -> int:
+def _depth(dealt: DealtPanels) -> int:
     """Return the elements of the longest part of k."""
     return -(-dealt.problem.k // dealt.splits)
 
 
-def _count(dealt: Dealt, how: Blocking, most_tasks: int) -> int:
+def _count(dealt: DealtPanels, how: Blocking, most_tasks: int) -> int:
     """Return how many tasks there are, or any lower number where they are surely few enough."""
     request = dealt.request(how, aligns=False)
     if request.tasks_bound <= most_tasks:

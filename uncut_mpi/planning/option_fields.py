@@ -34,7 +34,7 @@ def _columns(name: str, value: object) -> tuple[tuple[float, ...], ...]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class OptionKind:
     """
     What an option is.
 
@@ -50,13 +50,13 @@ class Kind:
     convert: Callable[[str, object], Any]
 
 
-NUMBER: Final = Kind("int", count)
-BYTES: Final = Kind('int or str, as "16GiB"', byte_count)
-SWITCH: Final = Kind("bool", flag)
-WORD: Final = Kind("str", word)
-COUNTS: Final = Kind("tuple of int", _counts)
-NUMBERS: Final = Kind("tuple of float", _numbers)
-COLUMNS: Final = Kind("tuple of tuple of float", _columns)
+NUMBER: Final = OptionKind("int", count)
+BYTES: Final = OptionKind('int or str, as "16GiB"', byte_count)
+SWITCH: Final = OptionKind("bool", flag)
+WORD: Final = OptionKind("str", word)
+COUNTS: Final = OptionKind("tuple of int", _counts)
+NUMBERS: Final = OptionKind("tuple of float", _numbers)
+COLUMNS: Final = OptionKind("tuple of tuple of float", _columns)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class About:
     ----------
     text : str
         What it chooses, for help and documentation.
-    kind : Kind
+    kind : OptionKind
         What it is.
     takers : tuple of str
         Schedulers that take it; empty: it says nothing of a schedule.
@@ -83,7 +83,7 @@ class About:
     """
 
     text: str
-    kind: Kind
+    kind: OptionKind
     takers: tuple[str, ...] = ()
     least: int = 0
     most: int = _MOST
@@ -98,7 +98,7 @@ class About:
         return kind if self.default in (None, "", 0) else f"{kind}, default {self.default}"
 
 
-def option(kind: Kind, text: str, *takers: str, default: Any = None, **bounds: Any) -> Any:
+def option(kind: OptionKind, text: str, *takers: str, default: Any = None, **bounds: Any) -> Any:
     """Return the field of an option."""
     about = About(text=" ".join(text.split()), kind=kind, takers=takers, default=default, **bounds)
     return dataclasses.field(default=default, metadata={_ABOUT: about})

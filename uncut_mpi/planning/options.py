@@ -20,7 +20,7 @@ from uncut_mpi.planning.option_fields import (
     NUMBERS,
     SWITCH,
     WORD,
-    Kind,
+    OptionKind,
     check,
     convert,
     declared,
@@ -269,7 +269,7 @@ def _tries(name: str, value: object) -> int:
     return tries
 
 
-_TRIES: Final = Kind("int", _tries)
+_TRIES: Final = OptionKind("int", _tries)
 
 
 @value_of_callers

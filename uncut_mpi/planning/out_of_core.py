@@ -117,7 +117,7 @@ def _smallest(model: _Model, how: Blocking, asked: Blocking) -> Blocking:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Cut:
+class _Sizes:
     """Blocks of C down and along, the depth of k-blocks, and for how many of each there is room."""
 
     down: int
@@ -153,7 +153,7 @@ class _Model:
         self._share_a = 1 / extents.ranks_along if placement.in_host(Matrix.A) else 1.0
         self._share_b = 1 / extents.ranks_down if placement.in_host(Matrix.B) else 1.0
 
-    def steps(self, cut: _Cut) -> int:
+    def steps(self, cut: _Sizes) -> int:
         """Return how many k-blocks and column blocks a rank takes, in all blocks of C."""
         return cut.down * cut.along * (math.ceil(self.extents.k / cut.depth) + 1)
 
@@ -189,7 +189,7 @@ class _Model:
         depth = int(left / each) // self.step * self.step
         return [] if depth < self.step else [min(depth, extents.k)]
 
-    def seconds(self, cut: _Cut) -> float:
+    def seconds(self, cut: _Sizes) -> float:
         """Return what a cut takes on the rank with the most to do."""
         extents, (item_a, item_b, item_c) = self.extents, self._items
         rows, cols = math.ceil(extents.rows / cut.down), math.ceil(extents.cols / cut.along)
@@ -222,7 +222,7 @@ class _Model:
         return total + first + last + 1e-5 * blocks * k_blocks
 
 
-def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Cut]:
+def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Sizes]:
     """Return the cut with the largest blocks for each depth, number of slots and of blocks of C."""
     extents = model.extents
     depths = [min(how.block, extents.k)]
@@ -241,7 +241,7 @@ def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Cut]
                     yield cut
 
 
-def _cut_of(model: _Model, asked: Blocking, panels: tuple[int, int, int], room: float) -> _Cut | None:
+def _cut_of(model: _Model, asked: Blocking, panels: tuple[int, int, int], room: float) -> _Sizes | None:
     extents = model.extents
     rows, cols = model.largest(*panels, room)
     rows, cols = float(asked.c_rows or rows), float(asked.c_cols or cols)
@@ -250,11 +250,11 @@ def _cut_of(model: _Model, asked: Blocking, panels: tuple[int, int, int], room: 
     down, along = math.ceil(extents.rows / rows), math.ceil(extents.cols / cols)
     if down * along == 1 and panels[2] > 1 and not asked.c_slots:
         return None
-    return _Cut(down, along, *panels)
+    return _Sizes(down, along, *panels)
 
 
 def _made(
-    model: _Model, how: Blocking, asked: Blocking, cut: _Cut, fits: Callable[[Blocking], bool]
+    model: _Model, how: Blocking, asked: Blocking, cut: _Sizes, fits: Callable[[Blocking], bool]
 ) -> Blocking | None:
     """Return a cut as options, with smaller blocks if these do not fit by a little."""
     extents, room = model.extents, float(model.extents.room)

@@ -135,7 +135,7 @@ def stage(
         schedule = _in_pieces(schedule, pieces)
         made, uses = _as_stored(schedule, placement), _Uses.of(schedule)
         uses.in_place[turned[uses.buffer]] = False
-    work = _Work(schedule, made, uses, turned)
+    work = _StagedSchedule(schedule, made, uses, turned)
     columns = _columns_of_rings(schedule, uses, pieces, host_memory)
     for user in moved:
         if user in columns:
@@ -146,7 +146,7 @@ def stage(
     return work.schedule(files)
 
 
-class _Work:
+class _StagedSchedule:
     """A schedule while its buffers are replaced, one after the other."""
 
     def __init__(self, schedule: Schedule, made: Schedule, uses: _Uses, turned: np.ndarray) -> None:
@@ -154,7 +154,7 @@ class _Work:
         self.buffers = Buffers.of(made)
         self._lanes: list[tuple[int, ...]] = schedule.lanes.tolist()
         self._regions = [schedule.regions.copy()]
-        self._copies: list[_Copy] = []
+        self._copies: list[_Added] = []
         self._awaits: list[tuple[int, int]] = []
 
     def through_all(self, user: int, *, in_file: bool) -> None:
@@ -179,13 +179,13 @@ class _Work:
             if len(written) < len(here) and (matrix is not Matrix.C or schedule.problem.reads_c):
                 tasks = uses.task[here].tolist()
                 ways_in.append(
-                    (tasks[0], _Copy(self._lane(user, first), *pair[::-1], self._op(user), 0, [], [], tasks))
+                    (tasks[0], _Added(self._lane(user, first), *pair[::-1], self._op(user), 0, [], [], tasks))
                 )
             if len(written) and matrix is Matrix.C:
                 # The last on each lane: those before it are over then.
                 tasks = uses.task[written].tolist()
                 last = dict(zip(schedule.tasks["lane"][tasks].tolist(), tasks, strict=True))
-                copy = _Copy(
+                copy = _Added(
                     self._lane(user, first + in_file),
                     *pair,
                     self._op(user),
@@ -234,7 +234,7 @@ class _Work:
         for place, copy in enumerate(ring.copies):
             ends = (in_ring + place, own + place) if copy.inward else (own + place, in_ring + place)
             before = [numbers[id(one)] for one in copy.copies]
-            made = _Copy(lanes_of[copy.inward], *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
+            made = _Added(lanes_of[copy.inward], *ends, self._op(user), copy.position, copy.tasks, before, copy.waiters)
             self._copies.append(made)
 
     def schedule(self, files: Collection[int]) -> Schedule:
@@ -414,7 +414,7 @@ class _Uses(NamedTuple):
         return cls(operands, region, buffer, task, np.diff(task, prepend=-1) > 0, in_place)
 
 
-class _Copy(NamedTuple):
+class _Added(NamedTuple):
     """A copy that is added before a task: what it awaits, tasks and other copies, and the tasks that await it."""
 
     lane: int
@@ -472,7 +472,7 @@ def _apart(chunks: np.ndarray, begins: np.ndarray, used: np.ndarray, ends: np.nd
 def _with_copies(
     schedule: Schedule,
     operands: np.ndarray,
-    copies: Sequence[_Copy],
+    copies: Sequence[_Added],
     lanes: Sequence[tuple[int, ...]],
     more_awaits: Sequence[tuple[int, int]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

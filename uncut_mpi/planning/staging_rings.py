@@ -55,7 +55,7 @@ class RingCopy:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class _Slot:
+class _Columns:
     """Columns that hold a region, or are left of such."""
 
     region: Region
@@ -66,11 +66,11 @@ class _Slot:
     way_in: RingCopy | None = None
     way_out: RingCopy | None = None
 
-    def without(self, start: int, stop: int) -> list[_Slot]:
+    def without(self, start: int, stop: int) -> list[_Columns]:
         """Return the columns that are left beside some: whoever writes them has to await the same."""
         ends = (self.column, start), (stop, self.column + self.width)
         return [
-            _Slot(self.region, first, last - first, self.users, {}, None, self.way_out)
+            _Columns(self.region, first, last - first, self.users, {}, None, self.way_out)
             for first, last in ends
             if first < last
         ]
@@ -95,8 +95,8 @@ class Ring:
 
     def __init__(self, columns: int) -> None:
         self._columns, self._head = columns, 0
-        self._slots: list[_Slot] = []  # by column
-        self._there: dict[Region, _Slot] = {}
+        self._slots: list[_Columns] = []  # by column
+        self._there: dict[Region, _Columns] = {}
         # By where their columns begin, in steps of the ring's columns: no region has more.
         self._ways_out: dict[int, list[RingCopy]] = {}
         self._is_written = False
@@ -126,7 +126,7 @@ class Ring:
         for slot in self._slots:
             self._leave(slot)
 
-    def _begin(self, task: int, region: Region, *, writes: bool) -> _Slot:
+    def _begin(self, task: int, region: Region, *, writes: bool) -> _Columns:
         """Return columns for a region that is not there."""
         slot, tasks, copies = self._take(region)
         if writes:
@@ -142,13 +142,13 @@ class Ring:
         self.copies.append(slot.way_in)
         return slot
 
-    def _take(self, region: Region) -> tuple[_Slot, list[int], list[RingCopy]]:
+    def _take(self, region: Region) -> tuple[_Columns, list[int], list[RingCopy]]:
         """Return the next columns, and what is to be awaited before they are written."""
         width = region[3]
         start = self._head if self._head + width <= self._columns else 0
         users: dict[int, int] = {}
         copies: list[RingCopy] = []
-        left: list[_Slot] = []
+        left: list[_Columns] = []
         first = bisect.bisect_right(self._slots, start, key=operator.attrgetter("column"))
         first -= first > 0 and self._slots[first - 1].column + self._slots[first - 1].width > start
         last = bisect.bisect_left(self._slots, start + width, key=operator.attrgetter("column"))
@@ -162,11 +162,11 @@ class Ring:
                 users[lane] = max(task, users.get(lane, -1))
             left += old.without(start, start + width)
         self._head = start + width
-        slot = self._there[region] = _Slot(region, start, width)
+        slot = self._there[region] = _Columns(region, start, width)
         self._slots[first:last] = sorted([*left, slot], key=operator.attrgetter("column"))
         return slot, sorted(users.values()), copies
 
-    def _leave(self, slot: _Slot) -> None:
+    def _leave(self, slot: _Columns) -> None:
         """Copy out what was written in a slot and is not copied out yet."""
         if slot.writers:
             last = sorted(slot.writers.values())
@@ -181,7 +181,7 @@ class Ring:
         near = (one for at in range(first, last + 1) for one in self._ways_out.get(at, ()))
         return [one for one in near if _overlap(one.region, region)]
 
-    def _others(self, region: Region) -> list[_Slot]:
+    def _others(self, region: Region) -> list[_Columns]:
         """Return where other regions are that overlap one, of a matrix that is written."""
         if not self._is_written:
             return []

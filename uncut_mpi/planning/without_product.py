@@ -55,7 +55,7 @@ def schedule(problem: GemmProblem, placement: Placement, machine: Machine, optio
         If a device has no room for the slots.
     """
     placement.check_ranks(machine.num_ranks)
-    return _Parts(problem, placement, machine, options.computing_ranks(machine.num_ranks)).build()
+    return _Passage(problem, placement, machine, options.computing_ranks(machine.num_ranks)).build()
 
 
 _Held: TypeAlias = tuple[Part, int]
@@ -73,7 +73,7 @@ def _rank(location: Location) -> int:
     return location.rank
 
 
-class _Slot:
+class _DeviceSlot:
     """A buffer on a device, and the tasks that have used it last."""
 
     def __init__(self, buffer: int) -> None:
@@ -81,7 +81,7 @@ class _Slot:
         self.users: list[int] = []
 
 
-class _Parts:
+class _Passage:
     """One run of the scheduler."""
 
     def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...]) -> None:
@@ -101,7 +101,7 @@ class _Parts:
         self._rows, self._cols = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
         room = room_for_panels(machine.num_ranks, problem, placement, machine)
         self._slot_bytes = [min(SLOT_BYTES, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in room]
-        self._slots: dict[int, Iterator[_Slot]] = {}
+        self._slots: dict[int, Iterator[_DeviceSlot]] = {}
         self._turn = itertools.cycle(devices)
 
     def build(self) -> Schedule:
@@ -217,11 +217,11 @@ class _Parts:
         shortest = COLUMN_ALIGNMENT // dtype.itemsize
         return max(shortest, self._slot_bytes[rank] // COLUMN_ALIGNMENT * shortest), 1
 
-    def _slot(self, rank: int) -> _Slot:
+    def _slot(self, rank: int) -> _DeviceSlot:
         """Return the slot of a rank that was not used for longest."""
         if rank not in self._slots:
             shape, dtype = self._slot_shape(rank), self._problem.dtypes[Matrix.C]
-            slots = [_Slot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
+            slots = [_DeviceSlot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
             self._slots[rank] = itertools.cycle(slots)
         return next(self._slots[rank])
 

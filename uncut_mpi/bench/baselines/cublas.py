@@ -9,7 +9,7 @@ import numpy as np
 
 from uncut_mpi.bench.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHandle
 from uncut_mpi.bench.baselines.cuda_memory import CudaMemory
-from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, ranges
+from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported, ranges
 from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.planning.grid import ProcessGrid
@@ -76,7 +76,7 @@ class CublasLibrary(Library):
         self._handles: dict[int, Any] = {}
         self.version = f"cuBLAS {self._blas.version()}"
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         handle = self._handle(task.compute[0])
         return CublasProduct(self._blas, handle, CudaMemory(self._runtime), task, matrices)
@@ -93,7 +93,7 @@ class FloorLibrary(CublasLibrary):
 
     takes_dealt = True
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         handles = {device: self._handle(device) for device in task.compute}
         return FloorProduct(self._blas, handles, CudaMemory(self._runtime), task, matrices)
@@ -107,12 +107,12 @@ class CublasXtLibrary(Library):
         _connect(self._runtime, devices)
         self.version = f"cuBLASXt of cuBLAS {self._blas.version()}"
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         return XtProduct(self._blas, CudaMemory(self._runtime), task, matrices)
 
 
-class _AddressedProduct(Product):
+class _AddressedProduct(LibraryProduct):
     """Matrices at addresses, where the task puts them."""
 
     def __init__(self, memory: Memory, task: Task, matrices: Matrices) -> None:
@@ -176,7 +176,7 @@ class CublasProduct(_AddressedProduct):
         memory.finish(self._device)
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         for here, place, nbytes in zip(self._here, self._places, self._nbytes, strict=True):
             if here != place:
                 self._memory.copy(self._device, here, place, nbytes)
@@ -187,7 +187,7 @@ class CublasProduct(_AddressedProduct):
         self._memory.finish(self._device)
 
 
-class FloorProduct(Product):
+class FloorProduct(LibraryProduct):
     """
     What the devices' arithmetic takes: one product on each at once, of shares that are there already.
 
@@ -223,7 +223,7 @@ class FloorProduct(Product):
         return self._task.m, self._task.n, self._task.k
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         for device, handle in self._handles.items():
             self._memory.use(device)
             a, b, c = self._addresses[device]
@@ -232,13 +232,13 @@ class FloorProduct(Product):
             self._memory.finish(device)
 
     def reset(self) -> None:
-        """See `Product.reset`: what C holds does not matter."""
+        """See `LibraryProduct.reset`: what C holds does not matter."""
 
     def store(self) -> None:
-        """See `Product.store`: there is no result."""
+        """See `LibraryProduct.store`: there is no result."""
 
     def close(self) -> None:
-        """See `Product.close`."""
+        """See `LibraryProduct.close`."""
         self._memory.close()
 
 
@@ -260,7 +260,7 @@ class XtProduct(_AddressedProduct):
         self._edge = 0
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         if self._edge != self._edges[setting]:
             self._edge = self._edges[setting]
             self._xt.block(self._edge)
@@ -271,7 +271,7 @@ class XtProduct(_AddressedProduct):
             self._memory.finish(device)
 
     def close(self) -> None:
-        """See `Product.close`."""
+        """See `LibraryProduct.close`."""
         try:
             self._xt.close()
         finally:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.job import Operand, as_cyclic, operands
-from uncut_mpi.bench.baselines.library import Product, Unsupported
+from uncut_mpi.bench.baselines.job import JobOperand, as_cyclic, operands
+from uncut_mpi.bench.baselines.library import LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.bench.baselines.torch_parts import Move, TorchJobLibrary, even
 from uncut_mpi.errors import named
@@ -79,12 +79,12 @@ class CublasMpLibrary(TorchJobLibrary):
             return self.dealt.BlockNonCyclic(grid)
         return self.dealt.BlockCyclic(grid, cyclic.block, first_process=cyclic.source)
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         return _MatmulProduct(self, task, matrices)
 
 
-class _MatmulProduct(Product):
+class _MatmulProduct(LibraryProduct):
     """
     Products in symmetric memory.
 
@@ -115,14 +115,14 @@ class _MatmulProduct(Product):
         self._moves: list[Move] = []
 
     def prepare(self) -> None:
-        """See `Product.prepare`."""
+        """See `LibraryProduct.prepare`."""
         if self._spent:
             self._library.finish()
             self._library.nvmath.free_symmetric_memory(*self._spent)
             self._spent.clear()
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         library = self._library
         if setting != self._setting:
             self._begin(setting)
@@ -209,7 +209,7 @@ class _MatmulProduct(Product):
             self._targets.clear()
 
     def reset(self) -> None:
-        """See `Product.reset`."""
+        """See `LibraryProduct.reset`."""
         library, c = self._library, self._given[2]
         first = library.tensor(np.asfortranarray(c.part(library.rank, library.size)))
         for held in (self._parts[2], self._host[2]):
@@ -218,20 +218,20 @@ class _MatmulProduct(Product):
         library.finish()
 
     def store(self) -> None:
-        """See `Product.store`."""
+        """See `LibraryProduct.store`."""
         library, c = self._library, self._given[2]
         out = self._matrices.out.T if c.turned else self._matrices.out
         where = picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
         out[where] = library.array(self._parts[2], self._task.dtype)
 
     def close(self) -> None:
-        """See `Product.close`."""
+        """See `LibraryProduct.close`."""
         self._library.finish()
         self._end()
         self._library.nvmath.free_symmetric_memory(*self._parts)
         self._library.torch.cuda.empty_cache()
 
 
-def _straight(one: Operand) -> tuple[Layout, tuple[int, int]]:
+def _straight(one: JobOperand) -> tuple[Layout, tuple[int, int]]:
     """Return how a matrix itself is dealt, however it is stored, and its shape."""
     return (one.layout.transposed, one.shape[::-1]) if one.turned else (one.layout, one.shape)

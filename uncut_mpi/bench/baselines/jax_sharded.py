@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, splits
+from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported, splits
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
@@ -45,7 +45,7 @@ class JaxLibrary(Library):
         self._devices = found[:devices]
         self.version = f"JAX {self._jax.__version__}"
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         made = _DealtProduct if task.dealt else _PlacedProduct
         return made(self._jax, self._devices, task, matrices)
@@ -64,7 +64,7 @@ class _Way:
     multiply: Any
 
 
-class _JaxProduct(Product):
+class _JaxProduct(LibraryProduct):
     """Row-major, as JAX has it: Cᵀ = Bᵀ Aᵀ."""
 
     def __init__(self, jax: Any, devices: list[Any], task: Task, matrices: Matrices) -> None:
@@ -258,21 +258,21 @@ class _DealtProduct(_JaxProduct):
         self.settings = [name if plain else MOVED + name for name in self._splits]
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         way, put = self._way(setting.removeprefix(MOVED)), self._jax.device_put
         a_t, b_t, c_t = (one.straight() for one in (self._a, self._b, self._c))
         self._c.put(way.multiply(put(b_t, way.b_t), put(a_t, way.a_t), put(c_t, way.c_t)))
         self._c.array.block_until_ready()
 
     def reset(self) -> None:
-        """See `Product.reset`."""
+        """See `LibraryProduct.reset`."""
         self._c.fill(self._matrices.c.T)
 
     def store(self) -> None:
-        """See `Product.store`."""
+        """See `LibraryProduct.store`."""
         np.copyto(self._matrices.out.T, self._c.numpy())
 
     def close(self) -> None:
-        """See `Product.close`."""
+        """See `LibraryProduct.close`."""
         self._a.array = self._b.array = self._c.array = None
         self._ways.clear()

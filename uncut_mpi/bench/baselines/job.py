@@ -40,7 +40,7 @@ class JobLibrary(Library):
             raise Unsupported(why)
 
 
-class Operand:
+class JobOperand:
     """
     A matrix as its part in a process is stored, in the order that a library likes.
 
@@ -83,12 +83,12 @@ class Operand:
         return (self.matrix if source is None else source)[where].copy(order="K")
 
 
-def operands(task: Task, matrices: Matrices, order: str) -> tuple[Operand, Operand, Operand]:
+def operands(task: Task, matrices: Matrices, order: str) -> tuple[JobOperand, JobOperand, JobOperand]:
     """Return A, B and C as a library of row-major or column-major matrices has them."""
     if any(dealt.memory == "shared" or dealt.layout.kind == "replicated" for dealt in task.dealt):
         raise Unsupported("each process has a part of its own of a matrix")
     a, b, c = (
-        Operand(dealt, matrix, order)
+        JobOperand(dealt, matrix, order)
         for dealt, matrix in zip(task.dealt, (matrices.a, matrices.b, matrices.c), strict=True)
     )
     return a, b, c

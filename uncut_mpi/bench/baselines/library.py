@@ -13,7 +13,7 @@ class Unsupported(Exception):
     """The library, or this machine, cannot do what was asked; the text says why."""
 
 
-class Product(abc.ABC):
+class LibraryProduct(abc.ABC):
     """
     A task that a library has taken on, its matrices where the task puts them.
 
@@ -76,7 +76,7 @@ class Library(abc.ABC):
         return seconds
 
     @abc.abstractmethod
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """
         Take on a task.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import threadpoolctl  # type: ignore[import-untyped]
 
-from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
+from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
@@ -23,7 +23,7 @@ class NumpyLibrary(Library):
         blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
         self.version = f"NumPy {np.__version__}, {blas['name']} {blas['version']}"
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         if task.dtype.sums_wider:
             raise Unsupported(f"NumPy multiplies {task.dtype.name} without a BLAS: nothing to compare with")
@@ -44,7 +44,7 @@ class ScipyLibrary(Library):
             raise Unsupported(f"SciPy is not installed ({reason(error)})") from None
         self.version = f"SciPy {importlib.import_module('scipy').__version__}"
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         gemm = {DType.f64: "dgemm", DType.f32: "sgemm", DType.c128: "zgemm", DType.c64: "cgemm"}.get(task.dtype)
         if gemm is None:
@@ -57,7 +57,7 @@ def _threads() -> list[str]:
     return [f"{max(found, default=1)} BLAS threads"]
 
 
-class _SharedProduct(Product):
+class _SharedProduct(LibraryProduct):
     """Matrices where all processes see them."""
 
     def __init__(self, task: Task, matrices: Matrices) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.job import JobLibrary, Operand, as_cyclic, cyclic_layout, operands
-from uncut_mpi.bench.baselines.library import Product, Unsupported
+from uncut_mpi.bench.baselines.job import JobLibrary, JobOperand, as_cyclic, cyclic_layout, operands
+from uncut_mpi.bench.baselines.library import LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.model.cyclic import Cyclic
@@ -59,7 +59,7 @@ class ScalapackLibrary(JobLibrary):
             self._contexts[grid, order] = made.value
         return self._contexts[grid, order]
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         if task.dtype not in _LETTERS:
             raise Unsupported(f"ScaLAPACK has no product of {task.dtype.name}")
@@ -73,7 +73,7 @@ def _blas() -> str:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Held:
+class _ScalapackParts:
     """A matrix as it is dealt to this process: its part, its descriptor and the number of its process grid."""
 
     array: np.ndarray
@@ -81,7 +81,7 @@ class _Held:
     context: int
 
 
-class _PdgemmProduct(Product):
+class _PdgemmProduct(LibraryProduct):
     def __init__(self, library: ScalapackLibrary, task: Task, matrices: Matrices) -> None:
         self._library, self._task, self._matrices = library, task, matrices
         self._letter = _LETTERS[task.dtype]
@@ -96,22 +96,22 @@ class _PdgemmProduct(Product):
         ]
         grid = ProcessGrid.most_square(library.size)
         self._edges = {f"{MOVED}blocks of {edge} on {grid.rows}x{grid.cols}": edge for edge in _BLOCKS}
-        self._moved: dict[str, list[_Held]] = {}
+        self._moved: dict[str, list[_ScalapackParts]] = {}
         self._grid = grid.rows, grid.cols
         self.settings = ["as dealt"] if len({one.context for one in self._dealt}) == 1 else []
         self.settings += list(self._edges)
 
-    def _held(self, one: Operand, cyclic: Cyclic, part: np.ndarray | None = None) -> _Held:
+    def _held(self, one: JobOperand, cyclic: Cyclic, part: np.ndarray | None = None) -> _ScalapackParts:
         library = self._library
         if part is None:
             shape = cyclic_layout(cyclic).local_shape(one.shape, library.rank, num_ranks=library.size)
             part = np.empty(shape, self._task.dtype.numpy)
         context = library.context(cyclic.grid, cyclic.grid_order)
         facts = (1, context, *one.shape, *cyclic.block, *cyclic.source, max(1, part.shape[0]))
-        return _Held(np.asfortranarray(part), (ctypes.c_int * 9)(*facts), context)
+        return _ScalapackParts(np.asfortranarray(part), (ctypes.c_int * 9)(*facts), context)
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         if setting not in self._edges:
             self._multiply(*self._dealt)
             return
@@ -124,7 +124,7 @@ class _PdgemmProduct(Product):
         self._multiply(*moved)
         self._move(moved[2], self._dealt[2])
 
-    def _multiply(self, a: _Held, b: _Held, c: _Held) -> None:
+    def _multiply(self, a: _ScalapackParts, b: _ScalapackParts, c: _ScalapackParts) -> None:
         task = self._task
         real = ctypes.c_double if task.dtype in (DType.f64, DType.c128) else ctypes.c_float
         # Of complex types a scalar is two numbers; of real ones the second is not looked at.
@@ -135,7 +135,7 @@ class _PdgemmProduct(Product):
             *(a, b, (real * 2)(task.beta), c),
         )
 
-    def _move(self, source: _Held, target: _Held) -> None:
+    def _move(self, source: _ScalapackParts, target: _ScalapackParts) -> None:
         rows, cols = source.descriptor[2:4]
         self._call(f"p{self._letter}gemr2d_", rows, cols, source, target, source.context)
 
@@ -143,7 +143,7 @@ class _PdgemmProduct(Product):
         """Call a Fortran routine: numbers by address, a matrix as part, first row and column, descriptor."""
         one, passed = ctypes.c_int(1), []
         for argument in arguments:
-            if isinstance(argument, _Held):
+            if isinstance(argument, _ScalapackParts):
                 address = ctypes.c_void_p(argument.array.__array_interface__["data"][0])
                 passed += [address, ctypes.byref(one), ctypes.byref(one), argument.descriptor]
             elif isinstance(argument, ctypes.c_char_p):
@@ -153,16 +153,16 @@ class _PdgemmProduct(Product):
         getattr(self._library.library, name)(*passed)
 
     def reset(self) -> None:
-        """See `Product.reset`."""
+        """See `LibraryProduct.reset`."""
         c, library = self._dealt[2].array, self._library
         c[...] = self._given[2].part(library.rank, library.size)
 
     def store(self) -> None:
-        """See `Product.store`."""
+        """See `LibraryProduct.store`."""
         library, given = self._library, self._given[2]
         where = given.layout.indices(given.shape, library.rank, num_ranks=library.size)
         self._matrices.out[picked(*where)] = self._dealt[2].array
 
     def close(self) -> None:
-        """See `Product.close`."""
+        """See `LibraryProduct.close`."""
         self._moved.clear()

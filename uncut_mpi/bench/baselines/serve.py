@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, BinaryIO, Final
 
-from uncut_mpi.bench.baselines.library import Library, Product, Unsupported
+from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import Matrices, Task, words
 from uncut_mpi.errors import named, reason
 
@@ -99,7 +99,7 @@ def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) ->
 class _Server:
     def __init__(self, library: Library) -> None:
         self._library = library
-        self._product: Product | None = None
+        self._product: LibraryProduct | None = None
         self._setting = ""
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class _Server:
         if product is not None:
             product.close()
 
-    def _tune(self, product: Product, settings: list[str] | None) -> dict[str, Any]:
+    def _tune(self, product: LibraryProduct, settings: list[str] | None) -> dict[str, Any]:
         """Call every setting, or those asked for, a few times and keep the one with the least median."""
         medians: dict[str, float] = {}
         failed: dict[str, str] = {}
@@ -159,7 +159,7 @@ class _Server:
             "call_s": medians[self._setting],
         }
 
-    def _timed(self, product: Product, setting: str) -> float:
+    def _timed(self, product: LibraryProduct, setting: str) -> float:
         product.prepare()
         self._library.wait()
         start = time.perf_counter()

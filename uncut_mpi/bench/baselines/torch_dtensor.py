@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.library import Product, Unsupported
+from uncut_mpi.bench.baselines.library import LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.bench.baselines.torch_parts import Move, TorchJobLibrary, even
 from uncut_mpi.model.dtypes import DType
@@ -32,7 +32,7 @@ class DTensorLibrary(TorchJobLibrary):
             self._meshes[grid] = make(self.device.type, np.arange(self.size).reshape(grid, order="F").tolist())
         return self._meshes[grid]
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         if any(dealt.memory == "shared" for dealt in task.dealt):
             raise Unsupported("each process has a part of its own of a matrix")
@@ -41,7 +41,7 @@ class DTensorLibrary(TorchJobLibrary):
 
 
 @dataclasses.dataclass(slots=True)
-class _Held:
+class _Tensors:
     """A matrix as it is dealt: this process's part, and its placements where DTensor has such."""
 
     part: Any
@@ -51,7 +51,7 @@ class _Held:
     moves: dict[tuple[str, bool], Move] = dataclasses.field(default_factory=dict)
 
 
-class _DTensorProduct(Product):
+class _DTensorProduct(LibraryProduct):
     """
     Row-major, as PyTorch has it: Cᵀ = Bᵀ Aᵀ.
 
@@ -86,7 +86,7 @@ class _DTensorProduct(Product):
         self.settings = list(self._ways)
         self._partial = (partial,) * deep
 
-    def _held(self, layout: Layout, matrix: np.ndarray, order: str, on_host: bool, grid: tuple[int, ...]) -> _Held:
+    def _held(self, layout: Layout, matrix: np.ndarray, order: str, on_host: bool, grid: tuple[int, ...]) -> _Tensors:
         library = self._library
         rows, cols = shape = (matrix.shape[0], matrix.shape[1])
         part = matrix[picked(*layout.indices(shape, library.rank, num_ranks=library.size))]
@@ -103,13 +103,13 @@ class _DTensorProduct(Product):
         for one, good, found in known.values():
             if good and one.rectangles(shape, library.size) == layout.rectangles(shape, library.size):
                 placements = found if layout.cyclic is None else None
-        return _Held(library.tensor(part, on_host=on_host), shape, layout, placements)
+        return _Tensors(library.tensor(part, on_host=on_host), shape, layout, placements)
 
     def _slabs(self, wanted: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
         """Return the slabs to which a matrix is moved that is dealt in no way of DTensor's, and their placements."""
         return ("cols", self._cols) if wanted == self._cols else ("rows", self._rows)
 
-    def _dealt(self, one: _Held, wanted: tuple[Any, ...]) -> Any:
+    def _dealt(self, one: _Tensors, wanted: tuple[Any, ...]) -> Any:
         """Return what this process needs of a matrix."""
         library, part, placements = self._library, one.part, one.placements
         if part.device != library.device:
@@ -125,7 +125,7 @@ class _DTensorProduct(Product):
         dealt = library.of.DTensor.from_local(part.contiguous(), self._mesh, placements, run_check=False)
         return dealt.redistribute(self._mesh, wanted).to_local()
 
-    def _move(self, one: _Held, kind: str, inward: bool) -> Move:
+    def _move(self, one: _Tensors, kind: str, inward: bool) -> Move:
         if (kind, inward) not in one.moves:
             layouts = one.layout, even(kind, one.shape, self._order)
             source, target = layouts if inward else layouts[::-1]
@@ -133,7 +133,7 @@ class _DTensorProduct(Product):
         return one.moves[kind, inward]
 
     def call(self, setting: str) -> None:
-        """See `Product.call`."""
+        """See `LibraryProduct.call`."""
         library, task, c = self._library, self._task, self._c
         b_wanted, a_wanted, wanted = self._ways[setting]
         b_t, a_t = self._dealt(self._b, b_wanted), self._dealt(self._a, a_wanted)
@@ -169,20 +169,20 @@ class _DTensorProduct(Product):
             c.part.copy_(c_t, non_blocking=True)
 
     def reset(self) -> None:
-        """See `Product.reset`."""
+        """See `LibraryProduct.reset`."""
         library, c = self._library, self._c
         first = self._matrices.c.T[picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))]
         c.part.copy_(library.tensor(np.ascontiguousarray(first)))
         library.finish()
 
     def store(self) -> None:
-        """See `Product.store`."""
+        """See `LibraryProduct.store`."""
         library, c = self._library, self._c
         where = picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
         self._matrices.out.T[where] = library.array(c.part, self._task.dtype)
 
     def close(self) -> None:
-        """See `Product.close`."""
+        """See `LibraryProduct.close`."""
         self._library.finish()
         del self._a, self._b, self._c
         if self._library.device.type == "cuda":

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.library import Library, Product, Unsupported, ranges, splits
+from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported, ranges, splits
 from uncut_mpi.bench.baselines.task import Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
@@ -40,13 +40,13 @@ class TorchLibrary(Library):
         matmul.allow_fp16_reduced_precision_reduction = False
         matmul.allow_bf16_reduced_precision_reduction = False
 
-    def open(self, task: Task, matrices: Matrices) -> Product:
+    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
         self._torch.backends.cuda.matmul.allow_tf32 = task.dtype is DType.tf32
         return _TorchProduct(self._torch, self._devices, task, matrices)
 
 
-class _TorchProduct(Product):
+class _TorchProduct(LibraryProduct):
     """Row-major, as PyTorch has it: Cᵀ = Bᵀ Aᵀ."""
 
     def __init__(self, torch: Any, devices: list[Any], task: Task, matrices: Matrices) -> None:

@@ -132,7 +132,7 @@ def choose_tile(problem: GemmProblem, placement: Placement, machine: Machine, de
 
 
 @dataclasses.dataclass(slots=True)
-class _Slot:
+class _BandSlot:
     """Room for one band, result or tile of C on a device, and the last tasks that wrote and used it."""
 
     buffer: int
@@ -145,9 +145,9 @@ class _Slots:
     """A few slots, the least recently taken of which is next."""
 
     def __init__(self, buffers: list[int]) -> None:
-        self._slots = [_Slot(buffer) for buffer in buffers]
+        self._slots = [_BandSlot(buffer) for buffer in buffers]
 
-    def find(self, number: int) -> _Slot | None:
+    def find(self, number: int) -> _BandSlot | None:
         """Return the slot that holds a band."""
         for at, slot in enumerate(self._slots):
             if slot.holds == number:
@@ -155,7 +155,7 @@ class _Slots:
                 return slot
         return None
 
-    def take(self) -> _Slot:
+    def take(self) -> _BandSlot:
         """Return the slot that was not taken for longest."""
         slot = self._slots.pop(0)
         self._slots.append(slot)
@@ -276,7 +276,7 @@ class _Bands:
         slot.user = build.task(Kind.COPY, copies, there, [(result, Factor.ONE, Op.N)], awaits)
         staged.user = self._add(device, target, there, slot.user)
 
-    def _band(self, device: int, matrix: Matrix, number: int, extent: range) -> tuple[RegionRef, _Slot | None]:
+    def _band(self, device: int, matrix: Matrix, number: int, extent: range) -> tuple[RegionRef, _BandSlot | None]:
         """Return where a device reads a band, fetched if it is not there, and the slot it is in."""
         problem, owner = self._problem, self._owner[matrix]
         rows, cols = (len(extent), problem.k) if matrix == Matrix.A else (problem.k, len(extent))
@@ -307,7 +307,7 @@ class _Bands:
         return self._build.task(Kind.COMBINE, lane, target, [(result, Factor.ONE, Op.N), *old], [awaited])
 
     @staticmethod
-    def _used(product: int, *slots: _Slot | None) -> None:
+    def _used(product: int, *slots: _BandSlot | None) -> None:
         for slot in slots:
             if slot is not None:
                 slot.user = product

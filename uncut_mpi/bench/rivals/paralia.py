@@ -267,7 +267,7 @@ def tile_edge(
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Transfers:
+class _TransferTimes:
     """Ways of matrices, a row each, to or from devices: t_link of a share (equation 2); each tile starts anew."""
 
     size_bytes: _Table
@@ -289,7 +289,7 @@ class _Costs:
     tiles: int  # of C, 0: none
     products: int  # of each tile
     extra_s: _Floats  # what it receives beyond one copy of each matrix, if its share were all
-    transfers: _Transfers  # of what is read, and at last of the result
+    transfers: _TransferTimes  # of what is read, and at last of the result
 
     def at(self, shares: _Floats) -> tuple[_Floats, _Floats, _Floats, _Floats]:
         """Return the fields of the devices' `DevicePrediction`, in their order."""
@@ -382,12 +382,12 @@ class _Predictor:
         ways.append((chosen, self._index(at_c), c_bytes))
         return _Costs(*self._products(chosen), extra_s, self._transfers(links, ways))
 
-    def _transfers(self, links: LinkMap, ways: Sequence[_Way]) -> _Transfers:
+    def _transfers(self, links: LinkMap, ways: Sequence[_Way]) -> _TransferTimes:
         """Return what ways cost; what is there already costs nothing."""
         moves = np.array([source != destination for source, destination, _ in ways])
         latency_s = np.array([links.latency_s[source, destination] for source, destination, _ in ways])
         gb_per_s = np.array([links.shared_gb_per_s[source, destination] for source, destination, _ in ways])
-        return _Transfers(
+        return _TransferTimes(
             np.where(moves, np.array([size for *_, size in ways])[:, None], 0.0),
             np.where(moves, latency_s, 0.0),
             np.where(moves, gb_per_s * 1e9, 1.0),

@@ -40,8 +40,8 @@ from uncut_mpi.device.interface import (
     DeviceIdentity,
     FlagTable,
     Pin,
-    Probe,
     ProgressBoard,
+    Timeable,
 )
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError
 from uncut_mpi.model.arguments import type_text
@@ -345,7 +345,7 @@ class CudaBackend(Backend):
                 best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3)
         return float(best)
 
-    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Timeable:
         """Return a probe of one contiguous copy between two addresses."""
         with self._current("preparing to time a copy"):
             stream = self._cupy.cuda.Stream(non_blocking=True)
@@ -356,7 +356,7 @@ class CudaBackend(Backend):
 
         return CudaProbe(self._current, stream.ptr, copy, _TIMED_COPIES, lambda: None)
 
-    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+    def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """Return a probe of a size×size×size product of full-mantissa random data."""
         with self._current("preparing to time a product"):
             nbytes = size * size * dtype.itemsize
@@ -408,7 +408,7 @@ class CudaBackend(Backend):
 
     def _scratch_probe(
         self, base: int, program: OperationList, times: int, free: Callable[[], None] = lambda: None
-    ) -> Probe:
+    ) -> Timeable:
         """Return a probe of a list of products on scratch memory; `free` is called when it is closed."""
         with self.tuning.timing():
             executable = self._preparation.bind_scratch(program, base)

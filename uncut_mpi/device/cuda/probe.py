@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from uncut_mpi.device.cuda.library import import_cupy
-from uncut_mpi.device.interface import Probe
+from uncut_mpi.device.interface import Timeable
 
 
-class CudaProbe(Probe):
+class CudaProbe(Timeable):
     """
     Work on one stream, timed by events.
 
@@ -45,7 +45,7 @@ class CudaProbe(Probe):
             raise
 
     def mean_seconds(self, least_s: float) -> float:
-        """See `Probe.mean_seconds`."""
+        """See `Timeable.mean_seconds`."""
         events, runtime = self._cupy.cuda, self._cupy.cuda.runtime
         with self._current("timing"):
             start, stop = events.Event(), events.Event()
@@ -60,6 +60,6 @@ class CudaProbe(Probe):
         return total_s / count
 
     def close(self) -> None:
-        """See `Probe.close`."""
+        """See `Timeable.close`."""
         with self._current("freeing what was timed"):
             self._free()

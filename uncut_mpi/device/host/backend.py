@@ -15,7 +15,7 @@ from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import Fault, round_to_tf32
 from uncut_mpi.device.host.executor import Disorder, HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
-from uncut_mpi.device.host.views import Array, Extent, bytes_at, matrix_at
+from uncut_mpi.device.host.views import Array, BufferExtent, bytes_at, matrix_at
 from uncut_mpi.device.interface import (
     AdoptedArray,
     Allocation,
@@ -24,8 +24,8 @@ from uncut_mpi.device.interface import (
     Executable,
     FlagTable,
     Pin,
-    Probe,
     ProgressBoard,
+    Timeable,
 )
 from uncut_mpi.errors import DeviceError, ParamError
 from uncut_mpi.free_memory import available_bytes
@@ -154,7 +154,7 @@ class HostBackend(Backend):
         count = rows * cols
         segment = Segment.create(count * dtype.itemsize, f"a matrix of {rows}×{cols} in device memory")
         # An extent of one byte at least, so that an empty array too keeps its memory.
-        owner = Extent(segment.address, max(1, segment.nbytes), segment)
+        owner = BufferExtent(segment.address, max(1, segment.nbytes), segment)
         self._arrays[segment.address] = segment
         weakref.finalize(owner, _drop, self._arrays, segment.address).atexit = False
         flat = np.asarray(owner)
@@ -237,12 +237,12 @@ class HostBackend(Backend):
         target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
         return _best_seconds(repeats, lambda: np.copyto(target, origin))
 
-    def copy_probe(self, destination: int, source: int, nbytes: int) -> Probe:
+    def copy_probe(self, destination: int, source: int, nbytes: int) -> Timeable:
         """See `Backend.copy_probe`."""
         target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
         return HostProbe(lambda: np.copyto(target, origin), self._blas)
 
-    def gemm_probe(self, size: int, dtype: DType) -> Probe:
+    def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """See `Backend.gemm_probe`; operands are widened or rounded within the time, as in a task."""
         random = np.random.default_rng(0)
         a, b = (random.random((size, size)).astype(dtype.numpy) for _ in range(2))
@@ -277,7 +277,7 @@ class HostBackend(Backend):
             self._arrays.popitem()[1].unlink()
 
 
-class HostProbe(Probe):
+class HostProbe(Timeable):
     """
     Work to be timed.
 
@@ -295,7 +295,7 @@ class HostProbe(Probe):
             work()  # so that no first touch of memory is timed
 
     def mean_seconds(self, least_s: float) -> float:
-        """See `Probe.mean_seconds`."""
+        """See `Timeable.mean_seconds`."""
         with self._blas.limited():
             start, count, elapsed = time.perf_counter(), 0, 0.0
             while count == 0 or elapsed < least_s:
@@ -305,7 +305,7 @@ class HostProbe(Probe):
         return max(elapsed / count, 1e-9)  # the clock's resolution, never zero
 
     def close(self) -> None:
-        """See `Probe.close`."""
+        """See `Timeable.close`."""
 
 
 def _drop(arrays: dict[int, Segment], address: int) -> None:

@@ -35,7 +35,7 @@ _PART_OPERATIONS: Final = 1 << 34
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Operand:
+class BodyOperand:
     """One operand of a body: its array as used (transposed if the operand is), its factor, its place."""
 
     array: Array
@@ -44,7 +44,7 @@ class Operand:
     place: tuple[int, ...]
     conjugated: bool = False
 
-    def same_region(self, other: Operand) -> bool:
+    def same_region(self, other: BodyOperand) -> bool:
         """Whether both are one and the same region, used alike."""
         return self.place == other.place
 
@@ -74,7 +74,7 @@ class Scratch:
 class Body(Protocol):
     """What one task does."""
 
-    write: Operand
+    write: BodyOperand
     copy_bytes: int
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
@@ -90,12 +90,12 @@ class Body(Protocol):
         """
 
 
-class Copy:
+class CopyBody:
     """Moves one region."""
 
     __slots__ = ("_source", "_target", "copy_bytes", "write")
 
-    def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
+    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].dtype is not write.dtype:
             raise ScheduleError(f"a COPY reads {_shapes(reads)} and writes {_shapes([write])}: they must be alike")
         self.write = write
@@ -114,7 +114,7 @@ class FileCopy:
 
     __slots__ = ("_arguments", "_files", "copy_bytes", "write")
 
-    def __init__(self, write: Operand, reads: list[Operand], files: FileWindows) -> None:
+    def __init__(self, write: BodyOperand, reads: list[BodyOperand], files: FileWindows) -> None:
         if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].conjugated:
             raise ScheduleError(f"a COPY of a file reads {_shapes(reads)} and writes {_shapes([write])}")
         (source,), item = reads, write.dtype.itemsize
@@ -145,7 +145,7 @@ class Gemm:
         "write",
     )
 
-    def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
+    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         m, n = write.array.shape
         if len(reads) not in (2, 3):
             raise ScheduleError(f"a GEMM reads {len(reads)} regions: it must read A, B and perhaps C")
@@ -220,7 +220,7 @@ class Gemm:
         elif factor_c != 1.0:
             target[...] = target.astype(self._sum.numpy, copy=False) * factor_c
 
-    def _widened(self, name: str, operand: Operand) -> Array:
+    def _widened(self, name: str, operand: BodyOperand) -> Array:
         if operand.dtype is DType.tf32:
             rounded = self._scratch.matrix(name, self._sum, *operand.array.shape)
             round_to_tf32(operand.array, rounded)
@@ -250,7 +250,7 @@ class Combine:
 
     __slots__ = ("_columns", "_sum", "_reads", "_scratch", "copy_bytes", "write")
 
-    def __init__(self, write: Operand, reads: list[Operand], scratch: Scratch) -> None:
+    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         if any(read.array.shape != write.array.shape for read in reads):
             raise ScheduleError(f"a COMBINE sums {_shapes(reads)} into {_shapes([write])}: they must be alike")
         self.write = write
@@ -296,7 +296,7 @@ class Combine:
                 array = term
             np.add(total, array, out=total)
 
-    def _detached(self, read: Operand) -> Array:
+    def _detached(self, read: BodyOperand) -> Array:
         """Return the array of a read; a copy, if it shares memory with the region written and is not read first."""
         first_in_place = read is self._reads[0] and read.same_region(self.write)
         array = read.array
@@ -305,7 +305,7 @@ class Combine:
         return array
 
 
-_KINDS: Final[dict[Code, Any]] = {Code.COPY: Copy, Code.GEMM: Gemm, Code.COMBINE: Combine}
+_KINDS: Final[dict[Code, Any]] = {Code.COPY: CopyBody, Code.GEMM: Gemm, Code.COMBINE: Combine}
 
 
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> list[Body | None]:
@@ -341,7 +341,7 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
     return bodies
 
 
-def _operand(program: OperationList, addresses: Array, index: int) -> Operand:
+def _operand(program: OperationList, addresses: Array, index: int) -> BodyOperand:
     record = program.operands[index]
     buffer, offset = int(record["buffer"]), int(record["offset"])
     rows, cols, ld = int(record["rows"]), int(record["cols"]), int(record["ld"])
@@ -351,12 +351,12 @@ def _operand(program: OperationList, addresses: Array, index: int) -> Operand:
         raise ScheduleError(f"buffer {buffer} is used on rank {program.rank} and has no address there")
     array = matrix_at(base + offset, rows, cols, ld, dtype.numpy)
     place = base + offset, rows, cols, ld, dtype, op
-    return Operand(array if op is Op.N else array.T, dtype, factor, place, conjugated=op is Op.C)
+    return BodyOperand(array if op is Op.N else array.T, dtype, factor, place, conjugated=op is Op.C)
 
 
 def _block_columns(rows: int, cols: int) -> int:
     return max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))
 
 
-def _shapes(operands: list[Operand]) -> str:
+def _shapes(operands: list[BodyOperand]) -> str:
     return ", ".join(f"{one.array.shape[0]}×{one.array.shape[1]} {one.dtype.name}" for one in operands) or "nothing"

@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-class Extent:
+class BufferExtent:
     """
     A span of memory as numpy sees it, and whatever has to live as long as arrays of it.
 
@@ -27,7 +27,7 @@ def bytes_at(address: int, nbytes: int, keep: Any = None) -> Array:
     """Return `nbytes` bytes at an address as a writeable uint8 array."""
     if nbytes == 0:
         return np.empty(0, np.uint8)
-    array: Array = np.asarray(Extent(address, nbytes, keep))
+    array: Array = np.asarray(BufferExtent(address, nbytes, keep))
     return array
 
 
