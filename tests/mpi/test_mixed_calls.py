@@ -130,7 +130,7 @@ def test_blocks_of_different_purpose_do_not_meet(comm, session):
         with session.together("reading" if session.rank == 0 else "writing"):
             pass
 
-    expect(comm, um.RankMismatchError, ["what: reading on rank 0", "writing"], body)
+    expect(comm, um.RankMismatchError, ["what: 'reading' on rank 0", "'writing' on "], body)
 
 
 def open_session(comm, **more) -> um.Session:

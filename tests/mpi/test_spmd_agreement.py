@@ -59,13 +59,31 @@ def test_of_long_values_the_elements_that_differ_are_named(comm, agree_all, grou
     values[0] = -0.0 if comm.rank else 0.0
     found = raised(lambda: agreement.agree(group, bytes([comm.rank == 1]), lambda: {"x": {"y": values}}))
     where = ", ".join(map(str, there))
-    same_everywhere(
-        comm, agree_all, found, RankMismatchError, f"values: x['y'][{where}]: 1.5 on rank 1, 0.0 on the oth"
-    )
+    parts = (f"values: x['y'][{where}]: ", "1.5 on rank 1", "0.0 on ")
+    same_everywhere(comm, agree_all, found, RankMismatchError, *parts)
     found = raised(lambda: agreement.agree(group, bytes([comm.rank]), lambda: {"x": values[comm.rank :]}))
     same_everywhere(comm, agree_all, found, RankMismatchError, "x: float32 array of shape (")
     found = raised(lambda: agreement.agree(group, bytes([comm.rank]), lambda: {"x": [comm.rank] * 500}))
     same_everywhere(comm, agree_all, found, RankMismatchError, ": x[0]: 0 on rank 0, 1 on ", "; and 484 more; pass")
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("here", "there", "where", "shown"),
+    [
+        (1, "1", "", ("1", "'1'")),
+        (0.1, np.float32(0.1), "", ("0.1 (float)", "0.1 (float32)")),
+        (10**5000, 10**5000 + 1, "", (f"{10**5000:#x}", f"{10**5000 + 1:#x}")),
+        ({"a": 1, "b": {"c": [1, [2]]}}, {"a": 1, "b": {"c": [1, [3]]}}, "['b']['c'][1]", ("[2]", "[3]")),
+        ({"a": [1, []]}, {"a": [1]}, "['a']", ("list of 2", "[1]")),
+    ],
+    ids=["texts", "types", "long numbers", "nested", "lengths"],
+)
+def test_what_differs_is_named_and_shown_as_different(comm, agree_all, group, here, there, where, shown):
+    mine = there if comm.rank == 1 else here
+    found = raised(lambda: agreement.agree(group, bytes([comm.rank == 1]), lambda: {"t": mine}))
+    parts = (f"values: t{where}: ", f"{shown[0]} on ", f"{shown[1]} on rank 1")
+    same_everywhere(comm, agree_all, found, RankMismatchError, *parts)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -7,6 +7,7 @@ import dataclasses
 import decimal
 import fractions
 import math
+import pathlib
 import random
 import time
 
@@ -81,7 +82,22 @@ ENDLESS.append(ENDLESS)
     ids=type,
 )
 def test_values_whose_equality_is_not_defined_are_refused(value):
-    with pytest.raises(um.ParamError, match=r"x .*cannot be compared: pass"):
+    with pytest.raises(um.ParamError, match=r"x .*, which agree does not compare: pass"):
+        value_digest("x", value)
+
+
+@pytest.mark.parametrize(
+    ("value", "instead"),
+    [
+        (pathlib.Path("a"), "str"),
+        ([decimal.Decimal(1)], "str"),
+        (np.dtype("f4"), "str"),
+        (range(3), "list"),
+        (bytearray(3), "bytes"),
+    ],
+)
+def test_what_is_refused_says_what_to_pass_instead(value, instead):
+    with pytest.raises(um.ParamError, match=rf"agree does not compare: pass {instead}\(x\) of it, or numbers"):
         value_digest("x", value)
 
 

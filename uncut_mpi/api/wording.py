@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import hashlib
+import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date, time, timedelta
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -18,6 +23,12 @@ from uncut_mpi.spmd import agreement
 _KINDS = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset)
 _CHARS = f"?efdFDSU{np.typecodes['AllInteger']}"  # of long doubles and records some bytes belong to no value
 _BF16 = DType.bf16.numpy
+_INSTEAD: dict[str, tuple[type, ...]] = {
+    "bytes": (bytearray, memoryview),
+    "list": (range,),
+    "str": (Number, os.PathLike, enum.Enum, uuid.UUID, date, time, timedelta, np.dtype, np.datetime64, np.timedelta64),
+}
+"""By what some types of no encoding become one that has."""
 _OPERANDS = {"gemm": ("a", "b", "out"), "redistribute": ("matrix", "matrix", "out")}
 
 
@@ -56,14 +67,19 @@ def value_digest(what: object, value: object) -> bytes:
     except (_Unknown, RecursionError) as error:
         unknown = error if isinstance(error, _Unknown) else "values nested too deeply"
         raise ParamError(
-            f"{what} has {unknown}, which cannot be compared: pass numbers, texts, bytes, arrays of them, frozen "
-            "dataclasses that are equal by value, or lists, tuples, sets and dicts of these"
+            f"{what} has {unknown}, which agree does not compare: pass {getattr(error, 'instead', '')}numbers, texts, "
+            "bytes, arrays of them, frozen dataclasses that are equal by value, or lists, tuples, sets, dicts of these"
         ) from None
     return hashlib.blake2b(_joined("agree", [what.encode("utf-8", "surrogatepass"), content]), digest_size=16).digest()
 
 
 class _Unknown(Exception):
-    """A value of a type that has no encoding."""
+    """A value of a type that has no encoding; `instead` is what to pass of it."""
+
+    def __init__(self, value: object, text: str) -> None:
+        super().__init__(text)
+        by = next((by for by, kinds in _INSTEAD.items() if isinstance(value, kinds)), None)
+        self.instead = f"{by}(x) of it, or " if by else ""
 
 
 def _encoded(value: Any) -> bytes:
@@ -71,7 +87,7 @@ def _encoded(value: Any) -> bytes:
     if isinstance(value, np.generic | np.ndarray):
         other = isinstance(value, np.ndarray) and type(value).__eq__ is not np.ndarray.__eq__
         if other or not (value.dtype.char in _CHARS or value.dtype == _BF16):
-            raise _Unknown(f"{type_text(value)} of {value.dtype}")
+            raise _Unknown(value, f"{type_text(value)} of {value.dtype}")
         if isinstance(value, np.ndarray) and value.ndim:
             plain = agreement.plain_array(value)
             return _joined("array", [f"{plain.dtype} {plain.shape}".encode(), plain.tobytes()])
@@ -96,7 +112,7 @@ def _encoded(value: Any) -> bytes:
     if about is not None and about.eq and about.frozen:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)
         return _joined(f"{type(value).__module__}.{type(value).__qualname__}", map(_encoded, fields))
-    raise _Unknown(type_text(value))
+    raise _Unknown(value, type_text(value))
 
 
 def _joined(kind: str, parts: Iterable[bytes]) -> bytes:

@@ -51,6 +51,8 @@ call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are 
 _WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
 _LAST_WORDS_S = 0.3
 _MOST_NAMED = 16  # that differ, and items of a list that is shown as a whole
+_MOST_BITS = 2000  # of a number that is shown in digits; Python may refuse from 640 digits on
+_SEVERAL = list, tuple, dict
 _CUTS = 64  # of a long array, to find where ranks differ
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
@@ -107,18 +109,26 @@ def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Map
     try:
         leaves = {name: plain_array(value) if _is_array(value) else value for name, value in _leaves(describe())}
         arrays = {name: value for name, value in leaves.items() if _is_array(value) and value.size}
-        mine = {name: _text(value) for name, value in leaves.items()}
+        mine = {name: (_text(value), type(value).__name__) for name, value in leaves.items()}
     except Exception as error:  # the mismatch is what must be said, on every rank
-        mine, arrays = {"arguments": f"(cannot be shown: {reason(error)})"}, {}
+        mine, arrays = {"arguments": (f"(cannot be shown: {reason(error)})", "")}, {}
     every = group.allgather_objects((mine, [*arrays]), "comparing arguments")
-    texts = [text for text, _ in every]
-    alike = [name for name in every[0][1] if all(name in at and text[name] == texts[0][name] for text, at in every)]
+    texts = [{name: text for name, (text, _) in said.items()} for said, _ in every]
+    alike = [
+        name
+        for name in every[0][1]
+        if all(name in at and text[name] == texts[0][name] for text, (_, at) in zip(texts, every, strict=True))
+    ]
     for name in alike:
         index, value = _first_difference(group, arrays[name])
         for text, its in zip(texts, group.allgather_objects(value, "comparing arguments"), strict=True):
             text[f"{name}[{index}]"] = its
-    if len({str(text) for text in texts}) < len({tuple(digest) for digest in digests.tolist()}):
-        # They print alike and differ all the same; the digest tells them apart.
+    different = len({tuple(digest) for digest in digests.tolist()})
+    if len({str(text) for text in texts}) < different:  # they print alike and differ all the same
+        for text, (said, _) in zip(texts, every, strict=True):
+            kinds = [name for name in said if len({said[name][1] for said, _ in every if name in said}) > 1]
+            text.update({name: f"{text[name]} ({said[name][1]})" for name in kinds})
+    if len({str(text) for text in texts}) < different:  # in what is not shown; the digest tells them apart
         for text, digest in zip(texts, digests.tolist(), strict=True):
             of_all = [f"{name}={value}" for name, value in text.items() if "." not in name]
             text["digest"] = f"{digest[0]:016x} ({', '.join(of_all[:_MOST_NAMED])})"
@@ -146,20 +156,43 @@ def _is_array(value: object) -> TypeGuard[np.ndarray]:
 
 
 def _text(value: object) -> str:
-    return f"{value.dtype} array of shape {value.shape}" if _is_array(value) else str(value)
+    if _is_array(value):
+        return f"{value.dtype} array of shape {value.shape}"
+    if _parts(value):
+        return type(value).__name__ + (f" of {len(value)}" if isinstance(value, _SEVERAL) else "")
+    if _is_long(value):
+        return f"{value:#x}"
+    return repr(value) if isinstance(value, str) else str(value)
+
+
+def _is_long(value: object) -> TypeGuard[int]:
+    """Return whether Python may refuse to write a number in digits."""
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
+
+
+def _parts(value: object) -> dict[str, object]:
+    """
+    Return what is shown each for itself, by what leads to it.
+
+    Of a dataclass without a text of its own the fields, of a dict its values, of a list its items unless it is short
+    and they are plain.
+    """
+    if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
+        return {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
+    if not isinstance(value, _SEVERAL):
+        return {}
+    parts: dict[object, object] = value if isinstance(value, dict) else dict(enumerate(value))
+    several = any(isinstance(part, (*_SEVERAL, np.ndarray)) or _is_long(part) for part in parts.values())
+    if isinstance(value, dict) or several or len(parts) > _MOST_NAMED:
+        return {f"[{at!r}]": part for at, part in parts.items()}
+    return {}
 
 
 def _leaves(values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """Yield values by names: of a dataclass without a text of its own the fields, of a long list its items."""
+    """Yield values by names, each before its parts."""
     for name, value in values.items():
-        parts: Mapping[str, object] = {}
-        if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
-            parts = {f"{name}.{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
-        elif isinstance(value, list | tuple | dict):
-            pairs = [*(value.items() if isinstance(value, dict) else enumerate(value))]
-            if len(pairs) > _MOST_NAMED or any(_is_array(part) for _, part in pairs):
-                parts = {f"{name}[{at!r}]": part for at, part in pairs}
-        yield from _leaves(parts) if parts else [(name, value)]
+        yield name, value
+        yield from _leaves({f"{name}{at}": part for at, part in _parts(value).items()})
 
 
 def _first_difference(group: Group, array: np.ndarray) -> tuple[str, str]:
