@@ -72,7 +72,7 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(on_rank_0, interpret
             "RankMismatchError: ranks passed different values: shape: ",
             0,
         ),
-        ((), "1 // 0", "ZeroDivisionError: integer division", 0),
+        ((), "raise (ValueError, KeyError)[s.rank]('x')", "KeyError: 'x'", 0),
         ((), "raise KeyboardInterrupt", "KeyboardInterrupt", 0),
         (("-m", "mpi4py"), "s.open_file('/none.npy')", "DataFileError: rank 0: /none.npy cannot be read: No such", 1),
     ],
@@ -105,6 +105,25 @@ with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform({2 + 
         assert "site-packages/mpi4py" not in output
         names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
         assert not names & set(os.listdir("/dev/shm")), names
+
+    on_rank_0(check)
+
+
+def test_who_only_saw_an_error_tells_a_line(on_rank_0):
+    program = """
+from mpi4py import MPI
+import uncut_mpi as um
+s = um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform(2))
+if s.rank == 1:
+    raise ValueError("its own")
+s.barrier()
+"""
+
+    def check(tmp_path):
+        status, output = job(tmp_path, program, start="")
+        assert status not in (None, 0), output
+        assert output.count("Traceback") == output.count("[rank 1 of 2] Traceback") == 1, output
+        assert "[rank 0 of 2] PeerFailedError: barrier: rank 1 left the session by ValueError, " in output
 
     on_rank_0(check)
 

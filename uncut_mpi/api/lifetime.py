@@ -132,6 +132,13 @@ def end(ticket: Ticket) -> None:
         _kept[ticket.key].over = True
 
 
+def leave(reason: str) -> None:
+    """Tell those who wait for this rank in a session that it has left, by the name of an error's type. Local."""
+    for kept in [*_kept.values()]:
+        if not is_fork[0]:  # a fork leaves nothing
+            kept.leave(reason)
+
+
 def _dropped(key: bytes) -> None:
     kept = _kept.get(key)
     if kept is not None and not is_fork[0]:  # a fork leaves nothing

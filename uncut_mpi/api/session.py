@@ -151,7 +151,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         try:
             control = Control(self._group)
             self._ticket = ticket = lifetime.enter(self._group)
-            tell_once(ticket.members[0])
+            tell_once(ticket.members[0], lifetime.leave)
             with agreement.collective(self._group, OPENING):
                 if machine is not None and not isinstance(machine, Machine):
                     raise ParamError(

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -36,7 +37,6 @@ _YIELD_AT_ONCE_S = 0.0
 
 _job: list[tuple[str, float]] = []
 """How names begin by which ranks of this job see what others tell, and which share of the ranks is below this one."""
-_told: list[socket.socket] = []
 
 
 class _Hook:
@@ -96,30 +96,32 @@ def _is_first(error: BaseException) -> bool:
     """
     Return whether this rank is the first to tell an error in full. Local.
 
-    A rank may catch what others do not, so who tells is not known before. Lower ranks come first, and those that
-    failed before those that only saw it. A name without a file is taken by one process, and free again when that ends.
+    A rank may catch what others do not, so who tells is not known before. Lower ranks come first, and those with an
+    error of their own before those that only saw it. A name without a file is taken until the process ends.
     """
     late = isinstance(error, PeerFailedError)
-    kinds = [""] if late else [type(error).__name__, ""]
+    kinds = ["own", "peer"][: 1 + late]
     with contextlib.suppress(OSError):  # where there is no such name, each tells all
         for job, share in _job:
-            until = time.monotonic() + _FIRST_WORDS_S * (share + late)
+            until = time.monotonic() + _FIRST_WORDS_S * (share + 2 * late)
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as look:
-                while time.monotonic() < until and look.connect_ex(job + kinds[0]):
+                while time.monotonic() < until:
+                    if not all(look.connect_ex(job + kind) for kind in kinds):
+                        return False
                     time.sleep(_FIRST_WORDS_S / 60)
-            taken = [_take(job + kind) for kind in kinds]
-            return taken[0]
+            return _take(job + kinds[-1])
     return True
 
 
 def _take(name: str) -> bool:
-    _told.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
-        _told[-1].bind(name)
+        taken.bind(name)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         return False
+    taken.detach()  # others may look for it while MPI ends in this process
     return True
 
 
@@ -137,7 +139,7 @@ def _say(text: str) -> None:
             continue  # a closed or missing stream must not keep the job alive
 
 
-def tell_once(job: bytes) -> None:
+def tell_once(job: bytes, leave: Callable[[str], None]) -> None:
     """
     Let one rank alone print the traceback of an unhandled error that several have, and the others a line. Local.
 
@@ -147,6 +149,8 @@ def tell_once(job: bytes) -> None:
     ----------
     job : bytes
         The same on all these ranks, and in no other job.
+    leave : callable
+        Tells those who wait for this rank that it has left, by what.
     """
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     _job[:] = _job or [(f"\0{_OURS}.{job.hex()}.", rank / size)]
@@ -155,9 +159,13 @@ def tell_once(job: bytes) -> None:
     who = f"rank {rank} of {size}"
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        leave(kind.__name__)
         _say(f"[{who}] {_text(error, trace)}")
         time.sleep(_OTHERS_S)
-        if getattr(sys.modules["__main__"].__spec__, "name", "").startswith("mpi4py"):  # it aborts the job now
+        aborts = getattr(sys.modules["__main__"].__spec__, "name", "").startswith("mpi4py")
+        if aborts or issubclass(
+            kind, KeyboardInterrupt
+        ):  # by a signal, for which the launcher kills
             unlink_mpi_segments()
 
     sys.excepthook = tell
