@@ -350,7 +350,7 @@ BAD = {
     "other memories": (
         lambda s: s.empty((4, 4), "f64", Layout.rows(), memory=["device", "host"][s.rank == 1]),
         um.RankMismatchError,
-        ["values: memory: ", "host on rank 1"],
+        ["values: memory: ", "'host' on rank 1"],
     ),
     "no corners": (
         lambda s: s.distribute_parts([np.ones((2, 3))], shape=(2 * s.size, 3)),
