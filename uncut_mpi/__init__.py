@@ -107,7 +107,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "_native":  # whoever imports it comes here first
         return _load_native()
-    raise no_attribute(f"module {__name__!r}", name)
+    raise no_attribute(f"module {__name__!r}", name, __all__)
 
 
 def _load_native() -> Any:

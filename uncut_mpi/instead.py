@@ -13,6 +13,7 @@ BATCH: Final = (
 )
 _DIMENSIONS = {0: "a number is x.reshape(1, 1)", 1: "a vector is a matrix of one column, x.reshape(-1, 1)"}
 _ASYNCHRONOUS = "a call returns when the result is there: make it in a thread to do other work meanwhile"
+_GEMM = "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm"
 _SQUARE = "session.gemm(a, a.T) computes all of it, for complex matrices with a.H in the place of a.T"
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
 
@@ -20,13 +21,13 @@ _INSTEAD: Final = {
     **dict.fromkeys(("wait", "blocking", "asynchronous", "async_op", "igemm", "gemm_async"), _ASYNCHRONOUS),
     **dict.fromkeys(("batch", "batched", "bmm", "einsum", "batched_gemm", "gemm_batched"), BATCH),
     **dict.fromkeys(("epilogue", "epilog", "bias", "activation"), _EPILOGUE),
-    "gemm": "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm",
+    **dict.fromkeys(("gemm", "multiply", "mm"), _GEMM),
     **dict.fromkeys(("syrk", "herk"), _SQUARE),
     **dict.fromkeys(("syr2k", "her2k"), "it is two calls: session.gemm(a, b.T, c), session.gemm(b, a.T, c, beta=1.0)"),
     **dict.fromkeys(("symm", "hemm", "trmm"), "fill in the other triangle, or zeros, and call session.gemm"),
     **dict.fromkeys(("trsm", "gemv", "dot"), "there are products of two matrices alone; a vector is one of one column"),
 }
-_ALIASES = {"c": "out", "out": "c"}
+_ALIASES = {"c": "out", "out": "c", "multiply": "gemm", "mm": "gemm"}
 
 
 def dimensions_text(number: int) -> str:
@@ -35,14 +36,16 @@ def dimensions_text(number: int) -> str:
     return f"{number} dimension{'s' if number != 1 else ''}, a matrix has two: {mend}"
 
 
-def no_attribute(owner: str, name: str) -> AttributeError:
-    """Return the error of an attribute that is not there; Python proposes one like it."""
-    return AttributeError(f"{owner} has no attribute {name!r}{_mend(name)}")
+def no_attribute(owner: str, name: str, known: Sequence[str]) -> AttributeError:
+    """Return the error of an attribute that is not there, which proposes one of those that are."""
+    mend = "" if name.startswith("_") or name in known else _mend(name, known)
+    return AttributeError(f"{owner} has no attribute {name!r}{mend}", name=name, obj=None)  # else Python proposes, too
 
 
 def absent(self: object, name: str) -> Any:
     """Stand in for `__getattr__`."""
-    raise no_attribute(f"a {type(self).__name__}", name)
+    kind = type(self)
+    raise no_attribute(f"a {kind.__name__}", name, [known for known in dir(kind) if not known.startswith("_")])
 
 
 def bad_call(method: Callable[..., Any], named: Iterable[str], error: BaseException | None = None) -> str:
@@ -60,14 +63,20 @@ def bad_call(method: Callable[..., Any], named: Iterable[str], error: BaseExcept
         by_position = ", ".join(name for name, about in taken.items() if about.kind is not about.KEYWORD_ONLY)
         takes = f"only {by_position}" if by_position else "nothing"
         return f"{call}() takes {takes} by position: name the others, and pass several values as one sequence"
-    return str(error).replace(f"{method.__qualname__}()", f"{call}()")
+    said = str(error).replace(f"{method.__qualname__}()", f"{call}()")
+    if "comm" in taken and "'comm'" not in said:
+        said += ": the communicator comes first; session.gemm(a, b) multiplies matrices of a session"
+    return said
 
 
 def _mend(name: str, known: Sequence[str] = ()) -> str:
     plain = name.lower()
-    plain = plain[1:] if plain[:1] in "sdczh" and plain[1:] in _INSTEAD else plain
+    alias = _ALIASES.get(plain)
+    if alias in known:
+        return f": did you mean {alias!r}?"
+    starts = (n for n in range(3) if plain[n:] in _INSTEAD and not plain[:n].strip("psdczh"))  # as "pd" of pdgemm
+    plain = plain[next(starts, 0) :]
     if plain in _INSTEAD:
         return f": {_INSTEAD[plain]}"
-    alias = _ALIASES.get(plain)
-    close = [alias] if alias in known else difflib.get_close_matches(plain, known, 1)
+    close = difflib.get_close_matches(plain, known, 1)
     return f": did you mean {close[0]!r}?" if close else ""

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
+import traceback
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,6 +65,7 @@ def test_an_argument_that_is_not_there_is_told_with_those_that_are(method):
         (lambda: um.Session.gemm(None, None, None, epilogue="relu"), "no epilogue: apply"),
         (lambda: um.Session.gemm(None, None, None, batch=4), BATCH),
         (lambda: um.Session.gemm(None), r"^gemm\(\) missing 2 required positional arguments: 'a' and 'b'$"),
+        (lambda: um.matmul(None, None), "matmul() missing 1 required positional argument: 'b_local': the communicator"),
         (lambda: um.Session(), r"^Session\(\) missing 1 required positional argument: 'comm'$"),
     ],
 )  # fmt: skip
@@ -93,6 +95,8 @@ def test_values_that_check_their_arguments_are_replaced_and_sent_as_before():
         ("dsyr2k", "two calls"),
         ("trsm", "alone"),
         ("dgemm", "call session.gemm"),
+        ("pdgemm", "call session.gemm"),
+        ("pdsyrk", "a, a.T"),
         ("bmm", BATCH),
         ("gemm_batched", BATCH),
         ("matmull", "has no attribute 'matmull'"),
@@ -103,6 +107,16 @@ def test_a_call_of_another_library_says_which_is_here(owner, name, words):
         getattr(owner, name)
     assert words in str(found.value)
     assert repr(name) in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "like"),
+    [(um, "sessions", "Session"), (um.Session, "distributed", "distribute"), (um.Session, "multiply", "gemm")],
+)
+def test_an_attribute_that_is_not_there_is_told_with_one_like_it_once(owner, name, like):
+    with pytest.raises(AttributeError, match=f"{name}': did you mean '{like}'") as found:
+        getattr(owner if owner is um else owner.__new__(owner), name)
+    assert "".join(traceback.format_exception(found.value)).lower().count("did you mean") == 1
 
 
 @pytest.mark.parametrize(

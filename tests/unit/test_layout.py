@@ -163,6 +163,10 @@ def test_a_rank_without_rows_has_all_columns_of_none():
         (lambda: Layout.rows([1, 2]).local_shape((3, 4), 2), "rank = 2 is none of the ranks 0 to 1"),
         (lambda: Layout.rows([1, 2]).local_shape((3, 4), -1), "rank = -1 is none"),
         (
+            lambda: Layout.block_cyclic(2, 2, grid=(1, 2)).local_shape((3, 4), 2),
+            "whose grid is for 2 ranks",
+        ),
+        (
             lambda: Layout.rows([1, 2]).local_shape((3, 4), 0, num_ranks=3),
             "has 2 parts for 3 ranks: pass counts for all",
         ),

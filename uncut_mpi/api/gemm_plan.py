@@ -262,7 +262,11 @@ class GemmPlan:
         told = {name.lower(): "an array (a rank without a part passes one without elements)" for name in arrays}
         self._calls.gate.begin(call, told, check)
         for name, (planned, one) in arrays.items():
-            self._arrays[name] = store.like(planned, one, self._arrays.get(name))
+            try:
+                self._arrays[name] = store.like(planned, one, self._arrays.get(name))
+            except ParamError as error:  # the same on all ranks
+                error.args = (f"{name}: {error}",)
+                raise
         a, b, c = (self._arrays[name] if name in arrays else one for name, one in zip("ABC", given, strict=True))
         return a, b, c
 

@@ -552,7 +552,8 @@ class Layout:
         rows, cols = self._edges(shape, len(holders))
         known = num_ranks if num_ranks is not None else len(holders) if self.ranks is None else max(rank, 0) + 1
         if not 0 <= rank < known:
-            raise ParamError(f"rank = {rank} is none of the ranks 0 to {known - 1} of layout {self}")
+            grid = f", whose grid is for {counted(known, 'rank')}" if self.cyclic and num_ranks is None else ""
+            raise ParamError(f"rank = {rank} is none of the ranks 0 to {known - 1} of layout {self}{grid}")
         return self._cell(holders.index(rank) if rank in holders else None, rows, cols)
 
 

@@ -163,9 +163,7 @@ def tell_once(job: bytes, leave: Callable[[str], None]) -> None:
         _say(f"[{who}] {_text(error, trace)}")
         time.sleep(_OTHERS_S)
         aborts = getattr(sys.modules["__main__"].__spec__, "name", "").startswith("mpi4py")
-        if aborts or issubclass(
-            kind, KeyboardInterrupt
-        ):  # by a signal, for which the launcher kills
+        if aborts or issubclass(kind, KeyboardInterrupt):  # by a signal, for which the launcher kills
             unlink_mpi_segments()
 
     sys.excepthook = tell
