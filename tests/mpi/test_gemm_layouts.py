@@ -183,10 +183,8 @@ def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
         expect(comm, um.ParamError, ["A does not fit the plan"], lambda: plan.execute(a=wrong))
         expect(comm, um.ParamError, ["A: local arrays do not make"], lambda: plan.execute(a=np.zeros((mine + 1, 6))))
         nothing = np.empty((0, 6)) if comm.size == 1 or comm.rank else x
-        expect(comm, um.ParamError, ["local arrays do not make"], lambda: plan.execute(a=nothing))
-        for odd in ([1.0], np.float64(1), Closed(), "x"):  # also on one rank only, and after arrays were given
         expect(comm, um.ParamError, ["A: local arrays do not make"], lambda: plan.execute(a=nothing))
-        for odd in ([1.0], np.float64(1), Hostile(), "x"):  # also on one rank only, and after arrays were given
+        for odd in ([1.0], np.float64(1), Closed(), "x"):  # also on one rank only, and after arrays were given
             given = odd if comm.rank == comm.size - 1 else x
             product = outcome(lambda odd=odd: session.gemm(odd if comm.rank == comm.size - 1 else a, b))
             executed = outcome(lambda given=given: plan.execute(a=given))

@@ -116,7 +116,10 @@ def test_ranks_that_ask_for_different_copies_get_one_error(comm, session):
     for words, call in (
         (["layout: ", "rows on ", "cols on "], lambda: session.redistribute(a, [same, Layout.cols()][odd])),
         (["out: ", f"{y} on ", "None"], lambda: session.redistribute(a, Layout.cols(), out=[b, None][odd])),
-        (["memory: ", "'host' on ", "'device' on "], lambda: session.redistribute(a, same, memory=["host", "device"][odd])),
+        (
+            ["memory: ", "'host' on ", "'device' on "],
+            lambda: session.redistribute(a, same, memory=["host", "device"][odd]),
+        ),
         (["root: ", "0 on", "1 on "], lambda: session.scatter(np.ones((6, 6)), same, root=int(odd))),
         (["matrix: ", f"{x} on ", f"{y} on "], lambda: session.gather([a, b][odd])),
         (["out: ", f"{y} on ", "nothing"], lambda: session.gemm(a, a, [b, None][odd])),
