@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,11 +17,16 @@ from tests.unit.test_verify_uncut import random_schedule
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.lower import Code, OperationList, lower
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule, expand_ranges
-from uncut_mpi.planning.verify import follower_of
+from uncut_mpi.planning.verify import follower_of, verify
+from uncut_mpi.planning.verify_room import verify_room
 
 
 def tables_of(schedule: Schedule, first: int, stop: int) -> tuple[np.ndarray, ...]:
@@ -159,3 +166,91 @@ def test_what_rectangles_hold_is_what_single_elements_hold() -> None:
         top, bottom, left, right, down, across = map(int, numbers.groups())
         assert (displaced[top:bottom, left:right] == (-down, -across)).all(), (seed, said)
     assert named > 200, named
+
+
+# == rows that products compute beyond their operands ==============================================
+
+
+def schedule_of(scheduler: str, dtype: DType = DType.f16) -> Schedule:
+    """Return a schedule with padding behind panels (203 rows do not fill 64 bytes) and behind the caller's matrices."""
+    problem = GemmProblem(203, 203, 203, dtype, trans_b="T", lda=208, ldb=208, ldc=208)
+    options = ScheduleOptions(scheduler=scheduler, tile=0 if scheduler == "kblocks" else 70)
+    return plan(problem, Placement.parse("0,1,0"), 3, Machine.uniform(3), options).schedule
+
+
+def lists_of(schedule: Schedule) -> list[OperationList]:
+    lowering = lower(schedule)
+    return [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
+
+
+@pytest.mark.parametrize("dtype", [DType.f16, DType.f64])
+@pytest.mark.parametrize("scheduler", ["kblocks", "uncut", "cyclic"])
+def test_room_that_lowering_gives_is_proven(scheduler: str, dtype: DType) -> None:
+    schedule = schedule_of(scheduler, dtype)
+    verify(schedule, lower(schedule))
+    assert any(program.operands["room"].any() for program in lists_of(schedule))
+
+
+Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Room by regions, buffers, and what lowering gives."""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda regions, buffers, given: np.full(len(regions), 7, np.uint8),
+        lambda regions, buffers, given: given + (given > 0),
+        lambda regions, buffers, given: np.where(buffers["role"] == Role.USER, 0, buffers["ld"] - buffers["rows"])[
+            regions["buffer"]
+        ],
+        lambda regions, buffers, given: (
+            (buffers["ld"] - buffers["rows"])[regions["buffer"]]
+            * (regions["row"] + regions["rows"] == buffers["rows"][regions["buffer"]])
+        ),
+    ],
+    ids=["always 7", "one too many", "inside a panel too", "behind the caller's too"],
+)
+@pytest.mark.parametrize("scheduler", ["kblocks", "uncut"])
+def test_a_wrong_rule_of_room_is_found(scheduler: str, wrong: Rule) -> None:
+    schedule = schedule_of(scheduler)
+    lowering = lower(schedule)
+    lists = {}
+    for program in lists_of(schedule):
+        bodies = schedule.tasks[program.operations["task"][program.operations["code"] <= Code.COMBINE]]
+        regions = schedule.operands["region"][expand_ranges(bodies["first_operand"], bodies["num_operands"])]
+        operands = program.operands.copy()
+        operands["room"] = wrong(schedule.regions[regions], schedule.buffers, operands["room"])
+        lists[program.rank] = dataclasses.replace(program, operands=operands)
+    with pytest.raises(ScheduleError, match="has room for rows"):
+        verify(schedule, dataclasses.replace(lowering, lists=lists))
+
+
+def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:
+    lists = lists_of(schedule_of("uncut"))
+    for program in lists:
+        for at, given in enumerate(program.operands["room"].tolist()):
+            operands = program.operands.copy()
+            operands["room"][at] = given + 1
+            with pytest.raises(ScheduleError, match=f"rank {program.rank}: an operand of task"):
+                verify_room([dataclasses.replace(program, operands=operands)])
+            operands["room"][at] = given // 2
+            verify_room([dataclasses.replace(program, operands=operands)])
+
+
+def test_room_is_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
+    build = ScheduleBuilder(1, GemmProblem(5, 3, 3, DType.f64), Placement.parse("0,0,0"))
+    panel, user, cache, staging = (
+        build.buffer(at=0, rows=5, cols=3, dtype=DType.f64, role=role, ld=ld, offset=offset)
+        for role, ld, offset in (
+            (Role.PANEL, 8, 0),
+            (Role.USER, 8, -1),
+            (Role.CACHE, 5, 4096),
+            (Role.STAGING, 900, 8192),
+        )
+    )
+    rows = [(panel, 0, 5), (panel, 2, 3), (panel, 2, 2), (user, 0, 5), (cache, 0, 5), (staging, 0, 5)]
+    for buffer, row, extent in rows:
+        region = RegionRef(buffer, row, 0, extent, 1)
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), region, [(region, Factor.ONE, Op.N)])
+    listed = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+    assert listed.operands["room"][::2].tolist() == listed.operands["room"][1::2].tolist() == [3, 3, 0, 0, 0, 255]
