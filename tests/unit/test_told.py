@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import collections
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import fuzz
 from tests.helpers.layouts import user_parts
+from tests.unit.test_layouts_planned import random_case, random_scaled, random_tiles
 from uncut_mpi.command import planning
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import location_at
@@ -235,6 +237,15 @@ def test_what_is_told_of_a_schedule_is_what_its_tasks_do(case: fuzz.Case) -> Non
     schedule = case.schedule()
     if len(schedule.tasks) <= MOST_TASKS:
         check(schedule, case.machine)
+
+
+# Replicas in devices alone are rare: the last seed of what is only scaled has them.
+@pytest.mark.parametrize(("make", "first"), [(random_case, 0), (random_tiles, 0), (random_scaled, 50)])
+def test_what_is_told_of_replicas_is_so_too(make: Callable[[int], Schedule], first: int) -> None:
+    for seed in range(first, first + 10):
+        schedule = make(seed)
+        if len(schedule.tasks) <= MOST_TASKS:
+            check(schedule, Machine.uniform(schedule.num_ranks))
 
 
 # -- explanations ----------------------------------------------------------------------------------
