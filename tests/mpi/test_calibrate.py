@@ -108,7 +108,7 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, tr
         backend = HostBackend(comm.rank, comm.size)
         bench = Workbench(group, backend, area_bytes=65536, compute_bytes=effort.compute_bytes, deadline_s=0.0)
         samples = Samples(comm.size, [1] * comm.size)
-        measuring_probes._Run(bench, effort, samples, lambda *_: None)._products()
+        measuring_probes._Measurement(bench, effort, samples, lambda *_: None)._products()
         bench.close()
         backend.close()
     seconds = [value for one in samples.products for value in (*one.seconds, one.time.median_s)]
@@ -127,7 +127,7 @@ def test_products_are_timed_beside_copies_within_a_device(comm):
         for dtype in DType:
             product = ProductSample(dtype.name, 96, 64, 32, (1e-4,) * comm.size, Summary.of([1e-4] * 3))
             samples.products.append(product)
-        run = measuring_probes._Run(bench, effort, samples, lambda *_: None)
+        run = measuring_probes._Measurement(bench, effort, samples, lambda *_: None)
         run._bandwidth = np.full((comm.size + 1, comm.size + 1), 10.0)
         run._within()
         bench.close()

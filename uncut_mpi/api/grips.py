@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from uncut_mpi.api.arrays import element_type, take
@@ -72,12 +72,15 @@ class Grips:
 
     Parameters
     ----------
-    every : callable
-        Returns what is held for all matrices.
+    held : mapping of int to Held
+        What is held for all matrices, by their numbers; the store's own.
     """
 
-    def __init__(self, group: Group, backend: Backend, every: Callable[[], Iterable[Grip]]) -> None:
-        self._rank, self._size, self._backend, self._every = group.rank, group.size, backend, every
+    def __init__(self, group: Group, backend: Backend, held: Mapping[int, Held]) -> None:
+        self._rank, self._size, self._backend, self._held = group.rank, group.size, backend, held
+
+    def _every(self) -> Iterator[Grip]:
+        return (grip for held in self._held.values() for grip in held.grips)
 
     def lines_of_file(self, file: MatrixFile, *, writeable: bool) -> list[Mine]:
         """Return this rank's lines of a matrix file; none if it has none. Local."""

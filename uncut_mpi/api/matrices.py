@@ -72,7 +72,7 @@ class MatrixStore:
         self._group, self._backend, self._counters, self._home = group, backend, counters, home
         self.mappings = PeerMappings(backend)
         self._held: dict[int, Held] = {}
-        self._grips = Grips(group, backend, lambda: (grip for held in self._held.values() for grip in held.grips))
+        self._grips = Grips(group, backend, self._held)
         self._dropped: set[int] = set()
         self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
