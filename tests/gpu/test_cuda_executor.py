@@ -449,6 +449,7 @@ def test_a_refused_product_poisons_the_flags_and_the_next_call_is_right(started)
         handed.table,
         handed.progress,
         backend._preparation.kernels,
+        backend.files,
         "device 0",
     )
     reports = ranks.run(1.0, 1.0)

@@ -145,7 +145,7 @@ class Sequences(RuleBasedStateMachine):
             files = [one for one in files if os.path.exists(one.path)]
         self.held, self.plans, self.session = [], [], None
         gc.collect()
-        wrong = [one.path for one in files if self.comm.rank == 0 and not same(loaded(one), one.base)]
+        wrong = [one.path for one in files if self.comm.rank == 0 and not is_loaded(one)]
         self.must(not wrong, f"other numbers in {wrong}")
         if broken:  # the next session gives back what was left
             shaken(self.comm, 0).close()
@@ -205,6 +205,11 @@ class Sequences(RuleBasedStateMachine):
         """Every array of this rank must have numpy's numbers."""
         wrong = "".join(one.wrong() for one in self.held if not one.whole)
         self.must(not wrong, wrong)
+
+    def write_again(self, target: Held) -> None:
+        """Write a file that a failed call may have touched: until then it has no name to get."""
+        if target.path and target.writeable and any(one.root is target.root for one in self.held):
+            self.write(target.root)
 
     def write(self, whole: Held) -> None:
         """Write numpy's numbers into a matrix, as its owners would."""
@@ -344,6 +349,8 @@ class Sequences(RuleBasedStateMachine):
             name, call = "upload", lambda: session.upload(source.matrix, target.matrix) or target.matrix
         if self.call(name, call, valid=valid) is not None:
             target.base[...] = new
+        else:
+            self.write_again(target)
 
     def release(self, rng: random.Random) -> None:
         one = rng.choice(self.held)
@@ -403,6 +410,8 @@ class Sequences(RuleBasedStateMachine):
             made = self.call("gemm", lambda: session.gemm(a.matrix, b.matrix, c.matrix, beta=beta, **how), valid=valid)
             if made is not None:
                 self.take(operands, trans, alpha, beta)
+            else:
+                self.write_again(c)
             return
         product = Held(c.matrix, np.zeros((len(op_of(trans[0], a.base)), op_of(trans[1], b.base).shape[1])))
         layout = rng.choice((None, None, "auto", random_layout(rng, product.base.shape, session.size)))
@@ -455,6 +464,8 @@ class Sequences(RuleBasedStateMachine):
         name = rng.choice(("execute", "execute", "trace"))
         if self.call(name, lambda: getattr(plan, name)(alpha, beta), valid=valid and certain) is not None:
             self.take(operands, trans, alpha, beta)
+        else:
+            self.write_again(operands[2])
 
     # -- what goes wrong -------------------------------------------------------------------------
 
@@ -487,6 +498,7 @@ class Sequences(RuleBasedStateMachine):
             return session.gemm(first.matrix, b.matrix, c.matrix, alpha=alpha, **ops)
 
         self.call(f"different {how}", call, valid=False)
+        self.write_again(c)
 
     def others(self, rng: random.Random) -> None:
         session, ranks = self.session, [*range(self.session.size)]
@@ -547,9 +559,12 @@ def same(found: np.ndarray, wanted: np.ndarray) -> bool:
     return found.shape == wanted.shape and bool((found == wanted).all())
 
 
-def loaded(one: Held) -> np.ndarray:
+def is_loaded(one: Held) -> bool:
+    """Return whether numpy reads the file of a matrix as it should be; a file that is not there is wrong too."""
+    if not os.path.exists(one.path):
+        return False
     found = np.load(one.path)
-    return found.view(one.base.dtype) if found.dtype.kind == "V" else found
+    return same(found.view(one.base.dtype) if found.dtype.kind == "V" else found, one.base)
 
 
 def left_behind() -> collections.Counter[str]:

@@ -497,6 +497,6 @@ class _Current:
 
 def _pitch(array: np.ndarray) -> int:
     rows, cols = array.shape
-    if rows > 1 and array.strides[0] != array.itemsize:
+    if rows > 1 and array.size and array.strides[0] != array.itemsize:
         raise ParamError(f"an array with strides {array.strides} is not F-ordered")
-    return int(array.strides[1]) if cols > 1 else max(rows, 1) * array.itemsize
+    return int(array.strides[1]) if cols > 1 and rows else max(rows, 1) * array.itemsize
