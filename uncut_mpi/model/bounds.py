@@ -149,14 +149,14 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         costs nothing here.) With q the time for all those bytes over all of o's links together, the time is at least
         :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`. Where o holds parts, let their bytes take q and
         those of the whole matrices Q. At most the share x of all elements stays, so :math:`q - xQ` has to move, and Q
-        stands for q in the denominator.
+        stands for q in the denominator. It is for all of C: of a part some elements of A and B have few operations.
     """
     placement.check_ranks(machine.num_ranks)
     reads, writes = _pieces(problem, placement)
     terms = []
     if problem.has_product:
         terms.append(_compute_term(problem, machine))
-        if machine.num_ranks > 1:
+        if machine.num_ranks > 1 and problem.part is None:
             terms.extend(_owner_terms(problem, reads, writes, machine))
     terms.extend(_host_terms(reads, writes, machine))
     nothing = _Term("nothing", 0.0, "nothing is multiplied, and nothing has to leave its memory")
@@ -181,8 +181,7 @@ def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Use], lis
         item, whole = problem.dtypes[matrix].itemsize, problem.bytes_of(matrix)
         held = collections.Counter((part.rows, part.cols) for part in parts)
         for part in parts:
-            height, width = part.shape
-            piece = _Use(matrix.name, height * width * item, whole, part.location)
+            piece = _Use(matrix.name, item * problem.elements_used(matrix, part.rows, part.cols), whole, part.location)
             if matrix is Matrix.C:
                 written.append(piece)
             if held[part.rows, part.cols] == 1 and _is_read(problem, matrix):
@@ -199,10 +198,11 @@ def _is_read(problem: GemmProblem, matrix: Matrix) -> bool:
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     rate = float(machine.gemm_rate(problem.arithmetic).sum())
     m, n, _ = problem.callers_shape
+    elements = f"{m}·{n}" if problem.part is None else f"{problem.flops // (2 * problem.k)}"
     return _Term(
         "compute",
         problem.flops / rate,
-        f"2·{m}·{n}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {counted(machine.num_ranks, 'rank')}",
+        f"2·{elements}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {counted(machine.num_ranks, 'rank')}",
     )
 
 

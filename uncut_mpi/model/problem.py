@@ -20,6 +20,8 @@ from typing import Final, Literal, TypeAlias
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
+from uncut_mpi.model.part_of_c import PartOfC, Rectangle, common, elements_of
+from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.parts import Order as Order
 from uncut_mpi.model.placement import Matrix
 
@@ -140,6 +142,8 @@ class GemmProblem:
         True when A here is the caller's B and B the caller's A (C-order result, see module).
     copies : bool
         True for C := A, where A is m×n as C is, and B and k are nothing: matrices that change their layout.
+    part : PartOfC or None
+        Which part of C is computed, or scaled; None: all.
     """
 
     m: int
@@ -155,6 +159,7 @@ class GemmProblem:
     scales_only: bool = False
     swapped: bool = False
     copies: bool = False
+    part: PartOfC | None = None
 
     def __post_init__(self) -> None:
         dtypes = three_of(self.dtype)
@@ -170,6 +175,11 @@ class GemmProblem:
                 raise ParamError(f"{name} = {getattr(self, name)} is negative")
         if self.copies and (self.k, self.reads_c) != (0, False):
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
+        if self.part is not None and self.copies:
+            raise ParamError("C := A has all of C: copy a view of it instead")
+        for down, along in self.part.rectangles if self.part is not None else ():
+            if down[1] > self.m or along[1] > self.n:
+                raise ParamError(f"rows {down} and columns {along} are not all in a C of {self.m}×{self.n}")
         for name in ("trans_a", "trans_b"):
             trans = transposition(name, getattr(self, name))
             object.__setattr__(self, name, "T" if trans == "C" and not arithmetic.is_complex else trans)
@@ -219,6 +229,22 @@ class GemmProblem:
         rows, cols = self.shape_of(matrix)
         return rows * cols * self.dtypes[matrix].itemsize
 
+    def elements_used(self, matrix: Matrix, rows: Extent, cols: Extent) -> int:
+        """Return how many elements of some rows and columns of a matrix, as it is stored, take part."""
+        if self.part is None:
+            return elements_of((rows, cols))
+        if matrix is Matrix.C:
+            shared = (common(one, (rows, cols)) for one in self.rectangles)
+            return sum(elements_of(one) for one in shared if one is not None)
+        is_a = matrix is Matrix.A
+        by_rows = is_a == ((self.trans_a if is_a else self.trans_b) == "N")
+        (start, stop), along = (rows, cols) if by_rows else (cols, rows)
+        used, done = 0, start
+        for first, last in sorted(one[0 if is_a else 1] for one in self.rectangles):
+            used += max(0, min(last, stop) - max(first, done))
+            done = max(done, min(last, stop))
+        return used * (along[1] - along[0])
+
     @property
     def arithmetic(self) -> DType:
         """Type as which elements of A and B are multiplied: rates of products are known by it."""
@@ -245,16 +271,23 @@ class GemmProblem:
         product = self.has_product
         summed = ((0, self.k),) if product else ()
         c_in = CIn.SCALED if self.reads_c else CIn.ABSENT
-        return (ResultPart((0, self.m), (0, self.n), summed, product, c_in, copied=self.copies),)
+        computed = [ResultPart(*one, summed, product, c_in, copied=self.copies) for one in self.rectangles]
+        beside = () if self.part is None else self.part.beside(self.m, self.n)
+        return (*computed, *(ResultPart(*one, (), False, CIn.RAW) for one in beside))
+
+    @property
+    def rectangles(self) -> tuple[Rectangle, ...]:
+        """Rows and columns of C that are computed: of all of it, or of each rectangle of `part`."""
+        return (((0, self.m), (0, self.n)),) if self.part is None else self.part.rectangles
 
     @property
     def flops(self) -> int:
         """
-        Operations counted the usual way, 2mnk (the beta term is ignored).
+        Operations counted the usual way, 2mnk for all of C (the beta term is ignored).
 
         Those of complex types are complex: each is as much work as four real ones, and rates are counted alike.
         """
-        return 2 * self.m * self.n * self.k
+        return 2 * sum(map(elements_of, self.rectangles)) * self.k
 
     @property
     def callers_shape(self) -> tuple[int, int, int]:

@@ -22,7 +22,8 @@ from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.part_of_c import elements_of
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import check_capacity, room_for_panels, user_pieces
 from uncut_mpi.planning.decomposition import share_step
@@ -222,23 +223,28 @@ class Planner:
         *,
         is_open: bool = False,
     ) -> Prepared:
-        grid = dealt.cut.partition.shape if options.areas is None else None
+        grid = dealt.cut.grid if options.areas is None else None
         known = how is options.blocking and grid == options.grid
         named = options if known else changed(options, grid=grid, blocking=how)
         return Prepared(self, dealt, named, request, is_open=is_open)
 
     @functools.cached_property
     def surely_fits(self) -> bool:
-        """Whether every rank has room for all of A, B and C, so that nobody has to look at panels."""
-        problem = self.problem
-        sums = 3 * problem.m * problem.n * problem.accumulator.itemsize
-        return 2 * (problem.bytes_of(Matrix.A) + problem.bytes_of(Matrix.B) + sums) + MANY_BUFFERS <= min(self.room)
+        """Whether every rank has room for all of each product's A, B and C, so that nobody has to look at panels."""
+        problem, count = self.problem, len(self.problem.rectangles)
+        of_a, of_b, _ = (problem.k * dtype.itemsize for dtype in problem.dtypes)
+        needed = sum(
+            (rows[1] - rows[0]) * of_a
+            + (cols[1] - cols[0]) * of_b
+            + 3 * elements_of((rows, cols)) * problem.accumulator.itemsize
+            for rows, cols in problem.rectangles
+        )
+        return 2 * needed + count * MANY_BUFFERS <= min(self.room)
 
     def _cut_to_fit(self, dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
         """Return blocks of C and k-blocks for which all ranks have room, or the smallest."""
-        blocks = dealt.cut.partition.blocks
-        rows, cols = (max(map(len, extents)) for extents in zip(*blocks, strict=True))
-        down, along = dealt.cut.partition.shape
+        rows, cols = dealt.cut.largest
+        down, along = dealt.cut.grid
         extents = Extents(rows, cols, self.problem.k, min(self.room[rank] for rank in dealt.devices), down, along)
 
         def fits(one: Blocking) -> bool:
@@ -252,18 +258,19 @@ class Planner:
         key = (num_places, options.grid, options.row_shares, options.col_shares, options.areas)
         found = self._cuts.get(key)
         if found is None:
-            found = self._cuts[key] = Cut.of(self.problem, self._partition(num_places, options))
+            found = self._cuts[key] = Cut.of(self.problem, self._partitions(num_places, options))
         return found
 
-    def _partition(self, num_places: int, options: ScheduleOptions) -> Partition:
-        if options.areas is None:
+    def _partitions(self, num_places: int, options: ScheduleOptions) -> list[Partition]:
+        areas, shares = options.areas, (options.row_shares, options.col_shares)
+        if areas is None:
             grid = choose_grid(self.placement, num_places, options, transposed=self.problem.swapped)
-            return Partition.of_grid(self.problem, grid, options.row_shares, options.col_shares)
-        named = sum(map(len, options.areas))
+            return Partition.of_rectangles(self.problem, lambda one: Partition.of_grid(one, grid, *shares))
+        named = sum(map(len, areas))
         if named != num_places:
             parts = f" each of the {options.blocking.splits} parts of k" if options.blocking.splits > 1 else ""
             raise ParamError(f"areas names {named} ranks, {num_places} compute{parts}: name an area for each")
-        return Partition.of_areas(self.problem, options.areas)
+        return Partition.of_rectangles(self.problem, lambda one: Partition.of_areas(one, areas))
 
 
 def _k_starts(problem: GemmProblem, splits: int, shares: Sequence[float] | None) -> list[int]:
@@ -305,7 +312,7 @@ class Prepared:
         is_open: bool,
     ) -> None:
         self._planner, self._dealt, self._request, self._is_open = planner, dealt, request, is_open
-        self.options, self.grid, self.splits = options, dealt.cut.partition.shape, dealt.splits
+        self.options, self.grid, self.splits = options, dealt.cut.grid, dealt.splits
 
     @property
     def alike(self) -> Hashable:

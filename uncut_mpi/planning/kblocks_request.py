@@ -74,27 +74,48 @@ class Cut:
 
     Attributes
     ----------
-    partition : Partition
-        Its blocks and strips.
-    places : KBlocksPlaces
+    partitions : sequence of Partition
+        Blocks and strips of each rectangle of C that is computed.
+    places : sequence of KBlocksPlaces
         The same for the core.
     is_even : bool
         Whether all extents of the problem, and where blocks start, are multiples of what products are aligned to.
     """
 
-    partition: Partition
-    places: _native.KBlocksPlaces
+    partitions: Sequence[Partition]
+    places: Sequence[_native.KBlocksPlaces]
     is_even: bool
 
     @classmethod
-    def of(cls, problem: GemmProblem, partition: Partition) -> Cut:
+    def of(cls, problem: GemmProblem, partitions: Sequence[Partition]) -> Cut:
         """Return the same for the core too."""
-        blocks = [((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in partition.blocks]
-        places = _native.KBlocksPlaces(partition.strips, partition.places, blocks)
-        extents = [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc, *partition.strips]
-        extents += [cols.start for _, cols in partition.blocks]
+        places, extents = [], [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc]
+        for one in partitions:
+            blocks = [((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in one.blocks]
+            places.append(_native.KBlocksPlaces(one.strips, one.places, blocks))
+            extents += [*one.strips, *(cols.start for _, cols in one.blocks)]
         step = elements_aligned(problem)
-        return cls(partition, places, not any(extent % step for extent in extents))
+        return cls(partitions, places, not any(extent % step for extent in extents))
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of ranks, the same for each rectangle."""
+        return self.partitions[0].shape
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """The most rows and the most columns that a block has."""
+        extents = zip(*(block for one in self.partitions for block in one.blocks), strict=True)
+        rows, cols = (max(map(len, of_all)) for of_all in extents)
+        return rows, cols
+
+    @property
+    def blocks(self) -> Iterator[tuple[int, int, range, range]]:
+        """Rectangle, place, rows and columns of each block of C that has elements."""
+        for number, partition in enumerate(self.partitions):
+            for place, (rows, cols) in enumerate(partition.blocks):
+                if rows and cols:
+                    yield number, place, rows, cols
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +172,7 @@ class DealtPanels:
             first_at_worker=first_at_worker,
             k_starts=self.k_starts,
             devices=self.devices,
-            rounds=[self.cut.places],
+            rounds=self.cut.places,
             aligned=[*self._aligned(how)] if aligns and not how.slots else [],
         )
 
@@ -161,15 +182,14 @@ class DealtPanels:
         return self.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
 
     def _aligned(self, how: Blocking) -> Iterator[tuple[int, int, int, bool, bool, bool, int]]:
-        """Return (round, place, part of k, ...) of ranks that do something about columns that are not aligned."""
+        """Return (rectangle, place, part of k, ...) of ranks that do something about columns that are not aligned."""
         step = elements_aligned(self.problem)
         if self.cut.is_even and not self.placement.in_parts and not any(start % step for start in self.k_starts):
             return
-        blocks = self.cut.partition.blocks
-        held = parts_on_devices(self.problem, self.placement)
-        for place, (rows, cols) in enumerate(blocks):
-            for split, (start, stop) in enumerate(itertools.pairwise(self.k_starts) if rows and cols else ()):
-                rank = self.devices[split * len(blocks) + place]
+        held, num_places = parts_on_devices(self.problem, self.placement), len(self.cut.partitions[0].blocks)
+        for number, place, rows, cols in self.cut.blocks:
+            for split, (start, stop) in enumerate(itertools.pairwise(self.k_starts)):
+                rank = self.devices[split * num_places + place]
                 found = choose_alignment(
                     self.problem,
                     self.machine,
@@ -180,4 +200,4 @@ class DealtPanels:
                     may_sum_apart=forms_sums(self.problem, self.splits),
                 )
                 copied = Matrix.A in found.copied, Matrix.B in found.copied
-                yield 0, place, split, *copied, found.apart, found.k_step
+                yield number, place, split, *copied, found.apart, found.k_step

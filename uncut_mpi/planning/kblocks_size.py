@@ -15,7 +15,7 @@ def check_steps(dealt: DealtPanels, how: Blocking) -> None:
     """Raise `PlanError`, before any step is made, if each rank has too many k-blocks and blocks of C."""
     k_blocks, blocks = count_k_blocks(_depth(dealt), how), count_blocks(how.columns) * count_blocks(how.rows)
     if how.in_rings:
-        rows, cols = (max(map(len, extents)) for extents in zip(*dealt.cut.partition.blocks, strict=True))
+        rows, cols = dealt.cut.largest
         rounds = -(-rows // (how.c_rows or rows or 1)) * -(-cols // (how.c_cols or cols or 1))
         if rounds * (k_blocks + blocks) > MAX_STEPS:
             raise too_many(
@@ -49,7 +49,7 @@ def with_longer_k_blocks(dealt: DealtPanels, how: Blocking) -> Blocking:
 def too_many_tasks(dealt: DealtPanels, most_tasks: int) -> PlanError:
     """Return the error that says what makes more tasks than so many."""
     problem = dealt.problem
-    grid = ProcessGrid(*dealt.cut.partition.shape, problem.swapped)
+    grid = ProcessGrid(*dealt.cut.grid, problem.swapped)
     return too_many(
         problem,
         f"kblocks on {grid} ranks, k split {dealt.splits} times,",

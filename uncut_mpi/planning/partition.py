@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
@@ -46,6 +46,23 @@ class Partition:
     strips: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
     shape: tuple[int, int]
+
+    @classmethod
+    def of_rectangles(cls, problem: GemmProblem, cut: Callable[[GemmProblem], Partition]) -> list[Partition]:
+        """Return how each rectangle of C that a problem computes is cut, as `cut` cuts all of a problem's C."""
+        return [
+            cut(dataclasses.replace(problem, m=bottom - top, n=right - left, part=None))._shifted(top, left)
+            for (top, bottom), (left, right) in problem.rectangles
+        ]
+
+    def _shifted(self, down: int, along: int) -> Partition:
+        if not (down or along):
+            return self
+        blocks = [
+            (range(rows.start + down, rows.stop + down), range(cols.start + along, cols.stop + along))
+            for rows, cols in self.blocks
+        ]
+        return Partition(tuple(blocks), tuple(start + down for start in self.strips), self.places, self.shape)
 
     @classmethod
     def of_grid(

@@ -23,6 +23,7 @@ import numpy as np
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, in_host, location_table, with_ends
+from uncut_mpi.model.part_of_c import PartOfC
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -311,7 +312,8 @@ class Schedule(Remade):
         try:
             about = json.loads(about_json)
             dtypes = tuple(DType[name] for name in about["dtypes"])
-            problem = GemmProblem(**{**about["problem"], "dtype": dtypes})
+            part = PartOfC.decoded(about["part"]) if "part" in about else None
+            problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part})
             for name, value in _described(problem).items():
                 if about[name] != value:
                     raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")
@@ -490,8 +492,11 @@ class Schedule(Remade):
 
 def _described(problem: GemmProblem) -> dict[str, object]:
     """Return what the header holds of a problem: types of operands, where each begins in its matrix, scalars' kind."""
+    whole = dataclasses.asdict(dataclasses.replace(problem, part=None))
+    del whole["part"]
     return {
-        "problem": {**dataclasses.asdict(problem), "dtype": problem.arithmetic.name},
+        "problem": {**whole, "dtype": problem.arithmetic.name},
+        **({} if problem.part is None else {"part": problem.part.encoded()}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -56,7 +57,9 @@ def make_schedule(
     `most_tasks` they give up (PlanError).
     """
     about = (problem, placement, num_ranks, machine)
-    if not problem.has_product and placement.in_parts:
+    if problem.part is not None and problem.has_product and options.scheduler != "kblocks":
+        raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
+    if not problem.has_product and (placement.in_parts or problem.part is not None):
         return Made(without_product.schedule(problem, placement, machine, options), options)
     if not problem.has_product or options.scheduler == "uncut":
         prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]

@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.part_of_c import common
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -171,23 +172,27 @@ class _Passage:
         for holders in self._held[Matrix.C].values():
             # A device scales what it holds in place.
             holders.sort(key=lambda one: one[0].location.space == "host")
-            (first, buffer), others = holders[0], holders[1:]
-            if first.location.space == "device":
-                self._scale(first, buffer, others)
-            else:
-                self._pass_through(first, buffer, holders)
+            first, _ = holders[0]
+            for one in self._problem.rectangles:
+                shared = common(one, (first.rows, first.cols))
+                if shared is not None:
+                    (top, bottom), (left, right) = shared
+                    way = self._scale if first.location.space == "device" else self._pass_through
+                    way(holders, top - first.rows[0], left - first.cols[0], bottom - top, right - left)
 
-    def _scale(self, part: Part, buffer: int, others: list[_Held]) -> None:
-        rank, (rows, cols) = _rank(part.location), part.stored_shape
-        here = RegionRef(buffer, 0, 0, rows, cols)
+    def _scale(self, holders: list[_Held], row: int, col: int, rows: int, cols: int) -> None:
+        (first, buffer), *others = holders
+        rank, here = _rank(first.location), RegionRef(buffer, row, col, rows, cols)
         done = self._combine(rank, here, here, [])
         for other, there in others:
-            self._copy_out(rank, other, RegionRef(there, 0, 0, rows, cols), here, done)
+            self._copy_out(rank, other, RegionRef(there, row, col, rows, cols), here, done)
 
-    def _pass_through(self, part: Part, buffer: int, holders: list[_Held]) -> None:
-        owner = part.location.rank
+    def _pass_through(self, holders: list[_Held], top: int, left: int, height: int, width: int) -> None:
+        first, buffer = holders[0]
+        owner = first.location.rank
         fewest = min(self._devices if owner is None else (owner,), key=lambda one: self._slot_bytes[one])
-        for row, col, rows, cols in self._pieces(fewest, *part.stored_shape):
+        for down, along, rows, cols in self._pieces(fewest, height, width):
+            row, col = top + down, left + along
             rank = next(self._turn) if owner is None else owner
             slot = self._slot(rank)
             inside = RegionRef(slot.buffer, 0, 0, rows, cols)

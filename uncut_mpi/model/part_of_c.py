@@ -1,0 +1,83 @@
+"""Which part of C a product computes: rectangles, each its rows of op(A) times its columns of op(B)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.parts import Extent
+
+Rectangle: TypeAlias = tuple[Extent, Extent]
+"""Rows and columns."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PartOfC:
+    """
+    Rectangles of C that a product computes; what is beside them stays as it was.
+
+    Attributes
+    ----------
+    rectangles : tuple of ((int, int), (int, int))
+        First row and the one after the last, first column and the one after the last, of each; no two overlap.
+
+    Raises
+    ------
+    ParamError
+        If a rectangle is empty, or two of them overlap.
+    """
+
+    rectangles: tuple[Rectangle, ...]
+
+    def __post_init__(self) -> None:
+        for (top, bottom), (left, right) in self.rectangles:
+            if not (0 <= top < bottom and 0 <= left < right):
+                raise ParamError(f"C [{top}:{bottom}, {left}:{right}] has no elements: name rectangles that have some")
+        for one, other in itertools.combinations(self.rectangles, 2):
+            if common(one, other) is not None:
+                raise ParamError(f"the rectangles {one} and {other} of C overlap: compute each element once")
+
+    @classmethod
+    def lower(cls, extent: int, step: int) -> PartOfC:
+        """Return the lower triangle of a square C by blocks: in each `step` rows all up to the diagonal's block."""
+        edges = [*range(0, extent, step), extent]
+        return cls(tuple((rows, (0, rows[1])) for rows in itertools.pairwise(edges)))
+
+    @classmethod
+    def decoded(cls, told: Sequence[Sequence[Sequence[int]]]) -> PartOfC:
+        """Return what `encoded` was made of; ValueError or TypeError if it is nothing such."""
+        return cls(tuple(((int(top), int(bottom)), (int(left), int(right))) for (top, bottom), (left, right) in told))
+
+    def encoded(self) -> list[list[list[int]]]:
+        """Return it as JSON holds it."""
+        return [[[*rows], [*cols]] for rows, cols in self.rectangles]
+
+    @property
+    def transposed(self) -> PartOfC:
+        """The same of the transposed C: of a lower triangle the upper one."""
+        return PartOfC(tuple((cols, rows) for rows, cols in self.rectangles))
+
+    def beside(self, rows: int, cols: int) -> Iterator[Rectangle]:
+        """Yield rectangles that together are the rest of a C of so many rows and columns."""
+        edges = sorted({0, rows, *(edge for its_rows, _ in self.rectangles for edge in its_rows)})
+        for top, bottom in itertools.pairwise(edges):
+            there = sorted(its_cols for its_rows, its_cols in self.rectangles if its_rows[0] <= top < its_rows[1])
+            ends = [0, *itertools.chain.from_iterable(there), cols]
+            for left, right in zip(ends[::2], ends[1::2], strict=True):
+                if left < right:
+                    yield (top, bottom), (left, right)
+
+
+def elements_of(one: Rectangle) -> int:
+    """Return how many elements a rectangle has."""
+    (top, bottom), (left, right) = one
+    return (bottom - top) * (right - left)
+
+
+def common(one: Rectangle, other: Rectangle) -> Rectangle | None:
+    """Return what two rectangles have in common, None if that is nothing."""
+    (top, bottom), (left, right) = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
+    return ((top, bottom), (left, right)) if top < bottom and left < right else None
