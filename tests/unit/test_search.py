@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.random_kblocks import slow_where_misaligned
 from uncut_mpi.bench.datasets import uncut_irregular
-from uncut_mpi.errors import CapacityError, ParamError
+from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.costs import IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
@@ -155,7 +155,8 @@ def test_what_is_given_stays_fixed() -> None:
 
 
 def test_no_product_needs_no_search() -> None:
-    assert len(find(cube(512, scales_only=True), "h,h,h", Machine.uniform(2)).candidates) == 1
+    with pytest.raises(PlanError, match="C is only scaled here"):
+        find(cube(512, scales_only=True), "h,h,h", Machine.uniform(2))
 
 
 def test_the_planner_searches_where_it_is_asked_to() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.bounds import Bound, bound_of_files
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -65,18 +64,14 @@ def find(
 
     Notes
     -----
-    Of one scheduler alone, of matrices in files, or with parts stored the other way round, there is no search whose
-    candidates could be shown.
+    Of one scheduler alone, without a product, of matrices in files, or with parts stored the other way round, there is
+    no search whose candidates could be shown.
     """
 
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
-        searched = options.scheduler == "auto" and not any(in_files)
+        searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
         if searched and placement == placement.straight(machine.num_ranks):
-            try:
-                return search(problem, placement, machine.num_ranks, machine, options)
-            except CapacityError:  # which needs all of C at once
-                if problem.has_product:
-                    raise
+            return search(problem, placement, machine.num_ranks, machine, options)
         files = _buffers(problem, placement, in_files)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]

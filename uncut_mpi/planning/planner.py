@@ -14,7 +14,6 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import without_product
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.chunks import Chunks, buffers_of, chunk_of, chunks_of, of_each
@@ -182,15 +181,8 @@ def _unstaged(
     Parameters and errors are those of `plan_several`; parts are straight.
     """
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    if problem.copies or (not problem.has_product and placement.in_parts):
-        return [_by_slots(problem, placement, machine, options)]
-    if options.scheduler != "auto":
-        try:
-            made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
-        except CapacityError:
-            if problem.has_product:
-                raise
-            return [_by_slots(problem, placement, machine, options)]
+    if not problem.has_product or options.scheduler != "auto":
+        made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
         return [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     searched_on, several, refusals = behind_a_disk(machine) if files else machine, list[Planned](), list[UncutError]()
     for asked in _searched(problem, num_ranks, options, files):
@@ -204,16 +196,9 @@ def _unstaged(
         several += [Planned(one.schedule, one.predicted_s, one.options) for one in varied(found, max(1, options.tune))]
     if files:
         several.sort(key=lambda one: one.predicted_s)
-    if several:
-        return several
-    if not problem.has_product and isinstance(refusals[0], CapacityError):
-        return [_by_slots(problem, placement, machine, options)]
-    raise refusals[0]
-
-
-def _by_slots(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Planned:
-    made = without_product.schedule(problem, placement, machine, options)
-    return Planned(made, simulate(made, machine).seconds, options)
+    if not several:
+        raise refusals[0]
+    return several
 
 
 def cut(

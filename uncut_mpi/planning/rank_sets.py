@@ -78,8 +78,6 @@ class RankSets:
         return self._known[ranks, grid]
 
     def _place(self, ranks: tuple[int, ...], grid: tuple[int, int] | None) -> dict[str, Any]:
-        if not self._problem.has_product:
-            return {}
         rates = self._machine.typical_gemm_rate(self._problem.arithmetic)[list(ranks)]
         devices = self.in_order(ranks)
         transposed = self._problem.swapped

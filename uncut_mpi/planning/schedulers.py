@@ -52,16 +52,16 @@ def make_schedule(
     """
     Return what the scheduler named by `options` makes of a problem.
 
-    Without a product it is `uncut`, whichever is named, and of matrices in parts `without_product`.
+    Without a product it is `without_product`, whichever is named.
     Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; what has more than
     `most_tasks` they give up (PlanError).
     """
     about = (problem, placement, num_ranks, machine)
-    if problem.part is not None and problem.has_product and options.scheduler != "kblocks":
-        raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
-    if not problem.has_product and (placement.in_parts or problem.part is not None):
+    if not problem.has_product:
         return Made(without_product.schedule(problem, placement, machine, options), options)
-    if not problem.has_product or options.scheduler == "uncut":
+    if problem.part is not None and options.scheduler != "kblocks":
+        raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
+    if options.scheduler == "uncut":
         prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
         schedule, seconds = prepared.schedule()
         return Made(schedule, prepared.options, seconds)

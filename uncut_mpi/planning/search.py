@@ -126,10 +126,12 @@ def search(
         If the metric needs watts that the machine file lacks, the budget is below 1, or no scheduler that is searched
         here takes the options.
     PlanError, CapacityError
-        If not even the first candidate can be planned.
+        If there is no product, or not even the first candidate can be planned.
     """
     if budget_tasks is not None and budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
+    if not problem.has_product:
+        raise PlanError("a search tries schedules of products; C is only scaled here, by `without_product`")
     asked = options or ScheduleOptions()
     metric_of(asked.metric, machine)  # before any work
     made_with = dataclasses.replace(asked, tune=0, metric="time").oriented(problem)
@@ -183,11 +185,8 @@ class _Explorer:
 
     def explore(self, asked: ScheduleOptions, budget: int) -> None:
         """Improve what each scheduler chooses by itself, and the best of each other kind."""
-        if not self._problem.has_product or asked.scheduler not in (
-            *SEARCHED,
-            "auto",
-        ):  # others have rules of their own
-            self._begin_with(asked if self._problem.has_product else changed(asked, scheduler="uncut"))
+        if asked.scheduler not in (*SEARCHED, "auto"):  # others have rules of their own
+            self._begin_with(asked)
             return
         schedulers = self._schedulers(asked)
         kblocks, uncut = (changed(asked, scheduler=one) for one in ("kblocks", "uncut"))

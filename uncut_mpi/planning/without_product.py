@@ -1,10 +1,8 @@
 """
 Matrices without a product: every part of C is scaled by beta where it lies, or is copied from A (C := A).
 
-It is for matrices in parts, and for others where `uncut` has no room for all of C at once.
-
 On a device a part is scaled in place. What is in host memory passes through a few slots of a device, its owner's or, of
-memory that all ranks read, that of each rank in turn. Slots are as large as a rank has room for, up to `SLOT_BYTES`.
+memory that all ranks read, whoever is done first. Slots are as large as a rank has room for, up to `SLOT_BYTES`.
 What several hold is scaled once and copied to the others.
 
 A copy takes one step wherever one rank reaches both memories. From the private host memory of one rank to that of
@@ -14,6 +12,7 @@ another it passes through slots on the first one's device.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
@@ -33,6 +32,7 @@ from uncut_mpi.planning.buffers import (
     user_pieces,
 )
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.limits import FEW_TASKS, MAX_TASKS, too_many
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 
@@ -40,6 +40,9 @@ SLOTS: Final = 3
 """One arrives, one is scaled, one leaves."""
 
 SLOT_BYTES: Final = 16 << 20
+LEAST_SLOT_BYTES: Final = 512 << 10
+PIECES: Final = 16
+"""Of a C that is scaled each rank gets about so many pieces, as far as slots are between the least and the most."""
 
 
 def schedule(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Schedule:
@@ -101,9 +104,17 @@ class _Passage:
         shapes = [part.stored_shape for part in in_host]
         self._rows, self._cols = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
         room = room_for_panels(machine.num_ranks, problem, placement, machine)
-        self._slot_bytes = [min(SLOT_BYTES, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in room]
+        wanted = SLOT_BYTES
+        if not problem.copies:
+            total = sum(math.prod(part.shape) for part in in_host) * problem.dtypes[Matrix.C].itemsize
+            wanted = min(SLOT_BYTES, max(LEAST_SLOT_BYTES, total // (PIECES * len(devices))))
+            wanted = max(wanted, total // FEW_TASKS)
+        self._slot_bytes = [min(wanted, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in room]
         self._slots: dict[int, Iterator[_DeviceSlot]] = {}
         self._turn = itertools.cycle(devices)
+        rates = machine.host_rates(devices, outward=True).min(axis=0).tolist()
+        self._second_per_element = dict(zip(devices, (1 / rate for rate in rates), strict=True))
+        self._busy_until = dict.fromkeys(devices, 0.0)
 
     def build(self) -> Schedule:
         if self._problem.copies:
@@ -193,7 +204,7 @@ class _Passage:
         fewest = min(self._devices if owner is None else (owner,), key=lambda one: self._slot_bytes[one])
         for down, along, rows, cols in self._pieces(fewest, height, width):
             row, col = top + down, left + along
-            rank = next(self._turn) if owner is None else owner
+            rank = self._first_done(rows * cols) if owner is None else owner
             slot = self._slot(rank)
             inside = RegionRef(slot.buffer, 0, 0, rows, cols)
             here = RegionRef(buffer, row, col, rows, cols)
@@ -207,9 +218,25 @@ class _Passage:
                 for other, there in holders
             ]
 
+    def _first_done(self, elements: int) -> int:
+        """Return the rank that would be the first to have passed on so many elements more."""
+        ends = {rank: self._busy_until[rank] + elements * self._second_per_element[rank] for rank in self._devices}
+        rank = min(ends, key=ends.__getitem__)
+        self._busy_until[rank] = ends[rank]
+        return rank
+
     def _pieces(self, rank: int, rows: int, cols: int) -> Iterator[tuple[int, int, int, int]]:
         """Yield first row, first column, rows and columns of what of a region goes through a rank's slots at a time."""
         height, width = self._slot_shape(rank)
+        count = -(-rows // height) * -(-cols // width)
+        if count > MAX_TASKS // 3:
+            raise too_many(
+                self._problem,
+                f"passing C through slots of {height}×{width} elements",
+                f"{3 * count} tasks",
+                MAX_TASKS,
+                "give ranks more memory (device_memory)",
+            )
         for row, col in itertools.product(range(0, rows, height), range(0, cols, width)):
             yield row, col, min(height, rows - row), min(width, cols - col)
 
