@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <stdexcept>
 
+#include "for_each.hpp"
 #include "records.hpp"
 
 namespace nb = nanobind;
@@ -12,12 +13,31 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-#define FIELD(record, field) nb::make_tuple(#field, offsetof(record, field), sizeof(record::field))
+// Name, offset and bytes of each field, behind the bytes of a record.
+#define FIELD(record, field) fields.append(nb::make_tuple(#field, offsetof(record, field), sizeof(record::field)));
+#define LAYOUT(name, record, ...)                                                                                      \
+    {                                                                                                                  \
+        nb::list fields;                                                                                               \
+        FOR_EACH(FIELD, record, __VA_ARGS__)                                                                           \
+        found[name] = nb::make_tuple(sizeof(record), nb::tuple(fields));                                               \
+    }
 
-template <typename... Fields>
-nb::tuple layout(std::size_t bytes, Fields... fields) {
-    return nb::make_tuple(bytes, nb::make_tuple(fields...));
+nb::dict records() {
+    nb::dict found;
+    LAYOUT("tasks", TaskRecord, kind, pad, num_operands, rank, lane, group, first_operand, first_await, num_awaits)
+    LAYOUT("operands", OperandRecord, region, factor, op, pad)
+    LAYOUT("regions", RegionRecord, buffer, pad, row, col, rows, cols)
+    LAYOUT("locations", LocationRecord, space, rank, node, end)
+    LAYOUT("lanes", LaneRecord, rank, kind, source, destination)
+    LAYOUT("buffers", BufferRecord, location, role, matrix, dtype, medium, rows, cols, ld, offset)
+    LAYOUT("pieces", PieceRecord, buffer, turned, row, col, rows, cols, top, left)
+    LAYOUT("operations", OperationRecord, code, in_host, num_operands, lane, task, slot, value, peer, first_operand)
+    LAYOUT("bound_operands", BoundOperandRecord, buffer, dtype, factor, op, room, offset, rows, cols, ld)
+    return found;
 }
+
+#undef LAYOUT
+#undef FIELD
 
 template <typename... Names>
 nb::dict codes(Names... names) {
@@ -25,43 +45,6 @@ nb::dict codes(Names... names) {
     ((found[nb::str(names.first)] = nb::int_(static_cast<int>(names.second))), ...);
     return found;
 }
-
-nb::dict records() {
-    nb::dict found;
-    found["tasks"] =
-        layout(sizeof(TaskRecord), FIELD(TaskRecord, kind), FIELD(TaskRecord, pad), FIELD(TaskRecord, num_operands),
-               FIELD(TaskRecord, rank), FIELD(TaskRecord, lane), FIELD(TaskRecord, group),
-               FIELD(TaskRecord, first_operand), FIELD(TaskRecord, first_await), FIELD(TaskRecord, num_awaits));
-    found["operands"] = layout(sizeof(OperandRecord), FIELD(OperandRecord, region), FIELD(OperandRecord, factor),
-                               FIELD(OperandRecord, op), FIELD(OperandRecord, pad));
-    found["regions"] =
-        layout(sizeof(RegionRecord), FIELD(RegionRecord, buffer), FIELD(RegionRecord, pad), FIELD(RegionRecord, row),
-               FIELD(RegionRecord, col), FIELD(RegionRecord, rows), FIELD(RegionRecord, cols));
-    found["locations"] = layout(sizeof(LocationRecord), FIELD(LocationRecord, space), FIELD(LocationRecord, rank),
-                                FIELD(LocationRecord, node), FIELD(LocationRecord, end));
-    found["lanes"] = layout(sizeof(LaneRecord), FIELD(LaneRecord, rank), FIELD(LaneRecord, kind),
-                            FIELD(LaneRecord, source), FIELD(LaneRecord, destination));
-    found["buffers"] = layout(sizeof(BufferRecord), FIELD(BufferRecord, location), FIELD(BufferRecord, role),
-                              FIELD(BufferRecord, matrix), FIELD(BufferRecord, dtype), FIELD(BufferRecord, medium),
-                              FIELD(BufferRecord, rows), FIELD(BufferRecord, cols), FIELD(BufferRecord, ld),
-                              FIELD(BufferRecord, offset));
-    found["pieces"] = layout(sizeof(PieceRecord), FIELD(PieceRecord, buffer), FIELD(PieceRecord, turned),
-                             FIELD(PieceRecord, row), FIELD(PieceRecord, col), FIELD(PieceRecord, rows),
-                             FIELD(PieceRecord, cols), FIELD(PieceRecord, top), FIELD(PieceRecord, left));
-    found["operations"] =
-        layout(sizeof(OperationRecord), FIELD(OperationRecord, code), FIELD(OperationRecord, in_host),
-               FIELD(OperationRecord, num_operands), FIELD(OperationRecord, lane), FIELD(OperationRecord, task),
-               FIELD(OperationRecord, slot), FIELD(OperationRecord, value), FIELD(OperationRecord, peer),
-               FIELD(OperationRecord, first_operand));
-    found["bound_operands"] =
-        layout(sizeof(BoundOperandRecord), FIELD(BoundOperandRecord, buffer), FIELD(BoundOperandRecord, dtype),
-               FIELD(BoundOperandRecord, factor), FIELD(BoundOperandRecord, op), FIELD(BoundOperandRecord, room),
-               FIELD(BoundOperandRecord, offset), FIELD(BoundOperandRecord, rows), FIELD(BoundOperandRecord, cols),
-               FIELD(BoundOperandRecord, ld));
-    return found;
-}
-
-#undef FIELD
 
 nb::dict enumerations() {
     using Name = std::pair<const char *, int>;

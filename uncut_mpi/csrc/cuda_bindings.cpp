@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "cuda_executor.hpp"
+#include "for_each.hpp"
 
 namespace nb = nanobind;
 
@@ -105,6 +106,8 @@ std::vector<std::uint64_t> kernel_signatures(const Bytes &operations, const Byte
 
 }  // namespace
 
+#define FIELD(of, name) result.def_ro(#name, &of::name);
+
 void bind_cuda(nb::module_ &m) {
     // The code is the exception's second argument, so that callers can tell out-of-memory.
     static PyObject *error_type = nullptr;
@@ -175,34 +178,9 @@ void bind_cuda(nb::module_ &m) {
         .def("pointer_attribute", &DeviceState::pointer_attribute, nb::arg("attribute"), nb::arg("address"))
         .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
 
-    nb::class_<RunResult>(m, "CudaRunResult")
-        .def_ro("tasks", &RunResult::tasks)
-        .def_ro("copy_bytes", &RunResult::copy_bytes)
-        .def_ro("created", &RunResult::created)
-        .def_ro("issue_s", &RunResult::issue_s)
-        .def_ro("drain_s", &RunResult::drain_s)
-        .def_ro("error", &RunResult::error)
-        .def_ro("operation", &RunResult::operation)
-        .def_ro("file_error", &RunResult::file_error)
-        .def_ro("descriptor", &RunResult::descriptor)
-        .def_ro("fatal", &RunResult::fatal)
-        .def_ro("stalled", &RunResult::stalled)
-        .def_ro("aborted", &RunResult::aborted)
-        .def_ro("reference_s", &RunResult::reference_s)
-        .def_ro("times_s", &RunResult::times_s)
-        .def_prop_ro("host_times",
-                     [](const RunResult &r) {
-                         std::vector<std::tuple<std::uint32_t, double, double>> times;
-                         for (const HostTime &time : r.host_times)
-                             times.emplace_back(time.operation, time.start_s, time.end_s);
-                         return times;
-                     })
-        .def_prop_ro("stuck", [](const RunResult &r) {
-            std::vector<std::pair<int, std::uint32_t>> lanes;
-            for (const StuckLane &lane : r.stuck)
-                lanes.emplace_back(lane.lane, lane.word);
-            return lanes;
-        });
+    nb::class_<RunResult> result(m, "CudaRunResult");
+    FOR_EACH(FIELD, RunResult, tasks, copy_bytes, created, issue_s, drain_s, error, operation, file_error, descriptor,
+             fatal, stalled, aborted, stuck, reference_s, times_s, host_times)
     nb::class_<Run>(m, "CudaRun", "One run of an operation list.")
         .def("poll", &Run::poll, nb::call_guard<nb::gil_scoped_release>())
         .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());

@@ -23,6 +23,7 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda_device.hpp"
@@ -76,12 +77,6 @@ struct Program {
     std::vector<HostFile> files;                         // whose bytes some addresses stand for
 };
 
-// A lane that had not finished when a run gave up.
-struct StuckLane {
-    int lane;
-    std::uint32_t word;  // its progress word
-};
-
 struct RunResult {
     std::int64_t tasks = 0;
     std::int64_t copy_bytes = 0;
@@ -95,7 +90,8 @@ struct RunResult {
     bool fatal = false;           // the context is unusable: no flag could be written any more
     bool stalled = false;
     bool aborted = false;  // bodies were left out because another rank had failed
-    std::vector<StuckLane> stuck;
+    // Lanes that had not finished when the run gave up, and their progress words.
+    std::vector<std::pair<int, std::uint32_t>> stuck;
     // Of a traced run; after an error, a stall or an abort incomplete, of other runs empty.
     double reference_s = 0.0;     // on the system's monotonic clock
     std::vector<double> times_s;  // start and end of each body of a stream, in list order, after the reference

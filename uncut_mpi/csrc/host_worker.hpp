@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "host_files.hpp"
@@ -38,11 +39,8 @@ struct HostLane {
     std::vector<HostStep> steps;
 };
 
-// When a copy was made, by the system's monotonic clock.
-struct HostTime {
-    std::uint32_t operation;
-    double start_s, end_s;
-};
+// Which operation a copy was, when it began and when it ended, in seconds of the system's monotonic clock.
+using HostTime = std::tuple<std::uint32_t, double, double>;
 
 class HostWorker {
   public:

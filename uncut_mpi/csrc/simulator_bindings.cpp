@@ -7,6 +7,7 @@
 #include <map>
 #include <utility>
 
+#include "for_each.hpp"
 #include "kblocks_run.hpp"
 #include "simulations.hpp"
 #include "simulator.hpp"
@@ -120,6 +121,8 @@ class HeldSimulations {
 
 }  // namespace
 
+#define FIELD(of, name) machine.def_rw(#name, &of::name);
+
 void bind_simulator(nb::module_ &m) {
     nb::class_<ProductCost>(m, "ProductCost", "GemmShape of model/costs.py.")
         .def(nb::init<double, double, double, double, double, double, double, double, double, bool, double, double>())
@@ -133,49 +136,15 @@ void bind_simulator(nb::module_ &m) {
         .def("seconds", &ProductCost::seconds);
     m.def("is_uneven", &is_uneven);
     m.def("row_share", &row_share);
-    nb::class_<SimulatedMachine>(m, "SimulatedMachine", "A machine as the simulator takes it; bytes and seconds.")
-        .def(nb::init<>())
-        .def("prepare", &SimulatedMachine::prepare)
-        .def_rw("num_ranks", &SimulatedMachine::num_ranks)
-        .def_rw("num_ends", &SimulatedMachine::num_ends)
-        .def_rw("bandwidth", &SimulatedMachine::bandwidth)
-        .def_rw("latency", &SimulatedMachine::latency)
-        .def_rw("port_capacity", &SimulatedMachine::port_capacity)
-        .def_rw("port_first", &SimulatedMachine::port_first)
-        .def_rw("port_links", &SimulatedMachine::port_links)
-        .def_rw("port_weights", &SimulatedMachine::port_weights)
-        .def_rw("gemm_rate", &SimulatedMachine::gemm_rate)
-        .def_rw("products", &SimulatedMachine::products)
-        .def_rw("multiprocessors", &SimulatedMachine::multiprocessors)
-        .def_rw("combine_rate", &SimulatedMachine::combine_rate)
-        .def_rw("half_combine_rate", &SimulatedMachine::half_combine_rate)
-        .def_rw("combine_start", &SimulatedMachine::combine_start)
-        .def_rw("row_device", &SimulatedMachine::row_device)
-        .def_rw("row_local", &SimulatedMachine::row_local)
-        .def_rw("row_in", &SimulatedMachine::row_in)
-        .def_rw("row_out", &SimulatedMachine::row_out)
-        .def_rw("copy_s", &SimulatedMachine::copy_s)
-        .def_rw("gemm_s", &SimulatedMachine::gemm_s)
-        .def_rw("combine_s", &SimulatedMachine::combine_s)
-        .def_rw("wait_s", &SimulatedMachine::wait_s)
-        .def_rw("signal_s", &SimulatedMachine::signal_s)
-        .def_rw("event_s", &SimulatedMachine::event_s)
-        .def_rw("event_latency", &SimulatedMachine::event_latency)
-        .def_rw("engine_latency", &SimulatedMachine::engine_latency)
-        .def_rw("kernel_latency", &SimulatedMachine::kernel_latency)
-        .def_rw("flag_latency", &SimulatedMachine::flag_latency)
-        .def_rw("wait_lane", &SimulatedMachine::wait_lane)
-        .def_rw("signal_lane", &SimulatedMachine::signal_lane)
-        .def_rw("host_copy_rate", &SimulatedMachine::host_copy_rate)
-        .def_rw("file_read_rate", &SimulatedMachine::file_read_rate)
-        .def_rw("file_write_rate", &SimulatedMachine::file_write_rate)
-        .def_rw("file_call_s", &SimulatedMachine::file_call_s)
-        .def_rw("on_disk", &SimulatedMachine::on_disk)
-        .def_rw("host_transposed_rate", &SimulatedMachine::host_transposed_rate)
-        .def_rw("transposing_share", &SimulatedMachine::transposing_share)
-        .def_rw("call_s", &SimulatedMachine::call_s)
-        .def_rw("issuing_threads", &SimulatedMachine::issuing_threads)
-        .def_rw("serial_copies", &SimulatedMachine::serial_copies);
+    nb::class_<SimulatedMachine> machine(m, "SimulatedMachine",
+                                         "A machine as the simulator takes it; bytes and seconds.");
+    machine.def(nb::init<>()).def("prepare", &SimulatedMachine::prepare);
+    FOR_EACH(FIELD, SimulatedMachine, num_ranks, num_ends, bandwidth, latency, port_capacity, port_first, port_links,
+             port_weights, gemm_rate, products, multiprocessors, combine_rate, half_combine_rate, combine_start,
+             row_device, row_local, row_in, row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s,
+             event_latency, engine_latency, kernel_latency, flag_latency, wait_lane, signal_lane, host_copy_rate,
+             file_read_rate, file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s,
+             issuing_threads, serial_copies)
     nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a checked schedule.")
         .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")

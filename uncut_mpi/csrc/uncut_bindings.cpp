@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "for_each.hpp"
 #include "table_bytes.hpp"
 #include "uncut_tables.hpp"
 
@@ -81,56 +82,17 @@ std::tuple<int, std::vector<int>, std::vector<Time>> best_chain(const std::vecto
 
 }  // namespace
 
+#define FIELD(of, name) input.def_rw(#name, &of::name);
+
 void bind_uncut_scheduler(nb::module_ &m) {
-    nb::class_<Input>(m, "UncutInput", "What the scheduler of the Uncut-GEMMs paper works on.")
-        .def(nb::init<>())
+    nb::class_<Input> input(m, "UncutInput", "What the scheduler of the Uncut-GEMMs paper works on.");
+    FOR_EACH(FIELD, Input, m, n, k, tile, num_ranks, most_tasks, rows, cols, op_a, op_b, reads_c, product, rounds_c,
+             itemsize, accumulator_itemsize, caching, overlap, batch, lazy, eta_order, finish_first, chunks,
+             chunks_per_hop, compute_lanes, serial_copies, min_chunk_columns, min_chunk_bytes, row_starts, col_starts,
+             cell_rank, owned, a_panel, b_panel, c_panel, c_staging, max_hops, relay_gain, first_cache, cache_room,
+             slot_shape, slot_bytes, port_ps_per_byte, port_uses, ps_per_byte, latency_ps, ps_per_flop)
+    input.def(nb::init<>())
         .def(nb::init<const Input &>())
-        .def_rw("m", &Input::m)
-        .def_rw("n", &Input::n)
-        .def_rw("k", &Input::k)
-        .def_rw("tile", &Input::tile)
-        .def_rw("num_ranks", &Input::num_ranks)
-        .def_rw("most_tasks", &Input::most_tasks)
-        .def_rw("rows", &Input::rows)
-        .def_rw("cols", &Input::cols)
-        .def_rw("op_a", &Input::op_a)
-        .def_rw("op_b", &Input::op_b)
-        .def_rw("reads_c", &Input::reads_c)
-        .def_rw("product", &Input::product)
-        .def_rw("rounds_c", &Input::rounds_c)
-        .def_rw("itemsize", &Input::itemsize)
-        .def_rw("accumulator_itemsize", &Input::accumulator_itemsize)
-        .def_rw("caching", &Input::caching)
-        .def_rw("overlap", &Input::overlap)
-        .def_rw("batch", &Input::batch)
-        .def_rw("lazy", &Input::lazy)
-        .def_rw("eta_order", &Input::eta_order)
-        .def_rw("finish_first", &Input::finish_first)
-        .def_rw("chunks", &Input::chunks)
-        .def_rw("chunks_per_hop", &Input::chunks_per_hop)
-        .def_rw("compute_lanes", &Input::compute_lanes)
-        .def_rw("serial_copies", &Input::serial_copies)
-        .def_rw("min_chunk_columns", &Input::min_chunk_columns)
-        .def_rw("min_chunk_bytes", &Input::min_chunk_bytes)
-        .def_rw("row_starts", &Input::row_starts)
-        .def_rw("col_starts", &Input::col_starts)
-        .def_rw("cell_rank", &Input::cell_rank)
-        .def_rw("owned", &Input::owned)
-        .def_rw("a_panel", &Input::a_panel)
-        .def_rw("b_panel", &Input::b_panel)
-        .def_rw("c_panel", &Input::c_panel)
-        .def_rw("c_staging", &Input::c_staging)
-        .def_rw("max_hops", &Input::max_hops)
-        .def_rw("relay_gain", &Input::relay_gain)
-        .def_rw("first_cache", &Input::first_cache)
-        .def_rw("cache_room", &Input::cache_room)
-        .def_rw("slot_shape", &Input::slot_shape)
-        .def_rw("slot_bytes", &Input::slot_bytes)
-        .def_rw("port_ps_per_byte", &Input::port_ps_per_byte)
-        .def_rw("port_uses", &Input::port_uses)
-        .def_rw("ps_per_byte", &Input::ps_per_byte)
-        .def_rw("latency_ps", &Input::latency_ps)
-        .def_rw("ps_per_flop", &Input::ps_per_flop)
         .def("set_pieces",
              [](Input &self, nb::handle locations, nb::handle buffers, nb::handle pieces) {
                  const ArrayBytes location_bytes(locations), buffer_bytes(buffers), piece_bytes(pieces);
