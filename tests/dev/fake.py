@@ -9,14 +9,13 @@ import pathlib
 import subprocess
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable
-from uncut_mpi.device.cuda.preparation import kernel_signatures
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
@@ -110,10 +109,10 @@ def bind(
     flags: FlagTable,
     board: ProgressBoard,
     files: FileWindows | None = None,
+    kernel: Callable[[int], int] = (1 << 48).__add__,
 ) -> CudaExecutable:
     """An executable whose kernels are the fake's."""
-    kernels = {signature: (1 << 48) + signature for signature in kernel_signatures(program)}
-    about = kernels, files or FileWindows(), "fake device"
+    about = kernel, files or FileWindows(), "fake device"
     return CudaExecutable(device, program, np.array(addresses, np.int64), flags, board, *about)
 
 

@@ -10,13 +10,12 @@ import pytest
 
 from tests.dev.fake import FakeCluster, bind, packed_in, succeed
 from tests.helpers.transposed import bits_of
-from uncut_mpi.device.cuda.kernels import PACKING
-from uncut_mpi.device.cuda.warmup import WarmupList
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
 
 F, N = Factor, Op.N
@@ -281,13 +280,21 @@ def test_random_copies_to_another_device_make_what_they_make_one_by_one(fake, se
 
 def test_a_table_of_packed_copies_is_used_again_when_its_list_is_gone(fake):
     """To free it would wait for the whole device, after a stall for ever."""
-    todo, device = WarmupList(1), fake.device()
-    todo.kernel(PACKING)
-    scratch = np.arange(1024, dtype=np.uint8)
+    build, device = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0")), fake.device()
+    whole = build.buffer(at=0, rows=64, cols=1, dtype=DType.f64, role=Role.STAGING)
+    for row in (0, 2):
+        build.task(
+            Kind.COPY,
+            build.copy_lane(0, 0, 0),
+            RegionRef(whole, row, 0, 1, 1),
+            [(RegionRef(whole, row + 9, 0, 1, 1), F.ONE, N)],
+        )
+    program = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+    scratch = np.zeros(64)
     flags, board = FlagTable(0, np.zeros(1, np.int64)), ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
     taken = []
     for _ in range(3):
-        executable = bind(device, todo.program(), [scratch.ctypes.data, 0], flags, board)
+        executable = bind(device, program, [scratch.ctypes.data, *[0] * (len(program.buffers) - 1)], flags, board)
         succeed({0: executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0)})
         executable.close()
         del executable

@@ -16,7 +16,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.dev.fake import FakeCluster, bind, load, packed_in, succeed
+from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers import interpret
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.layouts import even, user_parts
@@ -26,8 +26,6 @@ from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
-from uncut_mpi.device.cuda.preparation import kernel_signatures
-from uncut_mpi.device.cuda.warmup import WarmupList
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
@@ -314,21 +312,26 @@ def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(fake, dtype
         assert not memory[every >= record["rows"]].any()
 
 
-def test_kernels_that_transpose_are_those_of_streams_and_run_once_before(fake):
-    program = lower(transposing_copies(DType.tf32)).rank_list(0)
-    assert kernel_signatures(program) == [TRANSPOSING | 4]
+def test_a_kernel_is_asked_for_once_a_list_where_a_stream_needs_it_and_runs_on_nothing_before(fake):
+    cluster = FakeCluster(fake, transposing_copies(DType.tf32))
+    program, asked = cluster.programs[0], []
+
+    def kernel(signature):
+        asked.append(signature)
+        return (1 << 48) + signature
+
+    addresses = [memory.ctypes.data for memory in cluster.memory]
     on_host = program.lanes["kind"][program.operations["lane"]] == LaneKind.HOST
-    assert kernel_signatures(dataclasses.replace(program, operations=program.operations[on_host])) == []
-    todo = WarmupList(1)
-    for size in (2, 4, 8):
-        todo.kernel(TRANSPOSING | size)
-    todo.kernel(PACKING)
-    scratch = np.arange(1024, dtype=np.uint8)
-    flags, board = FlagTable(0, np.zeros(1, np.int64)), ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
-    executable = bind(fake.device(), todo.program(), [scratch.ctypes.data, 0], flags, board)
-    succeed({0: executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0)})
-    assert [line.split()[-2:] for line in fake.log() if " transpose " in line] == [["transpose", "1x1"]] * 3
-    assert packed_in(fake) == [2]
+    for operations in (program.operations, program.operations[on_host]):
+        part = dataclasses.replace(program, operations=operations)
+        flags = FlagTable(cluster.flags[0].ctypes.data, np.zeros(1, np.int64), cluster.host_flags)
+        bind(fake.device(), part, addresses, flags, ProgressBoard(cluster.board, 0), kernel=kernel)
+    assert asked == [TRANSPOSING | 4]
+    fake.reset()
+    for signature in (TRANSPOSING | 4, PACKING, DType.f64):
+        fake.device().run_on_nothing((1 << 48) + signature)
+    launched = [line.split()[-2:] for line in fake.log() if re.search(" (transpose|pack|combine) ", line)]
+    assert launched == [["transpose", "0x0"], ["pack", "0"], ["combine", "0x0"]]
 
 
 @pytest.mark.parametrize(

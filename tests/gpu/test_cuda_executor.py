@@ -448,7 +448,7 @@ def test_a_refused_product_poisons_the_flags_and_the_next_call_is_right(started)
         handed.addresses,
         handed.table,
         handed.progress,
-        backend._preparation.kernels,
+        backend._preparation.kernel,
         backend.files,
         "device 0",
     )

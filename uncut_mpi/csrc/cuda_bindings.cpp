@@ -2,14 +2,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/complex.h>
+#include <nanobind/stl/function.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/unordered_map.h>
 #include <nanobind/stl/vector.h>
 
-#include <set>
+#include <functional>
 #include <tuple>
 
 #include "cuda_executor.hpp"
@@ -40,7 +40,7 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
                                         const Bytes &operands, const Integers &addresses, const Flags &in_host,
                                         const Bytes &lanes, std::size_t num_events, Address own_flags,
                                         const Integers &peer_flags, const Board &host_flags, const Board &board,
-                                        std::size_t rank, std::unordered_map<std::uint64_t, Address> kernels,
+                                        std::size_t rank, std::function<Address(std::uint64_t)> kernel,
                                         const std::vector<std::tuple<std::uintptr_t, std::size_t, int>> &files) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
     if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != max_lanes)
@@ -63,45 +63,10 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, con
     program.num_ranks = peer_flags.shape(0);
     program.board = board.data();
     program.rank = rank;
-    program.kernels = std::move(kernels);
+    program.kernel = std::move(kernel);
     for (const auto &[begin, bytes, descriptor] : files)
         program.files.push_back({begin, bytes, descriptor});
     return std::make_shared<Executor>(std::move(device), program);
-}
-
-// The distinct kernels that a list needs, those of GEMMs whose product is zero included.
-std::vector<std::uint64_t> kernel_signatures(const Bytes &operations, const Bytes &operands, const Bytes &lanes) {
-    const auto *operation = records<Operation>(operations, "operations");
-    const auto *operand = records<Operand>(operands, "operands");
-    const auto *lane = records<LaneRecord>(lanes, "lanes");
-    std::set<std::uint64_t> found;
-    std::set<std::int32_t> copying;  // lanes within the device that have a small copy
-    for (std::size_t i = 0; i < operations.shape(0); ++i) {
-        const Operation &op = operation[i];
-        if (op.code > code_combine) continue;
-        if (op.num_operands == 0 || op.num_operands > max_summands + 1 || op.first_operand < 0 ||
-            static_cast<std::size_t>(op.first_operand) + op.num_operands > operands.shape(0))
-            throw Failure("task " + std::to_string(op.task) + " has " + std::to_string(op.num_operands) +
-                              " operands; a COMBINE reads at most " + std::to_string(max_summands) + " regions",
-                          -1);
-        const Operand *first = operand + op.first_operand;
-        if (op.code == code_copy) {
-            if (op.lane < 0 || static_cast<std::size_t>(op.lane) >= lanes.shape(0)) continue;
-            const LaneRecord &ends = lane[op.lane];
-            if (first[op.num_operands - 1].op != 0 && ends.kind != host_lane)
-                found.insert(transposing | static_cast<std::uint64_t>(bytes_of(first->dtype)));
-            else if (ends.kind == copy_lane && ends.source == ends.destination &&
-                     first->rows * first->cols * bytes_of(first->dtype) <= most_bytes_of_one &&
-                     !copying.insert(op.lane).second)
-                found.insert(packing);
-        } else if (op.code == code_combine) {
-            found.insert(combine_signature(first, op.num_operands));
-        } else {
-            const Operand scaling[2] = {first[0], first[0]};
-            found.insert(combine_signature(scaling, op.num_operands == 4 ? 2 : 1));
-        }
-    }
-    return {found.begin(), found.end()};
 }
 
 }  // namespace
@@ -165,6 +130,13 @@ void bind_cuda(nb::module_ &m) {
         .def("await_mark", &DeviceState::await_mark, nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "run_on_nothing",
+            [](DeviceState &d, Address kernel) {
+                CombineArguments nothing{};
+                d.run_once(reinterpret_cast<Function>(kernel), &nothing);
+            },
+            nb::arg("kernel"), nb::call_guard<nb::gil_scoped_release>())
         .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"), nb::arg("timing"))
         .def("tuned_products",
              [](const DeviceState &d) {
@@ -187,7 +159,7 @@ void bind_cuda(nb::module_ &m) {
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor), nb::arg("device"), nb::arg("operations"), nb::arg("operands"),
              nb::arg("addresses"), nb::arg("in_host"), nb::arg("lanes"), nb::arg("num_events"), nb::arg("own_flags"),
-             nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernels"),
+             nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernel"),
              nb::arg("files"))
         .def(
             "start",
@@ -207,9 +179,6 @@ void bind_cuda(nb::module_ &m) {
             nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
             nb::call_guard<nb::gil_scoped_release>())
         .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());
-    m.def("cuda_kernel_signatures", &kernel_signatures, nb::arg("operations"), nb::arg("operands"), nb::arg("lanes"),
-          "Return the kernels a list needs: 4 bits of the written type, then 4 bits (code + 1) per region read; of one "
-          "that transposes the next bit, and the bytes of an element.");
 }
 
 }  // namespace uncut

@@ -229,6 +229,14 @@ void DeviceState::await_mark() {
     driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(event));
 }
 
+void DeviceState::run_once(Function kernel, void *argument) {
+    const Driver &d = *driver_;
+    reserve(0, 1, 0);
+    const Stream stream = copy_streams_.front();
+    d.check("cuLaunchKernel", d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, &argument, nullptr));
+    d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
+}
+
 void DeviceState::fill_words(Address address, std::size_t count, std::uint32_t value) {
     const Driver &d = *driver_;
     reserve(0, 1, 0);

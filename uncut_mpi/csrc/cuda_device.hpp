@@ -111,6 +111,8 @@ class DeviceState {
     // on. Call without the interpreter lock.
     void mark_stream(Stream stream);
     void await_mark();
+    // Launch one thread of a kernel and wait for it.
+    void run_once(Function kernel, void *argument);
     // Set `count` 32-bit words at `address` and wait for it.
     void fill_words(Address address, std::size_t count, std::uint32_t value);
     std::uint64_t pointer_attribute(int attribute, Address address) const;

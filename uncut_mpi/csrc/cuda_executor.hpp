@@ -19,6 +19,7 @@
 #include <chrono>
 #include <complex>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -45,11 +46,9 @@ struct CombineArguments {
 };
 static_assert(sizeof(CombineArguments) == 288);
 
-// Which kernel a COMBINE needs: 4 bits for the written type, then 4 bits (code + 1) per source.
-std::uint64_t combine_signature(const Operand *operands, std::size_t count);
-
-// Which kernel a COPY needs that transposes on a device: this, and the bytes of an element. It takes the arguments of a
-// COMBINE of one source, without factor.
+// Signatures tell kernels apart. That of a COMBINE has 4 bits for the written type, then 4 bits (code + 1) per source;
+// that of a COPY that transposes on a device this, and the bytes of an element. It takes the arguments of a COMBINE of
+// one source, without factor.
 inline constexpr std::uint64_t transposing = std::uint64_t{1} << (4 * (max_summands + 1));
 
 // The kernel of packed copies: its destination is a table of `PackedCopy`, as many as it has rows.
@@ -73,8 +72,8 @@ struct Program {
     std::size_t num_ranks;
     std::uint32_t *board;  // num_ranks rows of max_lanes words and the abort word, host memory
     std::size_t rank;
-    std::unordered_map<std::uint64_t, Address> kernels;  // signature → function handle
-    std::vector<HostFile> files;                         // whose bytes some addresses stand for
+    std::function<Address(std::uint64_t)> kernel;  // signature → function handle, of a kernel that has run before
+    std::vector<HostFile> files;                   // whose bytes some addresses stand for
 };
 
 struct RunResult {
@@ -192,9 +191,9 @@ class Executor {
     static ProductShape shape_of(const Gemm &gemm);
     void add_combine(const Program &program, const Operation &operation);
     void add_transposition(const Program &program, const Operation &operation);
-    Combine make_combine(const Program &program, const Operand *operands, std::size_t count) const;
+    Combine make_combine(const Program &program, const Operand *operands, std::size_t count);
     void set_grid(Combine &combine, std::int64_t rows, std::int64_t columns) const;
-    static Function kernel_of(const Program &program, std::uint64_t signature);
+    Function kernel_of(const Program &program, std::uint64_t signature);
     void add_wait(const Program &program, const Operation &operation, std::uint32_t index);
     void add_step(const Operation &operation, std::uint32_t index, std::uint32_t payload);
     std::uint8_t weight_of(const Operation &operation, std::uint32_t payload) const;
@@ -214,6 +213,7 @@ class Executor {
     std::vector<std::uint32_t> awaited_;  // value after the epoch of each of them that is a wait
     std::vector<Batch> batches_;
     std::unordered_map<std::int32_t, Address> allocations_;  // by buffer
+    std::unordered_map<std::uint64_t, Function> kernels_;    // by signature
     std::vector<PackedCopy> packed_;                         // as they stand in the device's memory
     std::vector<std::uint32_t> packs_;
     std::shared_ptr<void> table_;

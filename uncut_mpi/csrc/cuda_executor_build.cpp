@@ -47,13 +47,6 @@ MemOp write_word(Address address, std::uint32_t value) {
 
 }  // namespace
 
-std::uint64_t combine_signature(const Operand *operands, std::size_t count) {
-    std::uint64_t signature = operands[0].dtype;
-    for (std::size_t i = 1; i < count; ++i)
-        signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);
-    return signature;
-}
-
 Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
     : device_(std::move(device)),
       board_(program.board),
@@ -387,14 +380,14 @@ void Executor::add_combine(const Program &program, const Operation &operation) {
 }
 
 Function Executor::kernel_of(const Program &program, std::uint64_t signature) {
-    const auto found = program.kernels.find(signature);
-    if (found == program.kernels.end()) throw Failure("no kernel for these types was given", -1);
-    return reinterpret_cast<Function>(found->second);
+    const auto [known, is_new] = kernels_.try_emplace(signature);
+    if (is_new) known->second = reinterpret_cast<Function>(program.kernel(signature));
+    return known->second;
 }
 
-Executor::Combine Executor::make_combine(const Program &program, const Operand *operands, std::size_t count) const {
+Executor::Combine Executor::make_combine(const Program &program, const Operand *operands, std::size_t count) {
     Combine combine{};
-    combine.function = kernel_of(program, combine_signature(operands, count));
+    std::uint64_t signature = operands[0].dtype;
     combine.num_sources = count - 1;
     CombineArguments &arguments = combine.arguments;
     arguments.destination = address_of(program, operands[0]);
@@ -402,10 +395,12 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
     arguments.rows = operands[0].rows;
     arguments.cols = operands[0].cols;
     for (std::size_t i = 1; i < count; ++i) {
+        signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);
         arguments.source[i - 1] = address_of(program, operands[i]);
         arguments.source_ld[i - 1] = operands[i].ld;
         combine.factors[i - 1] = operands[i].factor;
     }
+    combine.function = kernel_of(program, signature);
     // Threads run along a column, where memory is contiguous; short columns share a block.
     combine.block_x =
         power_of_two_at_least((arguments.rows + rows_per_thread - 1) / rows_per_thread, threads_per_block);

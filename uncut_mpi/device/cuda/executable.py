@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class CudaExecutable(Executable):
         Whose streams, handles and events are used; shared with other executables.
     program, addresses, flags, board
         As for `Backend.executable`.
-    kernels : mapping of int to int
-        Loaded kernels by signature.
+    kernel : callable
+        Takes the signature of a kernel of ours and returns its handle.
     files : FileWindows
         Of the backend.
     description : str
@@ -78,7 +78,7 @@ class CudaExecutable(Executable):
         addresses: np.ndarray,
         flags: FlagTable,
         board: ProgressBoard,
-        kernels: Mapping[int, int],
+        kernel: Callable[[int], int],
         files: FileWindows,
         description: str,
         on_close: Callable[[], None] | None = None,
@@ -104,7 +104,7 @@ class CudaExecutable(Executable):
                 host_flags=flags.host,
                 board=board.words,
                 rank=board.rank,
-                kernels=dict(kernels),
+                kernel=kernel,
                 files=files.table(),
             )
 

@@ -201,11 +201,6 @@ extern "C" __global__ void {name}(const arguments a) {{
 _WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
 
-def transposed_bytes(signature: int) -> int:
-    """Return of how many bytes the elements are that a kernel transposes; 0 if it is one of a COMBINE."""
-    return signature ^ TRANSPOSING if signature & TRANSPOSING else 0
-
-
 def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
     """Return the written type and the types of the regions read."""
     written = DType(signature & 15)
@@ -222,7 +217,7 @@ def kernel_name(signature: int) -> str:
     if signature == PACKING:
         return "pack"
     if signature & TRANSPOSING:
-        return f"transpose_{transposed_bytes(signature)}"
+        return f"transpose_{signature ^ TRANSPOSING}"
     written, reads = types_of(signature)
     return "_".join(("combine", written.name, *(read.name for read in reads)))
 
@@ -243,7 +238,7 @@ def _one(signature: int) -> str:
     if signature == PACKING:
         return _PACK.format(name=kernel_name(signature))
     if signature & TRANSPOSING:
-        return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[transposed_bytes(signature)])
+        return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[signature ^ TRANSPOSING])
     written, reads = types_of(signature)
     if len(reads) > MAX_SUMMANDS:
         raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SUMMANDS} are supported")

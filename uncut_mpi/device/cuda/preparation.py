@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.device.cuda.executable import CudaExecutable, as_bytes
+from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.kernels import kernel_name, kernel_source
 from uncut_mpi.device.cuda.library import import_cupy
 from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList, gemm_signatures, square
@@ -23,11 +23,6 @@ _LEAST_SCRATCH_BYTES = 2 << 20
 _HOST_SCRATCH_BYTES = 4096
 _SMALL = 64
 _PATIENCE_S = 60.0
-
-
-def kernel_signatures(program: OperationList) -> list[int]:
-    """Return the kernels of ours that a list needs, those of products with factor 0 included."""
-    return _native.cuda_kernel_signatures(*map(as_bytes, (program.operations, program.operands, program.lanes)))
 
 
 def own_memory(program: OperationList, addresses: np.ndarray) -> tuple[int, int]:
@@ -58,11 +53,6 @@ class Preparation:
         Takes bytes and returns the address of new device memory; raises CapacityError.
     files : FileWindows
         Those of the backend.
-
-    Attributes
-    ----------
-    kernels : dict of int to int
-        Function handles of the loaded kernels by signature.
     """
 
     def __init__(
@@ -71,9 +61,8 @@ class Preparation:
         self._native, self._description, self._malloc, self._files = native, description, malloc, files
         self._cupy = import_cupy()
         self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
-        self._modules: list[Any] = []  # keep what the kernels were loaded from
+        self._kernels: dict[int, Any] = {}  # by signature, with what they were loaded from
         self._warm: set[object] = set()
-        self.kernels: dict[int, int] = {}
 
     def bind(
         self,
@@ -84,8 +73,7 @@ class Preparation:
         on_close: Callable[[], None] | None = None,
     ) -> CudaExecutable:
         """Load the kernels of a list, reserve its streams, and bind it to addresses."""
-        self._load(kernel_signatures(program))
-        about = self.kernels, self._files, self._description
+        about = self.kernel, self._files, self._description
         return CudaExecutable(self._native, program, addresses, flags, board, *about, on_close)
 
     def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
@@ -105,7 +93,6 @@ class Preparation:
         dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
         host = bool(program.in_host().any())
         copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
-        kernels = [one for one in kernel_signatures(program) if ("kernel", one) not in self._warm]
         todo = WarmupList(lanes)
 
         def fill(lds_of: Any) -> int:
@@ -119,7 +106,7 @@ class Preparation:
         new_handles = [
             (dtype, lane) for dtype in dtypes for lane in range(lanes) if ("handle", dtype, lane) not in self._warm
         ]
-        if not (signatures or copies or kernels or new_handles):
+        if not (signatures or copies or new_handles):
             return
         (base, room), scratch = own_memory(program, addresses), 0
         nbytes = fill(lambda signature: signature.lds)
@@ -134,8 +121,6 @@ class Preparation:
                 todo.gemm(square(_SMALL, dtype), (_SMALL,) * 3, lane)
             for dtype, with_host in copies:
                 todo.copies(dtype, host=with_host)
-            for signature in kernels:
-                todo.kernel(signature)
             raise_error(
                 self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=_PATIENCE_S).error
             )
@@ -143,7 +128,6 @@ class Preparation:
             self._cupy.cuda.runtime.free(scratch)
         self._warm.update(signatures)
         self._warm.update(("copies", *pair) for pair in copies)
-        self._warm.update(("kernel", signature) for signature in kernels)
         self._warm.update(("handle", *pair) for pair in new_handles)
 
     def forget_products(self) -> None:
@@ -159,12 +143,17 @@ class Preparation:
             ProgressBoard(words=np.zeros(ProgressBoard.shape(1), np.uint32), rank=0),
         )
 
-    def _load(self, signatures: list[int]) -> None:
-        missing = [signature for signature in signatures if signature not in self.kernels]
-        if not missing:
-            return
-        # One module per kernel: cupy keeps the compiled text on disk, and another plan's set would not match.
-        for signature in missing:
+    def kernel(self, signature: int) -> int:
+        """
+        Return the handle of a kernel of ours, which is loaded at its first use, and run on nothing.
+
+        Raises
+        ------
+        DeviceError
+            If it cannot be compiled.
+        """
+        if signature not in self._kernels:
+            # One module per kernel: cupy keeps the compiled text on disk, and another plan's set would not match.
             module = self._cupy.RawModule(code=kernel_source([signature]), options=("--std=c++14",))
             try:
                 function = module.get_function(kernel_name(signature)).kernel
@@ -172,8 +161,9 @@ class Preparation:
                 raise DeviceError(
                     f"compiling {kernel_name(signature)} for {self._description}: {reason(error)}"
                 ) from error
-            self._modules.append((module, function))
-            self.kernels[signature] = int(function.ptr)
+            self._native.run_on_nothing(function.ptr)
+            self._kernels[signature] = module, function
+        return int(self._kernels[signature][1].ptr)
 
 
 def raise_error(error: BaseException | None) -> None:

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.device.cuda.kernels import PACKING, transposed_bytes, types_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index, location_table
 from uncut_mpi.planning.lower import BOUND_OPERAND_DTYPE, OPERATION_DTYPE, Code, OperationList
@@ -158,23 +157,6 @@ class WarmupList:
         if signature.accumulates:
             operands.append(operands[0])
         self._add(Code.GEMM, operands, lane)
-
-    def kernel(self, signature: int) -> None:
-        """Add a COMBINE, or a COPY that transposes, of one element, or two small copies that are packed."""
-        if signature == PACKING:
-            for offset in (0, 16):
-                ends = ((0, offset), (512, offset))
-                of_ends = [(_SCRATCH, DType.f64, Factor.ONE, Op.N, 0, at + of, 1, 1, 1) for at, of in ends]
-                self._add(Code.COPY, of_ends, self._num_lanes)
-            return
-        size = transposed_bytes(signature)
-        if size:
-            dtype = next(dtype for dtype in DType if dtype.itemsize == size)
-            ends = ((0, Op.N), (512, Op.T))
-            self._add(Code.COPY, [(_SCRATCH, dtype, Factor.ONE, op, 0, offset, 1, 1, 1) for offset, op in ends], 0)
-            return
-        written, reads = types_of(signature)
-        self._add(Code.COMBINE, [(_SCRATCH, t, Factor.ONE, Op.N, 0, 0, 1, 1, 1) for t in (written, *reads)], 0)
 
     def copies(self, dtype: DType, *, host: bool) -> None:
         """Add flat and strided copies within the device and, if wanted, from and to host memory."""
