@@ -180,9 +180,9 @@ def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s,
         bench = Workbench(group, backend, area_bytes=65536, compute_bytes=4096, deadline_s=deadline_s)
         run = bench.run
 
-        def slowed(executable, what):
+        def slowed(executable, what, **how):
             ran.append(executable)
-            records = run(executable, what)
+            records = run(executable, what, **how)
             records[:, 1] += 1.0 if executable is ran[0] else 3.0
             return records
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_idle_use, fit_row_shares
 from uncut_mpi.calibration.peaks import peak_bandwidth, peak_ports
-from uncut_mpi.calibration.ports import HostTotals, Link, host_ports, pair_ports, star_ports
-from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
+from uncut_mpi.calibration.ports import HostTotals, host_ports, pair_ports, star_ports
+from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
 from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
@@ -106,14 +106,14 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
         extents = [(one.m, one.n, one.k) for one in products]
         extra = [float(one.m * one.n * DType[dtype].accumulator.itemsize * one.adds) for one in products]
         of_rank_0 = seconds[:, 0].tolist()
-        shapes[dtype], rate, errors[dtype] = fit_gemm_shape(extents, of_rank_0, samples.multiprocessors[0], extra)
-        longer = [
-            _misaligned(shapes[dtype], one, samples.multiprocessors[0], rate) for one in all_products if not one.aligned
-        ]
-        if longer:
-            shapes[dtype] = dataclasses.replace(shapes[dtype], misaligned=max(0.0, float(np.median(longer))))
-        shapes[dtype] = dataclasses.replace(shapes[dtype], idle_use=_idle_use(shapes[dtype], all_products, samples))
-        shapes[dtype] = dataclasses.replace(shapes[dtype], copy_share=_copy_share(samples.within.get(dtype)))
+        shape, rate, errors[dtype] = fit_gemm_shape(extents, of_rank_0, samples.multiprocessors[0], extra)
+        longer = [_misaligned(shape, one, samples.multiprocessors[0], rate) for one in all_products if not one.aligned]
+        shapes[dtype] = dataclasses.replace(
+            shape,
+            misaligned=max(0.0, float(np.median(longer))) if longer else shape.misaligned,
+            idle_use=_idle_use(shape, all_products, samples),
+            copy_share=_copy_share(samples.within.get(dtype)),
+        )
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
 

@@ -21,13 +21,12 @@ from uncut_mpi.calibration.assemble import link_tables
 from uncut_mpi.calibration.effort import Effort
 from uncut_mpi.calibration.litmus import run_litmus
 from uncut_mpi.calibration.probes import SMALL_BYTES, GemmProbe, Transfers
-from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
+from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample, link_text
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index
-from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
 Progress = Callable[[int, int, str], None]
@@ -202,34 +201,28 @@ class _Measurement:
         On a GPU that works at its power limit they are slower by a third than on an idle one: what handles rows
         has the processors' clock.
         """
-        with agreement.collective(self.bench.group, "preparing random operands"):
-            self.bench.fill(self.bench.result_offset, DType.f64)
+        self.bench.fill(DType.f64)
         for link in self._row_links():
             for width in (0, *self._widths(link)):
-                each = self.effort.area_bytes
-                if width:
-                    each = each // probes.row_distance(width) * width
-                count = min(_MAX_COPIES, max(1, round(self.effort.target_s * self._rate(link) / each)))
-                at_once = [Transfers(link, count, each, width)]
+                load = None
                 if self.effort.asynchronous and self.host in link:
-                    self._loaded(at_once)
-                else:
-                    self._transfers("rows", at_once)
+                    enough = _LOAD * self.effort.target_s
+                    load = self._load(enough, enough)
+                self._transfers("rows", [self._in_rows(link, width)], load)
 
-    def _loaded(self, at_once: list[Transfers]) -> None:
-        """Time the copies alone while the device multiplies for several times as long."""
-        one = at_once[0]
-        what = self._step(f"rows: {self._name([one.link])}")
-        enough = _LOAD * self.effort.target_s
-        product, seconds = self._product_of(enough)
-        load = probes.Load(
-            (product.m, product.n, product.k), max(1, math.ceil(enough / seconds)), self.bench.result_offset
-        )
-        probe = probes.transfers(self.bench.areas, at_once, load)
-        time = self.bench.time_copies(probe, what)
-        self.samples.transfers.append(
-            TransferSample("rows", (one.link,), (one.count,), (one.count * one.nbytes,), one.width_bytes, time)
-        )
+    def _in_rows(self, link: Link, width: int) -> Transfers:
+        """Return copies in rows of a width, or contiguous ones, that take about the target time."""
+        each = self.effort.area_bytes
+        if width:
+            each = each // probes.row_distance(width) * width
+        count = min(_MAX_COPIES, max(1, round(self.effort.target_s * self._rate(link) / each)))
+        return Transfers(link, count, each, width)
+
+    def _load(self, each_s: float, all_s: float, dtype: DType = DType.f64) -> probes.Load:
+        """Return products of about a time each that last for a time or longer."""
+        product, seconds = self._product_of(each_s, dtype)
+        count = max(1, math.ceil(all_s / seconds))
+        return probes.Load((product.m, product.n, product.k), count, self.bench.result_offset, dtype)
 
     def _rate(self, link: Link) -> float:
         return float(self._bandwidth[link]) * 1e9
@@ -241,10 +234,12 @@ class _Measurement:
         each = min(self.effort.area_bytes, int(nbytes / count) // SMALL_BYTES * SMALL_BYTES)
         return Transfers(link, count, max(SMALL_BYTES, each))
 
-    def _transfers(self, kind: str, at_once: Sequence[Transfers]) -> None:
+    def _transfers(self, kind: str, at_once: Sequence[Transfers], load: probes.Load | None = None) -> None:
+        """Time transfers at once; with a load, while the devices multiply for longer."""
         links = tuple(one.link for one in at_once)
         what = self._step(f"{kind}: {self._name(links)}")
-        timed = self.bench.time(probes.transfers(self.bench.areas, at_once), what)
+        probe = probes.transfers(self.bench.areas, at_once, load)
+        time = self.bench.time(probe, what).together if load is None else self.bench.time_copies(probe, what)
         self.samples.transfers.append(
             TransferSample(
                 kind,
@@ -252,22 +247,18 @@ class _Measurement:
                 tuple(one.count for one in at_once),
                 tuple(one.count * one.nbytes for one in at_once),
                 at_once[0].width_bytes,
-                timed.together,
+                time,
             )
         )
 
     def _name(self, links: Sequence[Link]) -> str:
-        def end(location: int) -> str:
-            return "host" if location == self.host else str(location)
-
-        return ", ".join(f"{end(source)} to {end(destination)}" for source, destination in links)
+        return ", ".join(link_text(link, self.host) for link in links)
 
     # -- products ----------------------------------------------------------------------------
 
     def _products(self) -> None:
         for dtype in DType:
-            with agreement.collective(self.bench.group, "preparing random operands"):
-                self.bench.fill(self.bench.result_offset, dtype)
+            self.bench.fill(dtype)
             for product in self.effort.products:
                 what = self._step(f"{dtype.name} product of {product}")
                 pilot = self.bench.time(self._product(product, dtype, 1), what, samples=1)
@@ -328,8 +319,7 @@ class _Measurement:
         rows, cols = self.effort.combine
         found = []
         for dtype in (DType.f64, DType.f16):
-            with agreement.collective(self.bench.group, "preparing random operands"):
-                self.bench.fill(self.bench.result_offset, dtype)
+            self.bench.fill(dtype)
             timed = self.bench.time(self._combines(rows, cols, count, dtype), what)
             each = 2 * dtype.itemsize + dtype.accumulator.itemsize  # C and C' are read, C is written
             found.append((each * rows * cols * count / timed.by_rank_s / 1e9).tolist())
@@ -346,19 +336,14 @@ class _Measurement:
         """
         if not self.effort.asynchronous:
             return
-        link, each = (0, 0), self.effort.area_bytes // probes.row_distance(_PANEL_WIDTH) * _PANEL_WIDTH
-        count = min(_MAX_COPIES, max(1, round(self.effort.target_s * self._rate(link) / each)))
-        at_once = [Transfers(link, count, each, _PANEL_WIDTH)]
+        at_once = [self._in_rows((0, 0), _PANEL_WIDTH)]
         copies = self.bench.time(probes.transfers(self.bench.areas, at_once), "copies within a device")
         for dtype in DType:
             what = self._step(f"{dtype.name} products beside copies within the device")
-            with agreement.collective(self.bench.group, "preparing random operands"):
-                self.bench.fill(self.bench.result_offset, dtype)
-            one, seconds = self._product_of(self.effort.target_s, dtype)
-            enough = max(1, math.ceil(_LOAD * float(copies.by_rank_s[0]) / seconds))
-            load = probes.Load((one.m, one.n, one.k), enough, self.bench.result_offset, dtype)
+            self.bench.fill(dtype)
+            load = self._load(self.effort.target_s, _LOAD * float(copies.by_rank_s[0]), dtype)
             both = (
-                self._product(GemmProbe(load.shape), dtype, enough),
+                self._product(GemmProbe(load.shape), dtype, load.count),
                 probes.transfers(self.bench.areas, at_once, load),
             )
             products, together = self.bench.time_in_turns(both, what, samples=_TURNS)

@@ -13,12 +13,11 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi.calibration.samples import Link, link_text
 from uncut_mpi.model.ports import Port, duplex_ports, fair_rates
 
 TOLERANCE: Final = 0.05
 """Part by which transfers at once may be slower than the model says before a port is added."""
-
-Link = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ def pair_ports(
             continue
         # Half of the time each is what sharing one port fairly means; what is slower still is noise.
         share = 2.0 / min(slowdown, 2.0)
-        name = f"{link_name(first, len(bandwidth) - 1)} and {link_name(second, len(bandwidth) - 1)}"
+        name = " and ".join(link_text(link, len(bandwidth) - 1, "device ") for link in (first, second))
         extra.append(Port(name, limits[0] * share, (first, second), (1.0, limits[0] / limits[1])))
     return extra
 
@@ -130,11 +129,6 @@ def predicted_slowdown(limits: Sequence[float], links: Sequence[Link], ports: Se
     first = 1.0 / float(rates.max())
     # The one that is left has the links to itself.
     return first + (1.0 - first * float(rates.min()))
-
-
-def link_name(link: Link, host: int) -> str:
-    """Return a link in words, as ``device 0 to host``; `host` is the number that the host has."""
-    return " to ".join("host" if end == host else f"device {end}" for end in link)
 
 
 def _listed(ranks: Sequence[int]) -> str:

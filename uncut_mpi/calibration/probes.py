@@ -211,6 +211,21 @@ class ProbeBuild:
         """Append a copy and return its task."""
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
+    def send(
+        self,
+        areas: Areas,
+        lane: int,
+        link: tuple[int, int],
+        awaits: Sequence[int] = (),
+        *,
+        turn: int = 0,
+        nbytes: int = SMALL_BYTES,
+    ) -> int:
+        """Append contiguous copy number `turn` on a link, from area to area, and return its task."""
+        source, destination = link
+        to = self.window(destination, areas.destination(link, turn), nbytes // 8, 1)
+        return self.copy(lane, to, self.window(source, areas.source(link, turn), nbytes // 8, 1), awaits)
+
     def multiply(self, rank: int, product: GemmProbe, dtype: DType, result_offset: int, turn: int = 0) -> None:
         """
         Append product number `turn` on a device: C' := A B, or added to C'.
@@ -304,17 +319,12 @@ def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
         Hops.
     """
     built = ProbeBuild(areas.num_ranks)
-    rows = SMALL_BYTES // 8
     last: list[int] = []
     for hop in range(count):
         here, there = ranks[hop % len(ranks)], ranks[(hop + 1) % len(ranks)]
-        if len(ranks) == 1:
-            # Lanes are told apart by their ends; where the bytes go is the region's business.
-            lane = built.build.copy_lane(here, here, here if hop % 2 else built.build.host)
-        else:
-            lane = built.build.copy_lane(here, here, there)
-        to = built.window(there, areas.destination((here, there), hop), rows, 1)
-        last = [built.copy(lane, to, built.window(here, 0, rows, 1), last)]
+        # Lanes are told apart by their ends; where the bytes go is the region's business.
+        other = built.build.host if len(ranks) == 1 and hop % 2 == 0 else there
+        last = [built.send(areas, built.build.copy_lane(here, here, other), (here, there), last, turn=hop)]
     return built.probe()
 
 
@@ -335,13 +345,11 @@ def turns(areas: Areas, edge: int, count: int, result_offset: int, *, copies: bo
         other.
     """
     built = ProbeBuild(areas.num_ranks)
-    link, rows = (areas.num_ranks, 0), SMALL_BYTES // 8
+    link = (built.build.host, 0)
     last: list[int] = []
     for turn in range(count):
         if copies:
-            to = built.window(0, areas.destination(link, turn), rows, 1)
-            source = built.window(areas.num_ranks, areas.source(link, turn), rows, 1)
-            last = [built.copy(built.build.copy_lane(0, built.build.host, 0), to, source, last)]
+            last = [built.send(areas, built.build.copy_lane(0, *link), link, last, turn=turn)]
         lane = _PRODUCT_LANES[0 if copies else turn % 2]
         last = [built.combine(0, edge, edge, DType.f64, result_offset, lane, last)]
     return built.probe()
@@ -361,10 +369,8 @@ def beside(areas: Areas, large: int, rounds: int) -> Probe:
         Ways there and back.
     """
     built = ProbeBuild(areas.num_ranks)
-    rows = areas.nbytes // 8
     for turn in range(large):
-        to = built.window(1, areas.destination((0, 1), turn), rows, 1)
-        built.copy(built.build.copy_lane(0, 0, 1), to, built.window(0, areas.source((0, 1), turn), rows, 1))
+        built.send(areas, built.build.copy_lane(0, 0, 1), (0, 1), turn=turn, nbytes=areas.nbytes)
     few, last = SMALL_BYTES // 8, list[int]()
     for _ in range(rounds):
         for here, there in ((0, 1), (1, 0)):
@@ -381,22 +387,12 @@ def waiting(areas: Areas, count: int, *, waits: bool) -> Probe:
     Without `waits` they await nothing: the difference is the time of a lane for a wait.
     """
     built = ProbeBuild(areas.num_ranks)
-    few, all_of_it = SMALL_BYTES // 8, areas.nbytes // 8
-    sent = [
-        built.copy(
-            built.build.copy_lane(0, 0, 1),
-            built.window(1, areas.destination((0, 1), 0), few, 1),
-            built.window(0, 0, few, 1),
-        )
-        for _ in range(count)
-    ]
+    sent = [built.send(areas, built.build.copy_lane(0, 0, 1), (0, 1)) for _ in range(count)]
     lane = built.build.copy_lane(1, 1, 1)
-    whole = built.window(1, areas.destination((1, 1), 0), all_of_it, 1), built.window(1, 0, all_of_it, 1)
     for _ in range(_BEFORE_WAITS):
-        built.copy(lane, *whole)
-    kept = built.window(1, areas.destination((1, 1), 0), few, 1)
+        built.send(areas, lane, (1, 1), nbytes=areas.nbytes)
     for one in sent:
-        built.copy(lane, kept, built.window(1, 0, few, 1), [one] if waits else [])
+        built.send(areas, lane, (1, 1), [one] if waits else [])
     return built.probe()
 
 
@@ -405,8 +401,8 @@ def signalled(areas: Areas, count: int) -> Probe:
     built = ProbeBuild(areas.num_ranks)
     rows = SMALL_BYTES // 8
     for _ in range(count):
+        sent = built.send(areas, built.build.copy_lane(0, 0, 1), (0, 1))
         came = built.window(1, areas.destination((0, 1), 0), rows, 1)
-        sent = built.copy(built.build.copy_lane(0, 0, 1), came, built.window(0, 0, rows, 1))
         kept = built.window(1, areas.destination((1, 1), 0), rows, 1)
         built.copy(built.build.copy_lane(1, 1, 1), kept, came, [sent])
     return built.probe()

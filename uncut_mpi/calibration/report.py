@@ -9,7 +9,7 @@ import numpy as np
 
 from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
 from uncut_mpi.calibration.refine import Refinement
-from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.calibration.samples import Samples, link_text
 from uncut_mpi.model.costs import Disk, GemmShape
 from uncut_mpi.model.machine import Machine
 
@@ -29,7 +29,7 @@ def machine_text(machine: Machine) -> str:
         for port in machine.ports:
             links = zip(port.links, port.weights, strict=True)
             text = ", ".join(
-                _link(link, machine.host) + ("" if weight == 1 else f" [{weight:.2f}]") for link, weight in links
+                link_text(link, machine.host) + ("" if weight == 1 else f" [{weight:.2f}]") for link, weight in links
             )
             lines.append(f"  {port.name}: {port.capacity_gb_per_s:.1f} GB/s: {text}")
         lines.append("")
@@ -65,7 +65,7 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         f"pairs of links: {len(slow)} measured well enough, {len(shown)} slow each other down by more than 10 %"
     )
     lines += [
-        f"  {_link(pair[0], machine.host)} with {_link(pair[1], machine.host)}: x {factor:.2f}"
+        f"  {link_text(pair[0], machine.host)} with {link_text(pair[1], machine.host)}: x {factor:.2f}"
         for pair, factor in shown[:_MOST_PAIRS]
     ]
     if len(shown) > _MOST_PAIRS:
@@ -145,10 +145,6 @@ def _matrix(title: str, table: np.ndarray, form: str) -> list[str]:
         name.rjust(6) + "".join(cell.rjust(width) for cell in row) for name, row in zip(names, cells, strict=True)
     ]
     return [*lines, ""]
-
-
-def _link(link: tuple[int, int], host: int) -> str:
-    return " to ".join("host" if end == host else str(end) for end in link)
 
 
 def _c_rate(shape: GemmShape) -> str:

@@ -14,6 +14,11 @@ _MOST_UNSTEADY: Final = 0.5
 """Part of the probes that may scatter on a machine that does nothing else: beside another job nearly all of them do."""
 
 
+def link_text(link: Link, host: int, device: str = "") -> str:
+    """Return a link in words, as ``0 to host``; `host` is the number that the host has, `device` goes before others."""
+    return " to ".join("host" if end == host else f"{device}{end}" for end in link)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransferSample:
     """

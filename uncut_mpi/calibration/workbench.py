@@ -115,17 +115,42 @@ class Workbench:
         now = time.perf_counter()
         return bool(self.group.allgather_bytes(np.array([now]), "looking at the clock")[0, 0] > self._deadline_s)
 
-    def fill(self, nbytes: int, dtype: DType) -> None:
-        """Fill the first bytes of this rank's memory with full-mantissa random values. Not collective."""
-        self.backend.fill_random(self.address(self.group.rank), nbytes, dtype)
+    def fill(self, dtype: DType) -> None:
+        """Fill what products read with full-mantissa random values."""
+        with agreement.collective(self.group, "preparing random operands"):
+            self.backend.fill_random(self.address(self.group.rank), self.result_offset, dtype)
 
     def time(self, probe: Probe, what: str, *, samples: int = 0, known_s: float = 0.0) -> Timed:
+        """Time one probe; parameters and errors as of `time_in_turns`."""
+        return self.time_in_turns([probe], what, samples=samples, known_s=known_s)[0]
+
+    def time_copies(self, probe: Probe, what: str) -> Summary:
         """
-        Run a probe until its mean is known well enough, or so many times.
+        Return the time of a probe's copies, from the first one's start to the last one's end on the rank that has them.
+
+        What the probe does besides does not count; errors as of `time_in_turns`.
+        """
+        copies = np.flatnonzero(probe.schedule.tasks["kind"] == Kind.COPY)
+        return self.time_in_turns([probe], what, timed=copies)[0].together
+
+    def time_in_turns(
+        self,
+        probes: Sequence[Probe],
+        what: str,
+        *,
+        samples: int = 0,
+        known_s: float = 0.0,
+        timed: np.ndarray | None = None,
+    ) -> list[Timed]:
+        """
+        Run probes in turns until their means are known well enough, or so many times.
+
+        In turns for the difference of their times, since clocks sink with load. After the deadline each gets a few
+        samples only.
 
         Parameters
         ----------
-        probe : Probe
+        probes : sequence of Probe
             The same on all ranks.
         what : str
             What is measured, as an error calls it.
@@ -133,39 +158,8 @@ class Workbench:
             How many; by default as many as needed.
         known_s : float, optional
             What of the time is known: the rest of it has to be known well enough.
-
-        Raises
-        ------
-        UncutError
-            On all ranks, what went wrong on one.
-        """
-        executable = self.bind(probe, what)
-        runs = _Runs(probe)
-        self.run(executable, what)  # the first run is slower
-        while True:
-            records = self.run(executable, what)
-            runs.add(records)
-            if samples:
-                if len(runs.together) >= samples:
-                    break
-            elif self._enough([one - known_s for one in runs.together], late=bool(records[0, 1] > self._deadline_s)):
-                break
-        with agreement.collective(self.group, what):
-            executable.close()
-        return runs.timed
-
-    def time_in_turns(self, probes: Sequence[Probe], what: str, *, samples: int) -> list[Timed]:
-        """
-        Run probes in turns, each so many times: for the difference of their times, since clocks sink with load.
-
-        After the deadline each gets a few samples only.
-
-        Parameters
-        ----------
-        probes : sequence of Probe
-            The same on all ranks.
-        what, samples
-            As for `time`.
+        timed : ndarray of int, optional
+            Tasks whose time alone is `Timed.together`.
 
         Raises
         ------
@@ -173,44 +167,23 @@ class Workbench:
             On all ranks, what went wrong on one.
         """
         executables = [self.bind(probe, what) for probe in probes]
+        if timed is not None:
+            with agreement.collective(self.group, what):
+                for executable in executables:
+                    executable.prepare_trace()
         found = [_Runs(probe) for probe in probes]
-        for number in range(samples + 1):
+        for number in itertools.count():
             for executable, runs in zip(executables, found, strict=True):
-                records = self.run(executable, what)
+                records = self.run(executable, what, timed=timed)
                 if number:  # the first run is slower
                     runs.add(records)
-            if number >= _FEWEST_SAMPLES and records[0, 1] > self._deadline_s:
+            late = bool(records[0, 1] > self._deadline_s)
+            if number and all(runs.are_enough(samples, known_s, late=late) for runs in found):
                 break
         with agreement.collective(self.group, what):
             for executable in executables:
                 executable.close()
         return [runs.timed for runs in found]
-
-    def time_copies(self, probe: Probe, what: str) -> Summary:
-        """
-        Return the time of a probe's copies, from the first one's start to the last one's end on the rank that has them.
-
-        As `time`, but what the probe does besides does not count.
-
-        Raises
-        ------
-        UncutError
-            On all ranks, what went wrong on one.
-        """
-        executable = self.bind(probe, what)
-        with agreement.collective(self.group, what):
-            executable.prepare_trace()
-        copies = np.flatnonzero(probe.schedule.tasks["kind"] == Kind.COPY)
-        times: list[float] = []
-        for number in itertools.count():
-            records = self.run(executable, what, timed=copies)
-            if number:  # the first run is slower
-                times.append(float(records[:, 3].max()))
-            if times and self._enough(times, late=bool(records[0, 1] > self._deadline_s)):
-                break
-        with agreement.collective(self.group, what):
-            executable.close()
-        return Summary.of(times)
 
     def bind(self, probe: Probe, what: str) -> Executable:
         """Return this rank's part of a probe, ready to run; close it."""
@@ -272,11 +245,6 @@ class Workbench:
                 self.backend.unpin(self._host.address)
         self._host.close()
 
-    def _enough(self, samples_s: Sequence[float], *, late: bool) -> bool:
-        if late:
-            return len(samples_s) >= _FEWEST_SAMPLES
-        return len(samples_s) >= _MAX_SAMPLES or Summary.of(samples_s).precise
-
     def _share(self, nbytes: int, what: str) -> np.ndarray:
         """Allocate on every device and return every rank's address here."""
         handle = b""
@@ -308,7 +276,15 @@ class _Runs:
         """Take what `Workbench.run` returned."""
         self._own.append(records[:, 1] - records[:, 0])
         self._issue.append(records[:, 2])
-        self.together.append(float(records[self._active, 1].max() - records[self._active, 0].min()))
+        whole = records[self._active, 1].max() - records[self._active, 0].min()
+        self.together.append(float(records[:, 3].max() or whole))  # of the tasks that are timed, if there are any
+
+    def are_enough(self, samples: int, known_s: float, *, late: bool) -> bool:
+        """Whether there are as many as are wanted, or as tell the mean of what is not known well enough."""
+        count = len(self.together)
+        if count >= (samples or _MAX_SAMPLES) or (late and count >= _FEWEST_SAMPLES):
+            return True
+        return not samples and Summary.of([one - known_s for one in self.together]).precise
 
     @property
     def timed(self) -> Timed:
