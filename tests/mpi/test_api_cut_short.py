@@ -143,7 +143,7 @@ def test_an_interrupt_while_flags_grow_stays_what_it_is(comm, open_session, monk
 
         def grow():
             with session._gate.exclusive():
-                session._gate.begin("growing")
+                session._gate.open("growing")
                 flags.ensure(2 * flags.sizes)
 
         said = outcome(grow)

@@ -174,45 +174,24 @@ class Gate:
             self._note_left(str(error), broken=True)
             raise
 
-    def begin(
-        self,
-        call: str,
-        asked: Mapping[str, object] = _NOTHING,
-        check: Callable[[], object] | None = None,
-        *,
-        waits_for_ever: bool = False,
-    ) -> None:
+    @contextlib.contextmanager
+    def asking(self, call: str) -> Iterator[dict[str, object]]:
         """
-        Open a call whose arguments are told apart by texts. Collective.
+        Open a call after a block that converts its arguments, and notes by their names what ranks are to compare.
 
-        Parameters
-        ----------
-        call : str
-            Its name.
-        asked : mapping, optional
-            Its arguments by their names, of which ranks compare the texts.
-        check : callable, optional
-            Local: raises for arguments that cannot be used.
-        waits_for_ever : bool, default False
-            Do without the deadline: for calls in which ranks await what others do on their own.
-
-        Raises
-        ------
-        UncutError
-            See `open`.
+        Collective. An error of the block is raised on all ranks, as those of `open`.
         """
-        error: BaseException | None = None
+        asked: dict[str, object] = {}
         try:
-            if check is not None:
-                check()
-        except Exception as caught:  # carried to every rank by the opening record
-            error = caught
-        self.open(call, asked, error=error, waits_for_ever=waits_for_ever)
+            yield asked
+        except Exception as error:
+            self.fail(call, error)
+        self.open(call, asked)
 
     def open(
         self,
         call: str,
-        asked: Mapping[str, object] | Callable[[], Mapping[str, object]],
+        asked: Mapping[str, object] | Callable[[], Mapping[str, object]] = _NOTHING,
         digest: bytes | None = None,
         *,
         epoch: int = 0,
@@ -225,12 +204,14 @@ class Gate:
 
         Parameters
         ----------
-        asked : mapping or callable
+        asked : mapping or callable, optional
             The arguments by their names, or what makes that: only an error needs it.
         digest : bytes, optional
-            Of the arguments (16); by default of `asked`, which is a mapping then.
+            Of the arguments (16); by default of the texts of `asked`, which is a mapping then.
         error : BaseException, optional
             What this rank has found wrong so far.
+        waits_for_ever : bool, default False
+            Do without the deadline: for calls in which ranks await what others do on their own.
 
         Raises
         ------

@@ -245,10 +245,10 @@ class GemmPlan:
             return given
 
         store = self._calls.store
-
-        def check() -> None:
+        with self._calls.gate.asking(call) as asked:
             self._check_open()
             for name, (planned, one) in arrays.items():
+                asked[name.lower()] = "an array (a rank without a part passes one without elements)"
                 several = planned.layout is None and planned.info.view is None and isinstance(one, tuple | list)
                 if several and all(map(is_array, one)):
                     if len(one) != len(planned.rectangles):
@@ -259,8 +259,6 @@ class GemmPlan:
                 elif planned.layout is None or not is_array(one):
                     store.check(name, one)
 
-        told = {name.lower(): "an array (a rank without a part passes one without elements)" for name in arrays}
-        self._calls.gate.begin(call, told, check)
         for name, (planned, one) in arrays.items():
             try:
                 self._arrays[name] = store.like(planned, one, self._arrays.get(name))

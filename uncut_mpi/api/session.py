@@ -254,7 +254,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             If they are not within `arrival_timeout_s`, where one was given.
         """
         with self._gate.exclusive():
-            self._gate.begin("barrier")
+            self._gate.open("barrier")
 
     @public_call
     def agree(self, value: object, what: str) -> None:
@@ -303,7 +303,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
     def gather_values(self, value: Any) -> list[Any]:
         """Return a small picklable value of every rank, in rank order. Collective."""
         with self._gate.exclusive():
-            self._gate.begin("gather_values", waits_for_ever=True)
+            self._gate.open("gather_values", waits_for_ever=True)
             return self._group.allgather_objects(value)
 
     @public_call
@@ -314,7 +314,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         For checks and for measurements that must not start with warm buffers.
         """
         with self._gate.exclusive():
-            self._gate.begin("poison_softbuf")
+            self._gate.open("poison_softbuf")
             self._calls.binder.poison_softbuf()
 
     # -- life --------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         try:
             if not self.broken:
                 with self._gate.exclusive():
-                    self._gate.begin(CLOSE)
+                    self._gate.open(CLOSE)
                 self._holdings.give_back()
         finally:
             if self._holdings.released:

@@ -1,9 +1,6 @@
-"""What the calls of a session work on, and how each of them begins."""
+"""What the calls of a session work on."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import TypeVar
 
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.gate import Gate
@@ -12,8 +9,6 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.spmd.group import Group
-
-_T = TypeVar("_T")
 
 
 class SessionBase:
@@ -43,14 +38,3 @@ class SessionBase:
     def size(self) -> int:
         """Number of ranks."""
         return self._group.size
-
-    def _begin_converted(
-        self, call: str, convert: Callable[[], _T], asked_of: Callable[[_T], Mapping[str, object]]
-    ) -> _T:
-        """Open a call with what its arguments are converted to, which ranks compare; return that."""
-        try:
-            asked = convert()
-        except Exception as error:
-            self._gate.fail(call, error)
-        self._gate.open(call, asked_of(asked))
-        return asked

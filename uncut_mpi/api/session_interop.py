@@ -88,13 +88,10 @@ class Interoperates(SessionBase):
         return self._of_parts("from_jax", lambda: of_jax(array), dtype)
 
     def _of_parts(self, call: str, describe: Callable[[], Sharded], dtype: object) -> Matrix:
-        def convert() -> tuple[Sharded, DType | None]:
-            return describe(), None if dtype is None else DType.parse(dtype)
-
         with self._gate.exclusive():
-            given, kind = self._begin_converted(
-                call, convert, lambda asked: {"shape": asked[0].shape, "dealt": asked[0].dealt, "dtype": asked[1]}
-            )
+            with self._gate.asking(call) as asked:
+                given, kind = describe(), None if dtype is None else DType.parse(dtype)
+                asked.update(shape=given.shape, dealt=given.dealt, dtype=kind)
             places, parts = zip(*self._group.allgather_objects((given.places, [*given.arrays])), strict=True)
             layout = None
             try:
@@ -108,26 +105,21 @@ class Interoperates(SessionBase):
 
     def _shown(self, call: str, matrix: Matrix, given: Any) -> Any:
         """Return a matrix as an array of another library over a mesh of that; see `Matrix.to_dtensor` and `to_jax`."""
-
-        def convert() -> tuple[Matrix, TorchMesh | JaxMesh, tuple[int, ...], list[tuple[int, ...]]]:
-            self._backend.mark_caller()
-            mesh = TorchMesh(given) if call == "to_dtensor" else JaxMesh(given)
-            self._store.check(call, matrix).info.check_in_memory()
-            return matrix, mesh, mesh.shape, mesh.places
-
         with self._gate.exclusive():
-            found, mesh, shape, places = self._begin_converted(
-                call, convert, lambda asked: {"matrix": asked[0].info, "mesh": asked[2]}
-            )
+            with self._gate.asking(call) as asked:
+                self._backend.mark_caller()
+                mesh = TorchMesh(given) if call == "to_dtensor" else JaxMesh(given)
+                self._store.check(call, matrix).info.check_in_memory()
+                shape, places = mesh.shape, mesh.places
+                asked.update(matrix=matrix.info, mesh=shape)
             self._backend.await_caller()
-            of_ranks, parts = zip(*self._group.allgather_objects((places, parts_of_rank(found))), strict=True)
+            of_ranks, parts = zip(*self._group.allgather_objects((places, parts_of_rank(matrix))), strict=True)
             try:
                 holders = holders_of(of_ranks, int(np.prod(shape)))
-                cuts = cuts_of(
-                    f"{found} is to be a {mesh.kind}", found.layout, found.shape, parts, shape, holders, even=mesh.even
-                )
+                what = f"{matrix} is to be a {mesh.kind}"
+                cuts = cuts_of(what, matrix.layout, matrix.shape, parts, shape, holders, even=mesh.even)
             except ParamError as wrong:  # of the same values on all ranks
                 raise agreed(wrong) from None
-            own = [rectangle_of(found.shape, shape, cuts, place) for place in places]
+            own = [rectangle_of(matrix.shape, shape, cuts, place) for place in places]
             with agreement.collective(self._group, f"making a {mesh.kind}"):
-                return show(found, mesh, cuts, own, self._backend)
+                return show(matrix, mesh, cuts, own, self._backend)

@@ -12,8 +12,7 @@ from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix
 from uncut_mpi.api.session_base import SessionBase
-from uncut_mpi.api.wanted import NewMatrix, layout_of, new_matrix, parts_of, rank_of, shape_of
-from uncut_mpi.api.wording import named
+from uncut_mpi.api.wanted import layout_of, new_matrix, parts_of, rank_of, shape_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import flag, shown
 from uncut_mpi.model.dtypes import DType
@@ -50,12 +49,10 @@ class MakesMatrices(SessionBase):
             If the node has too little memory for it; nothing is left behind.
         """
         with self._gate.exclusive():
-            whole = Layout.whole(0)
-            return self._store.empty(
-                self._begin_converted(
-                    "empty_host", lambda: new_matrix(shape, dtype, order, whole, "shared"), NewMatrix.asked
-                )
-            )
+            with self._gate.asking("empty_host") as asked:
+                wanted = new_matrix(shape, dtype, order, Layout.whole(0), "shared")
+                asked.update(wanted.asked())
+            return self._store.empty(wanted)
 
     @public_call
     def empty_device(
@@ -80,12 +77,12 @@ class MakesMatrices(SessionBase):
         CapacityError
             If that device has too little memory.
         """
-
-        def convert() -> NewMatrix:
-            return new_matrix(shape, dtype, order, Layout.whole(rank_of("rank", rank, self.size)), "device")
-
         with self._gate.exclusive():
-            return self._store.empty(self._begin_converted("empty_device", convert, NewMatrix.asked))
+            with self._gate.asking("empty_device") as asked:
+                whole = Layout.whole(rank_of("rank", rank, self.size))
+                wanted = new_matrix(shape, dtype, order, whole, "device")
+                asked.update(wanted.asked())
+            return self._store.empty(wanted)
 
     @public_call
     def empty(
@@ -118,14 +115,12 @@ class MakesMatrices(SessionBase):
         CapacityError
             If a rank has too little memory.
         """
-
-        def convert() -> NewMatrix:
-            wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
-            wanted.layout.rectangles(wanted.shape, self.size)
-            return wanted
-
         with self._gate.exclusive():
-            return self._store.empty(self._begin_converted("empty", convert, NewMatrix.asked))
+            with self._gate.asking("empty") as asked:
+                wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
+                wanted.layout.rectangles(wanted.shape, self.size)
+                asked.update(wanted.asked())
+            return self._store.empty(wanted)
 
     @public_call
     def distribute(
@@ -164,17 +159,12 @@ class MakesMatrices(SessionBase):
         What `register` says of memory holds for each part. Arrays of ``Layout.replicated()`` must be equal: one of them
         is read, and as C all are written.
         """
-
-        def convert() -> tuple[Layout, tuple[int, int] | None, DType | None]:
-            return (
-                layout_of(layout),
-                None if shape is None else shape_of(shape),
-                None if dtype is None else DType.parse(dtype),
-            )
-
         with self._gate.exclusive():
-            asked = self._begin_converted("distribute", convert, named("layout", "shape", "dtype"))
-            return self._store.distribute([] if local is None else [(local, (0, 0))], *asked)
+            with self._gate.asking("distribute") as asked:
+                wanted, extents = layout_of(layout), None if shape is None else shape_of(shape)
+                kind = None if dtype is None else DType.parse(dtype)
+                asked.update(layout=wanted, shape=extents, dtype=kind)
+            return self._store.distribute([] if local is None else [(local, (0, 0))], wanted, extents, kind)
 
     @public_call
     def distribute_parts(
@@ -203,14 +193,11 @@ class MakesMatrices(SessionBase):
             On all ranks. If parts overlap, leave the matrix or leave an element of it out; as `distribute`. Parts of
             equal rows and columns on several ranks are replicas.
         """
-
-        def convert() -> tuple[list[tuple[Any, tuple[int, int]]], tuple[int, int], DType | None]:
-            return parts_of(parts), shape_of(shape), None if dtype is None else DType.parse(dtype)
-
         with self._gate.exclusive():
-            given, extents, kind = self._begin_converted(
-                "distribute_parts", convert, lambda asked: {"shape": asked[1], "dtype": asked[2]}
-            )
+            with self._gate.asking("distribute_parts") as asked:
+                given, extents = parts_of(parts), shape_of(shape)
+                kind = None if dtype is None else DType.parse(dtype)
+                asked.update(shape=extents, dtype=kind)
             return self._store.distribute(given, None, extents, kind)
 
     @public_call
@@ -257,13 +244,10 @@ class MakesMatrices(SessionBase):
         management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either. It is
         looked up once: leave a registered mapping as it is, and a mapped file no shorter, until the release.
         """
-
-        def convert() -> tuple[int, DType | None]:
-            return rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
-
         with self._gate.exclusive():
-            # Roots are compared by the store, whose error says what a matrix is.
-            place, kind = self._begin_converted("register", convert, lambda asked: {"dtype": asked[1]})
+            with self._gate.asking("register") as asked:
+                place, kind = rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
+                asked["dtype"] = kind  # roots are compared by the store, whose error says what a matrix is
             return self._store.register(array, place, kind)
 
     @public_call
@@ -297,20 +281,16 @@ class MakesMatrices(SessionBase):
         The file has to stay as long as it is until the release. A call that finds it shorter ends with a DataFileError
         on all ranks.
         """
-
-        def convert() -> tuple[str, DType | None, bool]:
-            if mode not in ("r", "r+"):
-                raise ParamError(
-                    f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write); create_file makes a new one"
-                )
-            return path_of(path), None if dtype is None else DType.parse(dtype), mode == "r+"
-
         with self._gate.exclusive():
-            name, kind, writeable = self._begin_converted(
-                "open_file", convert, lambda asked: {"path": asked[0], "dtype": asked[1], "mode": mode}
-            )
+            with self._gate.asking("open_file") as asked:
+                if mode not in ("r", "r+"):
+                    raise ParamError(
+                        f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write); create_file makes a new one"
+                    )
+                name, kind = path_of(path), None if dtype is None else DType.parse(dtype)
+                asked.update(path=name, dtype=kind, mode=mode)
             opened = self._opened("opening a matrix file", lambda: open_matrix(name, kind))
-            return self._store.open_file(opened, writeable=writeable)
+            return self._store.open_file(opened, writeable=mode == "r+")
 
     @public_call
     def create_file(
@@ -352,11 +332,6 @@ class MakesMatrices(SessionBase):
         CapacityError
             On all ranks, if the disk has no room for it.
         """
-
-        def convert() -> tuple[str, NewMatrix, bool]:
-            wanted = new_matrix(shape, dtype, order, Layout.rows(), "host")
-            return path_of(path), wanted, flag("overwrite", overwrite)
-
         made: OutputFile | None = None
 
         def create() -> MatrixFile:
@@ -366,9 +341,10 @@ class MakesMatrices(SessionBase):
             return made.target
 
         with self._gate.exclusive():
-            name, wanted, replaces = self._begin_converted(
-                "create_file", convert, lambda asked: {"path": asked[0], **asked[1].asked(), "overwrite": asked[2]}
-            )
+            with self._gate.asking("create_file") as asked:
+                wanted = new_matrix(shape, dtype, order, Layout.rows(), "host")
+                name, replaces = path_of(path), flag("overwrite", overwrite)
+                asked.update({"path": name, **wanted.asked(), "overwrite": replaces})
             try:
                 opened = self._opened("creating a matrix file", create)
                 return self._store.open_file(opened, writeable=True, output=made)
@@ -393,16 +369,13 @@ class MakesMatrices(SessionBase):
             On all ranks: if the disk refuses, or a file of that name has appeared meanwhile without ``overwrite=True``.
             The unfinished file is removed then.
         """
-
-        def convert() -> Matrix:
-            found = self._store.check("commit: matrix", matrix)
-            if not found.info.file:
-                raise ParamError(f"{found.info} lies in no file: pass a matrix of create_file")
-            return found
-
         with self._gate.exclusive():
-            found = self._begin_converted("commit", convert, lambda found: {"matrix": found.info})
-            self._store.commit(found.info.number)
+            with self._gate.asking("commit") as asked:
+                info = self._store.check("commit: matrix", matrix).info
+                if not info.file:
+                    raise ParamError(f"{info} lies in no file: pass a matrix of create_file")
+                asked["matrix"] = info
+            self._store.commit(info.number)
 
     def _opened(self, what: str, on_root: Callable[[], MatrixFile]) -> MatrixFile:
         """Return the file that rank 0 opens. Collective."""
@@ -419,16 +392,13 @@ class MakesMatrices(SessionBase):
 
         A file of `create_file` gets its name, or is removed, as is said there.
         """
-
-        def convert() -> Matrix:
-            found = self._store.check("release: matrix", matrix)
-            if found.info.view is not None:
-                raise ParamError(f"{found.info} is a view and has no memory of its own: release the matrix")
-            return found
-
         with self._gate.exclusive():
-            found = self._begin_converted("release", convert, lambda found: {"matrix": found.info})
-            self._store.release(found)
+            with self._gate.asking("release") as asked:
+                info = self._store.check("release: matrix", matrix).info
+                if info.view is not None:
+                    raise ParamError(f"{info} is a view and has no memory of its own: release the matrix")
+                asked["matrix"] = info
+            self._store.release(matrix)
 
 
 def path_of(path: object) -> str:

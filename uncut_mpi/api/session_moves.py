@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, own_memory, rank_of
-from uncut_mpi.api.wording import named
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
@@ -43,14 +41,11 @@ class MovesMatrices(SessionBase):
         ParamError, CapacityError
             As `register` and `empty`.
         """
-
-        def convert() -> tuple[int, Layout, Memory]:
-            place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
-            wanted.check_memory(where)
-            return place, wanted, where
-
         with self._gate.exclusive():
-            place, wanted, where = self._begin_converted("scatter", convert, named("root", "layout", "memory"))
+            with self._gate.asking("scatter") as asked:
+                place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
+                wanted.check_memory(where)
+                asked.update(root=place, layout=wanted, memory=where)
             source = self._store.register(array, place)
             made = self._store.empty(NewMatrix(source.shape, source.dtype, source.order, wanted, where))
             self._copy("scatter", source, made)
@@ -74,14 +69,10 @@ class MovesMatrices(SessionBase):
         ParamError, CapacityError
             If the arguments are none of these, or the rank has too little memory.
         """
-
-        def convert() -> tuple[Matrix, int]:
-            return self._store.check("gather: matrix", matrix), rank_of("root", root, self.size)
-
         with self._gate.exclusive():
-            source, place = self._begin_converted(
-                "gather", convert, lambda asked: {"matrix": asked[0].info, "root": asked[1]}
-            )
+            with self._gate.asking("gather") as asked:
+                source, place = self._store.check("gather: matrix", matrix), rank_of("root", root, self.size)
+                asked.update(matrix=source.info, root=place)
             whole = NewMatrix(source.shape, source.dtype, source.order, Layout.whole(place), "host")
             made = self._store.empty(whole)
             self._copy("gather", source, made)
@@ -118,31 +109,28 @@ class MovesMatrices(SessionBase):
         ParamError, CapacityError
             If arguments do not fit, or a rank has too little memory.
         """
-
-        def convert() -> tuple[Matrix, Layout | None, Matrix | None, Memory | None]:
-            source = self._store.check("redistribute: matrix", matrix)
-            wanted = None if layout is None and out is not None else layout_of(layout)
-            if wanted is not None:
-                wanted.rectangles(source.shape, self.size)
-            if out is None:
-                where = None if memory is None else memory_of(memory)
-                if wanted is not None and where is not None:
-                    wanted.check_memory(where)
-                return source, wanted, None, where
-            target = self._store.check("redistribute: out", out)
-            fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
-            if memory is not None or not fits:
-                raise ParamError(
-                    f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: pass the "
-                    "layout of out, or None, and no memory, or no out"
-                )
-            check_copy(("matrix", source.info), ("out", target.info))
-            return source, wanted, target, None
-
         with self._gate.exclusive():
-            source, wanted, target, where = self._begin_converted(
-                "redistribute", convert, named("matrix", "layout", "out", "memory")
-            )
+            with self._gate.asking("redistribute") as asked:
+                source = self._store.check("redistribute: matrix", matrix)
+                target, where = None, None
+                wanted = None if layout is None and out is not None else layout_of(layout)
+                if wanted is not None:
+                    wanted.rectangles(source.shape, self.size)
+                if out is None:
+                    where = None if memory is None else memory_of(memory)
+                    if wanted is not None and where is not None:
+                        wanted.check_memory(where)
+                else:
+                    target = self._store.check("redistribute: out", out)
+                    fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
+                    if memory is not None or not fits:
+                        raise ParamError(
+                            f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: "
+                            "pass the layout of out, or None, and no memory, or no out"
+                        )
+                    check_copy(("matrix", source.info), ("out", target.info))
+                told = None if target is None else target.info
+                asked.update(matrix=source.info, layout=wanted, out=told, memory=where)
             if target is None:
                 assert wanted is not None  # which is an option with out alone
                 about = source.shape, source.dtype, source.order
@@ -161,7 +149,11 @@ class MovesMatrices(SessionBase):
             Of any location; one in shared host memory is returned as it is.
         """
         with self._gate.exclusive():
-            (found,) = self._begin_moved("download", lambda one: one.info.check_in_memory(), matrix=matrix)
+            with self._gate.asking("download") as asked:
+                found = self._store.check("download: matrix", matrix)
+                found.info.check_in_memory()
+                asked["matrix"] = found.info
+                self._await_caller(found)
             return self._store.download(found)
 
     @public_call
@@ -175,29 +167,23 @@ class MovesMatrices(SessionBase):
             If shapes or types differ, `source` is not in shared host memory, or `target` cannot be written, overlaps it
             in memory or overlaps itself.
         """
-
-        def check(source: Matrix, target: Matrix) -> None:
-            check_copy(("source", source.info), ("target", target.info))
-            if source.whole.location != Location.host():
-                raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
-
         with self._gate.exclusive():
-            self._store.upload(*self._begin_moved("upload", check, source=source, target=target))
+            with self._gate.asking("upload") as asked:
+                source, target = (
+                    self._store.check(f"upload: {name}", one) for name, one in (("source", source), ("target", target))
+                )
+                check_copy(("source", source.info), ("target", target.info))
+                if source.whole.location != Location.host():
+                    raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
+                asked.update(source=source.info, target=target.info)
+                self._await_caller(source, target)
+            self._store.upload(source, target)
 
-    def _begin_moved(self, call: str, check: Callable[..., None], **matrices: Matrix) -> list[Matrix]:
-        """Open a call that moves matrices without a plan; as with one, what the caller's stream does is awaited."""
-
-        def convert() -> list[Matrix]:
-            found = [self._store.check(f"{call}: {name}", matrix) for name, matrix in matrices.items()]
-            check(*found)
-            self._backend.mark_caller(None)
-            self._backend.await_caller()
-            self._store.check_files(found)
-            return found
-
-        return self._begin_converted(
-            call, convert, lambda found: {name: one.info for name, one in zip(matrices, found, strict=True)}
-        )
+    def _await_caller(self, *matrices: Matrix) -> None:
+        """Wait for what the caller's stream does, before matrices are moved without a plan, as with one. Local."""
+        self._backend.mark_caller(None)
+        self._backend.await_caller()
+        self._store.check_files(matrices)
 
     def _copy(self, call: str, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another, as part of a call that has opened. Collective."""

@@ -9,7 +9,7 @@ from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import PlanKey
-from uncut_mpi.api.request import Choices, Operands, Request, Scalars, infos_of
+from uncut_mpi.api.request import Choices, Request, Scalars, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, new_result, out_layout_of, possible_results
 from uncut_mpi.api.wording import product_asked
@@ -129,16 +129,12 @@ class Multiplies(SessionBase):
         ParamError, PlanError, CapacityError
             On all ranks.
         """
-
-        def convert() -> tuple[PlanKey, Operands, Choices, dict[str, bool]]:
-            operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
-            promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
-            return PlanKey.of(infos_of(operands), choices, **promises), operands, choices, promises
-
         with self._gate.exclusive():
-            key, operands, choices, _ = self._begin_converted(
-                "plan", convert, lambda asked: product_asked("plan", asked[1], asked[2]._asdict(), asked[3])
-            )
+            with self._gate.asking("plan") as asked:
+                operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
+                promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
+                key = PlanKey.of(infos_of(operands), choices, **promises)
+                asked.update(product_asked("plan", operands, choices._asdict(), promises))
             plan, _ = self._calls.prepare(key, operands, choices)
         return GemmPlan(self, self._calls, plan, operands, choices)
 
@@ -154,29 +150,20 @@ class Multiplies(SessionBase):
         out_layout: object,
     ) -> Matrix:
         """Return a new matrix for op(A) op(B). Collective."""
-
-        def convert() -> tuple[tuple[Matrix, Matrix], Scalars, Choices, Layout | Literal["auto"] | None]:
-            scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
-            if scalars.beta != 0:
-                raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
-            first, second = self._store.check("A", a), self._store.check("B", b)
-            wanted = out_layout_of(out_layout)
-            if isinstance(wanted, Layout):
-                made = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
-                wanted.rectangles(made.shape, self.size)
-            return (first, second), scalars, choices, wanted
-
-        def told(asked: tuple[tuple[Matrix, Matrix], Scalars, Choices, object]) -> dict[str, object]:
-            matrices, scalars, choices, wanted = asked
-            return product_asked("gemm", matrices, scalars._asdict(), choices._asdict(), {"out_layout": wanted})
-
         with self._gate.exclusive():
-            (first, second), scalars, choices, wanted = self._begin_converted("gemm", convert, told)
-            if wanted == "auto":
-                new = self._fastest_result(first, second, scalars, choices)
-            else:
-                new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
-            made = self._store.empty(new)
+            with self._gate.asking("gemm") as asked:
+                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                if scalars.beta != 0:
+                    raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
+                first, second = matrices = self._store.check("A", a), self._store.check("B", b)
+                wanted = out_layout_of(out_layout)
+                new = None
+                if wanted != "auto":
+                    new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
+                    new.layout.rectangles(new.shape, self.size)
+                about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
+                asked.update(product_asked("gemm", matrices, *about))
+            made = self._store.empty(new or self._fastest_result(first, second, scalars, choices))
             made.of_torch = first.of_torch or second.of_torch
             return made
 

@@ -7,7 +7,7 @@ import enum
 import hashlib
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date, time, timedelta
 from numbers import Number
 from typing import Any
@@ -38,16 +38,6 @@ def product_asked(call: str, matrices: Iterable[Matrix], *more: Mapping[str, obj
     asked: dict[str, object] = {name: matrix.info for name, matrix in zip(names, matrices, strict=False)}
     for one in more:
         asked.update(one)
-    return asked
-
-
-def named(*names: str) -> Callable[[tuple[object, ...]], dict[str, object]]:
-    """Return what gives arguments, converted, their names; of matrices which of the session's they are."""
-
-    def asked(values: tuple[object, ...]) -> dict[str, object]:
-        texts = (value.info if isinstance(value, Matrix) else value for value in values)
-        return dict(zip(names, texts, strict=True))
-
     return asked
 
 
