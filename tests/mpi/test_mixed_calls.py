@@ -195,9 +195,9 @@ def test_a_repeated_call_is_opened_and_closed_by_one_exchange_each_and_no_messag
     group, messages = calls.session._group, []
     records = calls.session._calls.gate._exchange
     true_exchange = records.exchange
-    true_gather, true_barrier = group.allgather_into, group.barrier
+    true_gather, true_barrier = group.allgather_bytes, group.barrier
     calls.by_name["gemm"]()
-    monkeypatch.setattr(group, "allgather_into", lambda *all_: messages.append("allgather") or true_gather(*all_))
+    monkeypatch.setattr(group, "allgather_bytes", lambda *all_: messages.append("allgather") or true_gather(*all_))
     monkeypatch.setattr(group, "barrier", lambda *all_: messages.append("barrier") or true_barrier(*all_))
     monkeypatch.setattr(records, "exchange", lambda *all_, **k: messages.append("records") or true_exchange(*all_, **k))
     calls.by_name["gemm"]()

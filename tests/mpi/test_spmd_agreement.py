@@ -114,7 +114,7 @@ def test_an_error_that_ranks_share_is_not_chained_to_itself(comm, agree_all, gro
             if guilty in (comm.rank, None):
                 fail()
 
-    calls = [lambda: together(None), lambda: together(comm.size - 1), lambda: agreement.from_root(group, fail)]
+    calls = [lambda: together(None), lambda: together(comm.size - 1), lambda: group.from_root(fail)]
     for call in calls:
         with pytest.raises(CapacityError) as found:
             call()
@@ -184,7 +184,7 @@ def test_a_result_of_the_root_reaches_all(comm, agree_all, group):
             calls.append(root)
             return b"from %d" % root
 
-        agree_all(agreement.from_root(group, function, root) == b"from %d" % root)
+        agree_all(group.from_root(function, root) == b"from %d" % root)
         agree_all(len(calls) == (1 if comm.rank == root else 0), calls)
 
 
@@ -192,12 +192,12 @@ def test_an_error_of_the_root_is_raised_on_all(comm, agree_all, group):
     def function():
         raise ParamError("m = 0 rows × 10⁹")
 
-    found = raised(lambda: agreement.from_root(group, function, comm.size - 1))
+    found = raised(lambda: group.from_root(function, comm.size - 1))
     agree_all(found == ("ParamError", "m = 0 rows × 10⁹"), found)
 
 
 def test_a_foreign_error_of_the_root_names_it(comm, agree_all, group):
-    found = raised(lambda: agreement.from_root(group, lambda: {}["key"]))
+    found = raised(lambda: group.from_root(lambda: {}["key"]))
     wanted = "KeyError" if comm.rank == 0 else PeerFailedError.__name__
     agree_all(found[0] == wanted and "'key'" in found[1], found)
 

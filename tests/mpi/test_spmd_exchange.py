@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather
-from uncut_mpi.errors import CapacityError, PlanError, RankMismatchError, TopologyError
+from uncut_mpi.errors import CapacityError, TopologyError
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import exchange
 
@@ -45,24 +45,6 @@ def test_handles_of_any_length_are_exchanged(comm, agree_all, group):
     agree_all(handles == [wanted[rank % 4] for rank in range(comm.size)], handles)
 
 
-def test_an_error_of_planning_is_raised_on_all_ranks(comm, agree_all, group):
-    found = ""
-    try:
-        group.bcast_envelope(PlanError("no grid fits") if comm.rank == 0 else None)
-    except PlanError as error:
-        found = str(error)
-    agree_all(found == "no grid fits", found)
-
-
-def test_a_root_with_nothing_to_send_is_an_error_on_all_ranks(agree_all, group):
-    found = ""
-    try:
-        group.bcast_envelope(None)
-    except ValueError as error:
-        found = str(error)
-    agree_all("rank 0 has nothing to send" in found, found)
-
-
 @both_kinds
 def test_every_rank_writes_its_part_and_reads_the_others(comm, agree_all, group, use_file):
     segment = exchange.shared_segment(group, 8 * 1000 * comm.size, "a test", use_file=use_file)
@@ -92,16 +74,6 @@ def test_too_little_memory_is_the_same_error_on_all_ranks(comm, agree_all, group
         found = str(error)
     agree_all("a huge matrix needs 1126 TB" in found and "available" in found, found)
     agree_all(len(set(allgather(comm, found))) == 1, found)
-
-
-@pytest.mark.mpi(min_size=2)
-def test_ranks_that_ask_for_different_sizes_are_told(comm, agree_all, group):
-    found = ""
-    try:
-        exchange.shared_segment(group, 100 if comm.rank else 200, "a test")
-    except RankMismatchError as error:
-        found = str(error)
-    agree_all("200 on rank 0" in found and "100 on " in found, found)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -218,6 +218,7 @@ def test_calls_on_different_devices_do_not_wait_for_each_other(comm, agree_all):
         one.close()
     segment.close()
     group.free()
+    del first, second, one
     agree_all(not {"one", "two"} & set(turns._registry), turns._registry)
 
 

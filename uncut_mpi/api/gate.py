@@ -20,7 +20,7 @@ from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, Sta
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group, name_ranks
-from uncut_mpi.spmd.runtime import is_fork
+from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
 
 CLOSE = "close"
@@ -128,7 +128,7 @@ class Gate:
             )
         if self.broken or self.left:
             raise ParamError(self.why)
-        self._group.check_mpi()
+        require_mpi()
 
     def leave(self, reason: str) -> None:
         """

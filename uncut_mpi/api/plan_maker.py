@@ -70,7 +70,7 @@ class PlanMaker:
         group, counters = self._group, self._counters
         room = self._room((key,), held)
         before = group.bytes_broadcast
-        data = agreement.from_root(group, lambda: self._plan_on_root(key, room, whole=whole))
+        data = group.from_root(lambda: self._plan_on_root(key, room, whole=whole))
         with agreement.collective(group, "decoding the schedule"):
             told = plan_message.decode(data)
             plans = () if isinstance(told, Chunks) else tuple(Plan.of(key, *one, group.rank) for one in told)
@@ -99,7 +99,7 @@ class PlanMaker:
         asked = tuple(keys)
         if asked not in self._fastest:
             room = self._room(asked, held)
-            data = agreement.from_root(self._group, lambda: struct.pack("<Q", self._fastest_on_root(asked, room)))
+            data = self._group.from_root(lambda: struct.pack("<Q", self._fastest_on_root(asked, room)))
             if len(self._fastest) >= _MOST_CHOICES:
                 self._fastest.clear()
             (self._fastest[asked],) = struct.unpack("<Q", data)

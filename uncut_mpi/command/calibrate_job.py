@@ -113,7 +113,7 @@ def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArg
         fitted, found = refine(machine, observations)
         return json.dumps([fitted.to_json(), dict(found.parameters), found.errors, found.products]).encode()
 
-    text, parameters, errors, products = json.loads(agreement.from_root(group, fit).decode())
+    text, parameters, errors, products = json.loads(group.from_root(fit).decode())
     return Machine.from_json(text), Refinement(parameters, tuple(errors), tuple(products))
 
 
@@ -146,7 +146,7 @@ def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArgu
         )
         return machine.to_json().encode()
 
-    return samples, Machine.from_json(agreement.from_root(group, fit).decode())
+    return samples, Machine.from_json(group.from_root(fit).decode())
 
 
 def _publish(

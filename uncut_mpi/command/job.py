@@ -118,9 +118,7 @@ def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machi
             return None
         name = arguments.machine
         ranks = group.size if name == UNIFORM else None
-        return Machine.from_json(
-            agreement.from_root(group, lambda: find_machine(name, ranks).to_json().encode()).decode()
-        )
+        return Machine.from_json(group.from_root(lambda: find_machine(name, ranks).to_json().encode()).decode())
     finally:
         group.free()
 

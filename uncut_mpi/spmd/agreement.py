@@ -276,31 +276,6 @@ def collective(group: Group, what: str, timeout_s: float | None = None) -> Itera
     collective_result(group, error, what, timeout_s)
 
 
-def from_root(
-    group: Group, function: Callable[[], bytes], root: int = 0, what: str = "broadcast", timeout_s: float | None = None
-) -> bytes:
-    """
-    Run a function on one rank and give its bytes, or its error, to all. Collective.
-
-    Parameters
-    ----------
-    function : callable
-        Returns bytes; called on `root` only.
-
-    Raises
-    ------
-    UncutError
-        On all ranks, what `function` raised; see `Group.bcast_envelope`.
-    """
-    content: bytes | BaseException | None = None
-    if group.rank == root:
-        try:
-            content = function()
-        except BaseException as error:  # the others wait for the result or the error
-            content = error
-    return group.bcast_envelope(content, root, what, timeout_s)
-
-
 def room_bytes(group: Group) -> int:
     """Return the bytes of shared memory that a `CallExchange` needs."""
     return _native.Meeting.room_bytes(group.size)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from uncut_mpi.errors import RankMismatchError, TopologyError, agreed
+from uncut_mpi.errors import TopologyError
 from uncut_mpi.segments import Segment
-from uncut_mpi.spmd.agreement import by_rank, collective_result
+from uncut_mpi.spmd.agreement import collective
 from uncut_mpi.spmd.group import Group
 
 
@@ -47,65 +47,28 @@ def shared_segment(
     ------
     CapacityError
         On all ranks, if one node has too little memory. Nothing is left.
-    RankMismatchError
-        If `nbytes` differs between ranks.
     TopologyError
         On all ranks, if one cannot map it.
     """
     try:
         return _share(group, nbytes, purpose, use_file, timeout_s)
-    except _CannotOpenError:
+    except TopologyError:
         # The system keeps processes from looking at each other's descriptors; a file has a name.
-        try:
-            return _share(group, nbytes, purpose, True, timeout_s)
-        except _CannotOpenError as error:
-            raise agreed(TopologyError(str(error))) from None
-
-
-class _CannotOpenError(Exception):
-    """A peer could not map what its node's first rank created; raised on all ranks."""
+        return _share(group, nbytes, purpose, True, timeout_s)
 
 
 def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: float | None) -> Segment:
     segment: Segment | None = None
-    error: BaseException | None = None
-    if group.local_rank == 0:
-        try:
-            segment = Segment.create(nbytes, purpose, use_file=use_file, interleave=True)
-        except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
-            error = caught
     try:
-        facts = group.allgather_objects(
-            (segment.handle if segment else b"", nbytes, error is not None), f"sharing memory for {purpose}", timeout_s
-        )
-        if any(fact[2] for fact in facts):
-            collective_result(group, error, f"sharing memory for {purpose}", timeout_s)
-        if any(fact[1] != nbytes for fact in facts):
-            raise agreed(
-                RankMismatchError(
-                    f"ranks asked for different sizes of {purpose} (bytes): {by_rank([fact[1] for fact in facts])}; "
-                    "pass the same on every rank"
-                )
-            )
-        if segment is None:
-            leader = group.node_of.index(group.node)
-            try:
-                segment = Segment.open(facts[leader][0])
-            except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
-                error = caught
-        _agree_opened(group, error, purpose, timeout_s)
-        if segment is None:
-            raise TopologyError(f"no rank made shared memory for {purpose} on node {group.node}")
+        with collective(group, f"sharing memory for {purpose}", timeout_s):
+            if group.local_rank == 0:
+                segment = Segment.create(nbytes, purpose, use_file=use_file, interleave=True)
+        handles = group.allgather_objects(segment and segment.handle, f"sharing memory for {purpose}", timeout_s)
+        with collective(group, f"mapping the shared memory of {purpose}", timeout_s):
+            segment = segment or Segment.open(handles[group.node_of.index(group.node)])
     except BaseException:
         if segment is not None:
             segment.close()
         raise
     segment.unlink()
     return segment
-
-
-def _agree_opened(group: Group, error: BaseException | None, purpose: str, timeout_s: float | None) -> None:
-    try:
-        collective_result(group, error, f"mapping the shared memory of {purpose}", timeout_s)
-    except TopologyError as refused:
-        raise _CannotOpenError(str(refused)) from refused

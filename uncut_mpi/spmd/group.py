@@ -56,8 +56,6 @@ Missing = Callable[[], Sequence[int]]
 """Tells which ranks have not arrived, from what they wrote into shared memory."""
 
 
-BROADCAST_FORMAT = 1
-
 _unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
 """Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
 
@@ -138,7 +136,7 @@ class Group:
     oversubscribed : bool
         Whether this node has fewer cores than ranks, so that spinning delays others.
     bytes_broadcast : int
-        Payload bytes that have gone through `bcast_envelope` so far.
+        Payload bytes that have gone through `from_root` so far.
     is_gone : callable
         Returns whether MPI is finalised.
     check_left : callable or None
@@ -216,18 +214,7 @@ class Group:
         """Let MPI get on with messages of the program, which others may wait for. Not collective."""
         self._comm.Iprobe()
 
-    def backoff(self) -> Backoff:
-        """Return a fresh `Backoff` that suits this node. Not collective."""
-        return Backoff(self._spin_s, self.oversubscribed)
-
-    def wait(
-        self,
-        request: MPI.Request,
-        what: str,
-        timeout_s: float | None,
-        keep: object,
-        missing: Missing | None = None,
-    ) -> None:
+    def wait(self, request: MPI.Request, what: str, timeout_s: float | None, keep: object) -> None:
         """
         Poll a request until it is complete. Not collective.
 
@@ -235,7 +222,7 @@ class Group:
         ----------
         request : mpi4py.MPI.Request
             Of a nonblocking operation.
-        what, timeout_s, missing
+        what, timeout_s
             As for `watch`.
         keep : object
             The buffers of the operation. MPI may still write to them where an error, an interrupt too, has ended the
@@ -250,7 +237,7 @@ class Group:
             self._steps[self.rank] += 1  # every collective call of MPI waits once
         try:
             if not request.Test():
-                self.watch(request.Test, what, timeout_s, missing=missing or self._behind)
+                self.watch(request.Test, what, timeout_s, missing=self._behind)
         except BaseException:
             self._stalled = True
             _unended.append((request, keep))
@@ -336,12 +323,6 @@ class Group:
             "a rank has failed, is still computing, or does not make this collective call"
         )
 
-    @staticmethod
-    def check_mpi() -> None:
-        """Raise `TopologyError` if MPI is finalised. Not collective."""
-        if MPI.Is_finalized():
-            require_mpi()
-
     def count_steps(self, words: np.ndarray[Any, Any] | None) -> None:
         """
         Count this rank's waits for MPI where the others see them, so that a wait names who is behind. Not collective.
@@ -372,43 +353,17 @@ class Group:
 
     # -- collectives -------------------------------------------------------------------------
 
-    def barrier(self, what: str = "barrier", timeout_s: float | None = None, missing: Missing | None = None) -> None:
+    def barrier(self, what: str = "barrier", timeout_s: float | None = None) -> None:
         """
         Wait until every rank is here.
 
         Raises
         ------
         StallError
-            If they are not within `timeout_s`; names those that `missing` tells.
+            If they are not within `timeout_s`.
         """
         self.check_usable()
-        self.wait(self._comm.Ibarrier(), what, timeout_s, None, missing)
-
-    def allgather_into(
-        self,
-        mine: np.ndarray[Any, Any],
-        everyone: np.ndarray[Any, Any],
-        what: str = "allgather",
-        timeout_s: float | None = None,
-    ) -> None:
-        """
-        Gather one record of every rank, without allocating.
-
-        Parameters
-        ----------
-        mine : ndarray of uint8, shape (record bytes,)
-            This rank's record.
-        everyone : ndarray of uint8, shape (size * record bytes,)
-            Filled with the records of all, in rank order.
-
-        Raises
-        ------
-        StallError
-            If a rank does not take part within `timeout_s`.
-        """
-        self.check_usable()
-        request = self._comm.Iallgather(mine, everyone)
-        self.wait(request, what, timeout_s, (mine, everyone))
+        self.wait(self._comm.Ibarrier(), what, timeout_s, None)
 
     def allgather_bytes(
         self, record: np.ndarray[Any, Any], what: str = "allgather", timeout_s: float | None = None
@@ -425,10 +380,17 @@ class Group:
         -------
         ndarray, shape (size, *record.shape)
             That of every rank.
+
+        Raises
+        ------
+        StallError
+            If a rank does not take part within `timeout_s`.
         """
+        self.check_usable()
         mine = np.ascontiguousarray(record)
         everyone = np.empty((self.size, *record.shape), record.dtype)
-        self.allgather_into(_raw(mine), _raw(everyone), what, timeout_s)
+        request = self._comm.Iallgather(_raw(mine), _raw(everyone))
+        self.wait(request, what, timeout_s, (mine, everyone))
         return everyone
 
     def allgather_variable(self, data: bytes, what: str = "allgather", timeout_s: float | None = None) -> list[bytes]:
@@ -471,56 +433,38 @@ class Group:
                 raise agreed(PeerFailedError(f"rank {rank} could not send its part of {what}: {name}: {message}"))
         return [pickle.loads(memoryview(one)[1:]) for one in gathered]
 
-    def bcast_envelope(
-        self,
-        content: bytes | BaseException | None,
-        root: int = 0,
-        what: str = "broadcast",
-        timeout_s: float | None = None,
-    ) -> bytes:
+    def from_root(self, function: Callable[[], bytes], root: int = 0) -> bytes:
         """
-        Send a result, or the error that took its place, of one rank to all.
+        Run a function on one rank and give its bytes, or its error, to all.
 
         Parameters
         ----------
-        content : bytes or BaseException
-            On `root`; ignored elsewhere.
+        function : callable
+            Returns bytes; called on `root` only.
 
         Raises
         ------
         UncutError
-            On all ranks, if `content` is an error: the same type and message, or `PeerFailedError`
+            On all ranks, what `function` raised: the same type and message, or `PeerFailedError`
             on the other ranks for a type that is not one of ours.
         """
         self.check_usable()
-        header = np.zeros(3, np.int64)  # format, whether the body is an error, and its bytes
-        body = np.empty(0, np.uint8)
+        failed: BaseException | None = None
+        header, content = np.zeros(2, np.int64), b""  # whether it is an error, and its bytes
         if self.rank == root:
-            if content is None:
-                content = ParamError(f"{what}: rank {root} has nothing to send")
-            failed = isinstance(content, BaseException)
-            payload = pickle.dumps(to_wire(content)) if isinstance(content, BaseException) else content
-            body = np.frombuffer(payload, np.uint8)
-            header[:] = BROADCAST_FORMAT, failed, len(body)
-        self.wait(self._comm.Ibcast(header, root=root), what, timeout_s, header)
-        if header[0] != BROADCAST_FORMAT:
-            raise agreed(
-                PeerFailedError(
-                    f"{what}: rank {root} sent format {header[0]}, this rank reads {BROADCAST_FORMAT}: "
-                    "install one version of uncut_mpi for all ranks"
-                )
-            )
-        if self.rank != root:
-            body = np.empty(int(header[2]), np.uint8)
+            try:
+                content = function()
+            except BaseException as error:  # the others wait for the result or the error
+                failed, content = error, pickle.dumps(to_wire(error))
+            header[:] = failed is not None, len(content)
+        self.wait(self._comm.Ibcast(header, root=root), "broadcast", None, header)
+        body = np.frombuffer(content, np.uint8) if self.rank == root else np.empty(header[1], np.uint8)
         if len(body):
-            self.wait(self._comm.Ibcast(body, root=root), what, timeout_s, body)
+            self.wait(self._comm.Ibcast(body, root=root), "broadcast", None, body)
         self.bytes_broadcast += len(body)
-        if not header[1]:
+        if not header[0]:
             return body.tobytes()
-        if isinstance(content, BaseException):
-            raise agreed(content)
-        name, message = pickle.loads(body.tobytes())
-        raise agreed(from_wire(name, message, rank=root))
+        raise agreed(failed or from_wire(*pickle.loads(body.tobytes()), rank=root))
 
     def free(self) -> None:
         """Free the communicator; a second call does nothing. A stalled group only lets go of it."""

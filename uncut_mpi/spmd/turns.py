@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -73,8 +74,8 @@ class DeviceTurns:
         self._before = ranks[place - 1] if place else None
         self._last = ranks[-1]
         self._call = 0
-        self._holds = False
-        self._lock = _join(device_key)
+        with _registry_mutex:
+            self._lock = _registry.setdefault(device_key, _DeviceLock())
         self._closed = False
 
     def arrive(self) -> None:
@@ -101,8 +102,7 @@ class DeviceTurns:
         try:
             if min(words) < arrived:  # mostly not, and this is part of every call
                 self._await(lambda: min(words) >= arrived, timeout_s, " to begin this call", self.missing)
-            self._holds = self._lock.try_take(self)
-            words[self._rank] = tried if self._holds else first + _BLOCKED
+            words[self._rank] = tried if self._lock.try_take(self) else first + _BLOCKED
             if min(words) < tried:
                 self._await(lambda: min(words) >= tried, timeout_s, " to try its device", lambda: self._below(tried))
             # A rank that has failed in this call may be in its next one: not all above HELD is BLOCKED or LOCKED.
@@ -114,7 +114,6 @@ class DeviceTurns:
 
     def release(self) -> None:
         """Give this rank's device back after a call. Not collective; without `acquire` it does nothing."""
-        self._holds = False
         self._lock.give_back(self)
 
     def close(self) -> None:
@@ -123,19 +122,15 @@ class DeviceTurns:
             self._closed = True
             self.release()
             self._words.release()  # so that the memory can be unmapped
-            _leave(self._key)
 
     def _take_turns(self, timeout_s: float | None) -> None:
-        if self._holds:
-            self._holds = False
-            self._lock.give_back(self)
+        self._lock.give_back(self)
         locked, before, last = self._word(_LOCKED), self._before, self._last
         if before is not None:
             self._await(lambda: self._words[before] >= locked, timeout_s, " to take its device", lambda: [before])
         self._lock.queue(self)
         self._await(lambda: self._lock.take_in_turn(self), timeout_s, "", None)
-        self._holds = True
-        self._write(_LOCKED)
+        self._words[self._rank] = locked
         self._await(lambda: self._words[last] >= locked, timeout_s, " to take its device", lambda: [last])
 
     def _below(self, word: int) -> list[int]:
@@ -143,9 +138,6 @@ class DeviceTurns:
 
     def _word(self, state: int) -> int:
         return _STATES * self._call + state
-
-    def _write(self, state: int) -> None:
-        self._words[self._rank] = self._word(state)
 
     def _await(
         self, done: Callable[[], bool], timeout_s: float | None, to: str, missing: Callable[[], list[int]] | None
@@ -163,7 +155,6 @@ class _DeviceLock:
         self._mutex = threading.Lock()
         self._holder: object | None = None
         self._waiting: collections.deque[object] = collections.deque()
-        self.sessions = 0
 
     def try_take(self, who: object) -> bool:
         """Take it if it is free and nobody waits."""
@@ -196,21 +187,6 @@ class _DeviceLock:
 
 
 # The order is one over all sessions of the process, which know nothing of each other: this is where
-# they meet.
-_registry: dict[str, _DeviceLock] = {}
+# they meet. A lock lives as long as any of them has it.
+_registry: weakref.WeakValueDictionary[str, _DeviceLock] = weakref.WeakValueDictionary()
 _registry_mutex = threading.Lock()
-
-
-def _join(device_key: str) -> _DeviceLock:
-    with _registry_mutex:
-        lock = _registry.setdefault(device_key, _DeviceLock())
-        lock.sessions += 1
-        return lock
-
-
-def _leave(device_key: str) -> None:
-    with _registry_mutex:
-        lock = _registry[device_key]
-        lock.sessions -= 1
-        if lock.sessions == 0:
-            del _registry[device_key]
