@@ -16,7 +16,7 @@ from uncut_mpi.api.stored import turned
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Layout, LocalArray, Rectangle
+from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.spmd import agreement
@@ -55,36 +55,15 @@ class GivenArray:
         return _has_elements(self.shape)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class DealtParts:
-    """
-    A matrix as ranks have it; as in `MatrixInfo`, and what each rank has of it.
-
-    Attributes
-    ----------
-    layout, dtype, parts, dealt, read_only
-        See `MatrixInfo`.
-    rectangles : list of tuple of ((int, int), (int, int))
-        Rows and columns of what each rank has, also without elements.
-    """
-
-    layout: BoundLayout
-    dtype: DType
-    parts: tuple[HeldPart, ...]
-    dealt: Layout | None
-    read_only: tuple[int, ...]
-    rectangles: list[tuple[Rectangle, ...]]
-
-
 def by_layout(
     given: Sequence[GivenArray | None],
     layout: Layout,
     shape: tuple[int, int] | None,
     kind: DType | None,
     order: Order = "C",
-) -> DealtParts:
+) -> MatrixInfo:
     """
-    Return the matrix of which each rank gives its part by a layout.
+    Return the matrix, still without a number, of which each rank gives its part by a layout.
 
     Parameters
     ----------
@@ -131,20 +110,14 @@ def by_layout(
         shape, [None if part is None else LocalArray(part.location, part.order, part.ld) for part in parts]
     )
     placed = zip((held for held in helds if held is not None), bound.parts, strict=True)
-    return DealtParts(
-        bound,
-        dtype,
-        tuple(dataclasses.replace(held, part=part) for held, part in placed)
-        or _without_elements(shape, counting, layout.holders(len(given))[0]),
-        layout,
-        _read_only(counting),
-        [(rectangle,) for rectangle in rectangles],
-    )
+    whose = tuple(dataclasses.replace(held, part=part) for held, part in placed)
+    whose = whose or _without_elements(shape, counting, layout.holders(len(given))[0])
+    return MatrixInfo(0, bound, dtype, whose, layout, _read_only(counting))
 
 
-def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> DealtParts:
+def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> MatrixInfo:
     """
-    Return the matrix of which each rank gives some parts and says where they are.
+    Return the matrix, still without a number, of which each rank gives some parts and says where they are.
 
     Raises
     ------
@@ -165,15 +138,9 @@ def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kin
     except ParamError as error:
         texts = [_rectangles_text([one.held.part for one in ones if one.has_elements]) for ones in given]
         raise ParamError(f"{error}; of all parts {agreement.by_rank(texts)}") from None
-    return DealtParts(
-        bound,
-        dtype,
-        tuple(dataclasses.replace(held, part=part) for held, part in zip(helds, parts, strict=True))
-        or _without_elements(shape, counting, 0),
-        None,
-        _read_only(counting),
-        [tuple((one.held.part.rows, one.held.part.cols) for one in ones) for ones in given],
-    )
+    whose = tuple(dataclasses.replace(held, part=part) for held, part in zip(helds, parts, strict=True))
+    whose = whose or _without_elements(shape, counting, 0)
+    return MatrixInfo(0, bound, dtype, whose, None, _read_only(counting))
 
 
 def proposed(wanted: NewMatrix, memories: Sequence[Memory]) -> MatrixInfo:

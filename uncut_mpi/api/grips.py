@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from uncut_mpi.api.arrays import element_type, take
@@ -82,13 +82,13 @@ class Grips:
     def _every(self) -> Iterator[Grip]:
         return (grip for held in self._held.values() for grip in held.grips)
 
-    def lines_of_file(self, file: MatrixFile, *, writeable: bool) -> list[Mine]:
-        """Return this rank's lines of a matrix file; none if it has none. Local."""
+    def lines_of_file(self, file: MatrixFile, *, writeable: bool) -> Iterator[Mine]:
+        """Yield this rank's lines of a matrix file as an array; none if it has none. Local."""
         share = lines_of(file.num_lines, self._rank, self._size)
         rows, cols = ((0, file.rows), (0, file.cols))
         length, item = (file.rows if file.order == "F" else file.cols), file.dtype.itemsize
         if not length or share.start == share.stop:
-            return []
+            return
         if file.order == "F":
             cols = share.start, share.stop
         else:
@@ -116,7 +116,12 @@ class Grips:
         pieces = (Stretch(object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._rank), file.order, length)
         held = HeldPart(part, self._rank, pieces, None, 0, f"it lies in the file {file.path}")
-        return [Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))]
+        yield Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))
+
+    def of_arrays(self, given: Iterable[tuple[Any, Start]], kind: DType | None) -> Iterator[Mine]:
+        """Yield callers' arrays with what ranks are told of them and what is held of them. Local."""
+        for array, start in given:
+            yield self.of_array(array, start, kind)
 
     def of_array(self, given: Any, start: Start, kind: DType | None) -> Mine:
         """Return a caller's array with what ranks are told of it and what is held of it. Local."""

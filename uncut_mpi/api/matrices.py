@@ -8,17 +8,18 @@ collective call that makes or releases a matrix frees those which every rank has
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import numbers
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.api.arrays import has_elements, is_batch
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.dealing import DealtParts, by_layout, by_starts
+from uncut_mpi.api.dealing import by_layout, by_starts
 from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start
 from uncut_mpi.api.matrix import (
     HeldPart,
@@ -104,7 +105,8 @@ class MatrixStore:
                     "made with distribute"
                 )
             )
-        return self._deal([(array, (0, 0))] if self._group.rank == root else [], Layout.whole(root), None, kind)
+        given = [(array, (0, 0))] if self._group.rank == root else []
+        return self._deal(self._grips.of_arrays(given, kind), Layout.whole(root), None, kind)
 
     def distribute(
         self,
@@ -127,7 +129,7 @@ class MatrixStore:
             As of `by_layout`.
         """
         self._collect()
-        return self._deal(given, layout, shape, kind, order)
+        return self._deal(self._grips.of_arrays(given, kind), layout, shape, kind, order)
 
     def like(self, matrix: Matrix, given: Any, before: Matrix | None) -> Matrix:
         """
@@ -144,10 +146,10 @@ class MatrixStore:
         again = self._collect(int(same))
         if before is not None and all(again):
             return before
-        if matrix.layout is not None:
-            return self._deal([(given, (0, 0))], matrix.layout, matrix.shape, matrix.dtype)
         starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
-        return self._deal([*zip(given, starts, strict=True)], None, matrix.shape, matrix.dtype)
+        parts = [(given, (0, 0))] if matrix.layout is not None else [*zip(given, starts, strict=True)]
+        mine = self._grips.of_arrays(parts, matrix.dtype)
+        return self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
 
     def open_file(self, file: MatrixFile, *, writeable: bool, output: OutputFile | Discardable | None = None) -> Matrix:
         """
@@ -159,17 +161,12 @@ class MatrixStore:
             On rank 0, of a file that has no name yet.
         """
         self._collect()
-        mine: list[Mine] = []
-        error: BaseException | None = None
-        try:
-            mine += self._grips.lines_of_file(file, writeable=writeable)
-        except BaseException as caught:  # as in `_deal`
-            error = caught
+        mine = self._grips.lines_of_file(file, writeable=writeable)
         layout = Layout.cols() if file.order == "F" else Layout.rows()
-        matrix = self._dealt(mine, error, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
+        matrix = self._deal(mine, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
         held = self._held[matrix.info.number]
         if file.open_path and output is None:
-            windows = [line.grip.window for line in mine if line.grip.window is not None]
+            windows = [grip.window for grip in held.grips if grip.window is not None]
             with contextlib.suppress(OSError):  # then an error of this rank alone leaves it to rank 0
                 output = Discardable(file.open_path, os.dup(windows[0].descriptor)) if windows else None
         held.unfinished, held.output = bool(file.open_path), output
@@ -377,16 +374,14 @@ class MatrixStore:
         """Return a matrix in one segment of the node, which lies there as a whole, however it is dealt."""
         self._collect()
         layout = wanted.layout.filled(wanted.shape, self._group.size)
-        rectangles = layout.rectangles(wanted.shape, self._group.size)
         (rows, cols), kind = wanted.shape, wanted.dtype
         nbytes = rows * cols * kind.itemsize
         segment = exchange.shared_segment(self._group, nbytes, f"a host matrix of {rows}×{cols}")
         bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
         part = Part((0, rows), (0, cols), Location.host(), wanted.order)
         held = HeldPart(part, layout.holders(self._group.size)[0], (Stretch(segment.memory, 0, nbytes),))
-        dealt = DealtParts(bound, kind, (held,), layout, (), [(rectangle,) for rectangle in rectangles])
         grip = Grip(segment.address, segment=segment)
-        matrix = self._publish(dealt, [], [grip])
+        matrix = self._publish(MatrixInfo(0, bound, kind, (held,), layout), [], [grip])
         self._pin(matrix.info.number, grip, nbytes)
         return matrix
 
@@ -407,36 +402,19 @@ class MatrixStore:
 
     def _deal(
         self,
-        given: Sequence[tuple[Any, Start]],
+        ours: Iterable[Mine],
         layout: Layout | None,
         shape: tuple[int, int] | None,
         kind: DType | None,
         order: Order = "C",
-    ) -> Matrix:
-        """Return the matrix that all ranks' arrays make; see `distribute` and `by_layout`."""
-        mine: list[Mine] = []
-        error: BaseException | None = None
-        try:
-            for array, start in given:
-                mine.append(self._grips.of_array(array, start, kind))
-        except BaseException as caught:  # also an interrupt: the other ranks wait in the agreement below
-            error = caught
-        return self._dealt(mine, error, layout, shape, kind, order)
-
-    def _dealt(
-        self,
-        mine: Sequence[Mine],
-        error: BaseException | None,
-        layout: Layout | None,
-        shape: tuple[int, int] | None,
-        kind: DType | None,
-        order: Order,
         file: str = "",
     ) -> Matrix:
-        """Return the matrix of what ranks have, or raise on all of them what one met."""
-        grips = [one.grip for one in mine]
+        """Return the matrix of what ranks have, or raise on all of them what one met; see `by_layout`."""
+        mine: list[Mine] = []
         try:
-            agreement.collective_result(self._group, error, "registering a matrix")
+            with agreement.collective(self._group, "registering a matrix"):
+                for one in ours:
+                    mine.append(one)
             of_ranks = self._group.allgather_objects([one.known for one in mine])
             if len({one.held.pieces[0].memory for of_rank in of_ranks for one in of_rank if file}) > 1:
                 raise agreed(
@@ -453,9 +431,9 @@ class MatrixStore:
                     dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind, order)
             except UncutError as wrong:  # of the same values on all ranks
                 raise agreed(wrong) from None
-            return self._publish(dealt, mine, grips, file)
+            return self._publish(dealt, mine, [one.grip for one in mine], file)
         except BaseException:
-            self._grips.let_go(grips)
+            self._grips.let_go([one.grip for one in mine])
             raise
 
     def _pin(self, number: int, grip: Grip, nbytes: int) -> None:
@@ -476,9 +454,9 @@ class MatrixStore:
                 rectangle = of.part.rows, of.part.cols
                 yield of.part, own[1], picked(*indices_of(rectangle, orders)), own[0]
 
-    def _publish(self, dealt: DealtParts, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
+    def _publish(self, info: MatrixInfo, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
         """
-        Return a new matrix.
+        Return a new matrix, and give it a number.
 
         Parameters
         ----------
@@ -490,7 +468,7 @@ class MatrixStore:
             That it lies in.
         """
         self._next += 1
-        info = MatrixInfo(self._next, dealt.layout, dealt.dtype, dealt.parts, dealt.dealt, dealt.read_only, file=file)
+        info = dataclasses.replace(info, number=self._next, file=file)
         addresses, arrays, array = [], {}, None
         ours = iter([one for one in mine if one.known.has_elements or 0 in info.layout.shape])
         for number, held in enumerate(info.parts):
@@ -509,7 +487,7 @@ class MatrixStore:
         if array is None and not file:
             array = next((one for one in arrays.values() if one.shape == info.layout.shape), None)
         own = {number: (addresses[number], one) for number, one in arrays.items()}
-        local = self._local_parts(dealt, info, mine, array, own)
+        local = self._local_parts(info, mine, array, own)
         matrix = Matrix(info, array=array, local=local, home=self._home)
         self._held[info.number] = Held(info, addresses, grips)
         weakref.finalize(matrix, self._dropped.add, info.number)
@@ -517,13 +495,14 @@ class MatrixStore:
         return matrix
 
     def _local_parts(
-        self, dealt: DealtParts, info: MatrixInfo, mine: Sequence[Mine], array: Any, own: Mapping[int, tuple[int, Any]]
+        self, info: MatrixInfo, mine: Sequence[Mine], array: Any, own: Mapping[int, tuple[int, Any]]
     ) -> LocalParts:
         """Return what this rank has of a matrix. Local."""
-        rectangles = dealt.rectangles[self._group.rank]
+        rectangles = tuple((part.rows, part.cols) for part in (one.known.held.part for one in mine))
         location = info.parts[0].part.location
         arrays = tuple(one.given for one in mine)
         if info.dealt is not None:
+            rectangles = (info.dealt.rectangles(info.layout.shape, self._group.size)[self._group.rank],)
             (top, bottom), (left, right) = rectangles[0]
             kept = [one for one in mine if one.array.shape == (bottom - top, right - left)]
             kept = [one for one in kept if one.array.dtype == info.dtype.numpy]

@@ -281,11 +281,6 @@ def room_bytes(group: Group) -> int:
     return _native.Meeting.room_bytes(group.size)
 
 
-def new_record() -> np.ndarray:
-    """Return a zeroed record of a call, an array of shape (1,) and dtype `RECORD`."""
-    return np.zeros(1, RECORD)
-
-
 class CallExchange:
     """
     The exchange of one `RECORD` per rank that opens and closes a call, on buffers kept for all calls.
@@ -311,7 +306,7 @@ class CallExchange:
         self._meeting = _native.Meeting(room, group.rank, group.size, RECORD.itemsize)
         self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
         self._outcome, self._spin_s = _WAITING, group.spin_s
-        self.mine = new_record()
+        self.mine = np.zeros(1, RECORD)
         self.everyone = np.zeros(group.size, RECORD)
         self._mine_raw = self.mine.view(np.uint8)
         self._everyone_raw = self.everyone.view(np.uint8)
