@@ -8,15 +8,16 @@ its address there names it. CUDA gives host and device memory of a process one s
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import dataclasses
 import errno
+import itertools
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-_CHUNK_BYTES = 1 << 14  # the system gives a page or so at a time
 _NO_OBJECT = ("anon_inode:", "/dev/nvidia")  # one inode for all that they map
 _SYSTEM_V = "/SYSV"
 
@@ -106,11 +107,11 @@ def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) 
     if not nbytes:
         return Ground((whole,))
     try:
-        text = _read_maps(address + nbytes)
+        with open("/proc/self/maps", "rb") as lines:
+            mappings = covering(lines, address, address + nbytes)
     except OSError:
         return Ground((whole,))
-    mappings = covering(text, address, address + nbytes)
-    pieces = pieces_of(mappings, address, nbytes, process, _is_device)
+    pieces = pieces_of(mappings, address, nbytes, process)
     if not on_host:
         return Ground(pieces)
     return Ground(
@@ -118,67 +119,26 @@ def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) 
     )
 
 
-def _read_maps(stop: int) -> bytes:
-    """Return the list as far as it says what is below `stop`: new arrays come early in it, libraries last."""
-    text = b""
-    with open("/proc/self/maps", "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            text += chunk
-            end = text.rfind(b"\n")
-            begin = text.rfind(b"\n", 0, max(0, end)) + 1
-            if begin and _parse(text[begin:end]).start >= stop:  # the last whole line
-                return text[: end + 1]
-    return text
-
-
-def covering(text: bytes, start: int, stop: int) -> list[MappedArea]:
+def covering(lines: Iterable[bytes], start: int, stop: int) -> list[MappedArea]:
     """
     Return the mappings that hold an address from `start` to before `stop`, in order.
 
     Parameters
     ----------
-    text : bytes
-        Content of ``/proc/self/maps``; its lines are sorted, so that few of thousands are looked at.
+    lines : iterable of bytes
+        Of ``/proc/self/maps``, sorted. None is asked for behind `stop`: new arrays come early, libraries last.
     """
-    low, high = 0, len(text)
-    while low < high:  # the first line that ends behind `start` begins in low .. high
-        middle = (low + high) // 2
-        begin = max(low, text.rfind(b"\n", low, middle) + 1)
-        end = text.find(b"\n", middle)
-        end = len(text) if end < 0 else end
-        if _parse(text[begin:end]).stop <= start:
-            low = end + 1
-        else:
-            high = begin
-    found = []
-    while low < len(text):
-        end = text.find(b"\n", low)
-        end = len(text) if end < 0 else end
-        mapping = _parse(text[low:end])
-        if mapping.start >= stop:
-            break
-        found.append(mapping)
-        low = end + 1
-    return found
+    below = list(itertools.takewhile(lambda line: int(line[: line.index(b"-")], 16) < stop, lines))
+    first = bisect.bisect_right(below, start, key=lambda line: _parse(line).stop)  # few of thousands are looked at
+    return [_parse(line) for line in below[first:]]
 
 
-def pieces_of(
-    mappings: Sequence[MappedArea], address: int, nbytes: int, process: str, is_device: Callable[[str], bool]
-) -> tuple[Stretch, ...]:
-    """
-    Return what an extent consists of: objects, and what belongs to the process.
-
-    Parameters
-    ----------
-    mappings : sequence of MappedArea
-        Those that `covering` found for it.
-    is_device : callable
-        Whether a path is a device's, whose inode says nothing of what it maps.
-    """
+def pieces_of(mappings: Sequence[MappedArea], address: int, nbytes: int, process: str) -> tuple[Stretch, ...]:
+    """Return what an extent consists of, by the mappings that cover it: objects, and what belongs to the process."""
     pieces: list[Stretch] = []
     private: list[Stretch] = []
     for start, stop, mapping in _runs(mappings, address, address + nbytes):
-        has_object = mapping is not None and mapping.inode != 0 and not is_device(mapping.path)
+        has_object = mapping is not None and mapping.inode != 0 and not _is_device(mapping.path)
         if mapping is None or not has_object or not mapping.shared:
             _append(private, Stretch(process, start, stop - start, start - address))
         if mapping is not None and has_object:
@@ -214,7 +174,7 @@ def _append(pieces: list[Stretch], piece: Stretch) -> None:
 
 
 def _parse(line: bytes) -> MappedArea:
-    fields = line.split(maxsplit=5)
+    fields = line.rstrip(b"\n").split(maxsplit=5)
     start, stop = fields[0].split(b"-")
     path = fields[5].decode(errors="surrogateescape") if len(fields) > 5 else ""
     permissions, device = fields[1].decode(), fields[3].decode()
@@ -227,6 +187,7 @@ def _name(device: str, inode: int, path: str = "") -> str:
 
 
 def _is_device(path: str) -> bool:
+    """Return whether a path is a device's, whose inode says nothing of what it maps."""
     if path.startswith(_NO_OBJECT):
         return True
     if not path.startswith("/dev/"):
