@@ -83,23 +83,7 @@ class StallError(UncutError, TimeoutError):
     """No task finished anywhere for the time allowed; the message says who awaits whom."""
 
 
-_BY_NAME = {
-    cls.__name__: cls
-    for cls in (
-        UncutError,
-        ParamError,
-        RankMismatchError,
-        DataFileError,
-        TopologyError,
-        PlanError,
-        ScheduleError,
-        CapacityError,
-        DeviceError,
-        PinError,
-        PeerFailedError,
-        StallError,
-    )
-}
+_BY_NAME = {name: cls for name, cls in globals().items() if isinstance(cls, type) and issubclass(cls, UncutError)}
 
 
 def agreed(error: _Error) -> _Error:

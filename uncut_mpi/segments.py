@@ -360,16 +360,18 @@ def _check_room(nbytes: int, purpose: str, kind: int) -> None:
             f"{purpose} needs {bytes_text(nbytes)} of shared memory; {bytes_text(max(0, usable))} are available "
             f"({limit}): use smaller matrices, or {more}"
         )
-    if kind == _FILE:
-        file_system = os.statvfs(_SHM)
-        room = file_system.f_bavail * file_system.f_frsize
-        if nbytes > room:
-            raise _shm_too_small(nbytes, purpose, room)
+    if kind == _FILE and nbytes > _shm_room():
+        raise _shm_too_small(nbytes, purpose)
 
 
-def _shm_too_small(nbytes: int, purpose: str, room: int) -> CapacityError:
+def _shm_room() -> int:
+    file_system = os.statvfs(_SHM)
+    return file_system.f_bavail * file_system.f_frsize
+
+
+def _shm_too_small(nbytes: int, purpose: str) -> CapacityError:
     return CapacityError(
-        f"{purpose} needs {bytes_text(nbytes)} of shared memory; {_SHM} has {bytes_text(room)} left: "
+        f"{purpose} needs {bytes_text(nbytes)} of shared memory; {_SHM} has {bytes_text(_shm_room())} left: "
         "enlarge it (docker run --shm-size=SIZE or --ipc=host; mount -o remount,size=SIZE /dev/shm)"
     )
 
@@ -381,8 +383,7 @@ def _reserve(descriptor: int, nbytes: int, purpose: str, kind: int) -> None:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
             raise _failed(error, f"{purpose}: reserving {bytes_text(nbytes)}") from error
         if kind == _FILE:
-            file_system = os.statvfs(_SHM)
-            raise _shm_too_small(nbytes, purpose, file_system.f_bavail * file_system.f_frsize) from error
+            raise _shm_too_small(nbytes, purpose) from error
         available, limit = available_bytes()
         raise CapacityError(
             f"{purpose} needs {bytes_text(nbytes)} of shared memory; the system refused, with "

@@ -74,6 +74,7 @@ class Binder:
             group, backend, store.mappings, counters, "page-locked host memory to stage matrices in"
         )
         self.flags = Flags(group, backend, store.mappings, counters, control)
+        self._arenas = self.softbuf, self.host_softbuf, self.flags
         self._bound: dict[int, dict[_Names, Binding]] = {}  # by the identity of a plan, as long as it lives
         store.on_release.append(self._forget_matrix)
 
@@ -102,11 +103,8 @@ class Binder:
         CapacityError, DeviceError
             On all ranks.
         """
-        for arena, needed in (
-            (self.softbuf, plan.softbuf_bytes),
-            (self.host_softbuf, plan.host_softbuf_bytes),
-            (self.flags, plan.flag_bytes),
-        ):
+        sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
+        for arena, needed in zip(self._arenas, sizes, strict=True):
             if not arena.fits(needed):
                 self.drop_all()  # all addresses change, also where growing fails
                 arena.ensure(needed)
@@ -165,16 +163,14 @@ class Binder:
     def close(self) -> None:
         """Release SoftBufs and flags, once nothing is bound. Collective."""
         self._store.on_release.clear()  # they refer to this
-        self.softbuf.close()
-        self.host_softbuf.close()
-        self.flags.close()
+        for arena in self._arenas:
+            arena.close()
 
     def abandon(self) -> None:
         """Let go of SoftBufs and flags without collective calls, after a call that did not end."""
         self._store.on_release.clear()
-        self.softbuf.abandon()
-        self.host_softbuf.abandon()
-        self.flags.abandon()
+        for arena in self._arenas:
+            arena.abandon()
 
     def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
         infos = in_schedule_order(plan.key.problem, infos_in(infos_of(matrices), plan.key.orders))

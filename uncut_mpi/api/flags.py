@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.memory import Arena, PeerMappings
 from uncut_mpi.device.interface import Backend, FlagTable
-from uncut_mpi.errors import is_agreed
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
@@ -33,21 +30,6 @@ class Flags(Arena):
         self._control = control
         self.epoch = self._ahead = 0
 
-    def ensure(self, needed: np.ndarray) -> bool:
-        """See `Arena.ensure`: what is new is at the epoch, also where growing failed."""
-        if self.fits(needed):
-            return False
-        try:
-            grown = super().ensure(needed)
-        except BaseException as error:
-            if (
-                is_agreed(error) and not self._group.stalled
-            ):  # else the others are still at it, and would take this for their next message
-                self.reset()
-            raise
-        self.reset()
-        return grown
-
     def begin(self, span: int) -> int:
         """Return the epoch of a call; that of the next one is `span` further on. Collective; seldom a message."""
         if self._ahead + span >= _PERIOD:
@@ -65,6 +47,11 @@ class Flags(Arena):
             if count:
                 self._backend.fill_words(int(self.addresses[rank]), count, self.epoch)
         self._ahead = 0
+
+    def _map(self) -> None:
+        """See `Arena._map`: what is new is at the epoch, also where growing failed."""
+        super()._map()
+        self.reset()
 
     def table(self) -> FlagTable:
         """Return where the flags lie now. Local."""

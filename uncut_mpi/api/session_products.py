@@ -79,7 +79,8 @@ class Multiplies(SessionBase):
             If a rank failed while computing; C is undefined then.
         """
         if out is None:
-            out, out_layout = self._make_result(a, b, alpha, beta, trans_a, trans_b, options, out_layout), None
+            made = self._make_result((a, b), (alpha, beta), (trans_a, trans_b, options), out_layout)
+            out, out_layout = made, None
         with self._gate.exclusive():
             try:
                 self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
@@ -139,30 +140,22 @@ class Multiplies(SessionBase):
         return GemmPlan(self, self._calls, plan, operands, choices)
 
     def _make_result(
-        self,
-        a: object,
-        b: object,
-        alpha: object,
-        beta: object,
-        trans_a: object,
-        trans_b: object,
-        options: object,
-        out_layout: object,
+        self, given: tuple[object, object], factors: tuple[object, object], chosen: tuple[object, ...], layout: object
     ) -> Matrix:
         """Return a new matrix for op(A) op(B). Collective."""
         with self._gate.exclusive():
             with self._gate.asking("gemm") as asked:
-                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                scalars, choices = Scalars.of(*factors), Choices.of(*chosen)
                 if scalars.beta != 0:
                     raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
-                first, second = matrices = self._store.check("A", a), self._store.check("B", b)
-                wanted = out_layout_of(out_layout)
+                first, second = (self._store.check(name, one) for name, one in zip("AB", given, strict=True))
+                wanted = out_layout_of(layout)
                 new = None
                 if wanted != "auto":
                     new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
                     new.layout.rectangles(new.shape, self.size)
                 about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
-                asked.update(product_asked("gemm", matrices, *about))
+                asked.update(product_asked("gemm", (first, second), *about))
             made = self._store.empty(new or self._fastest_result(first, second, scalars, choices))
             made.of_torch = first.of_torch or second.of_torch
             return made

@@ -47,25 +47,13 @@ class _Hook:
         self._before = sys.excepthook
         self._ending = threading.Lock()
 
-    def uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, where: str = ""
+    ) -> None:
         """Stand in for `sys.excepthook`, which Python does not call for SystemExit."""
         if MPI.Is_finalized() or not MPI.Is_initialized():
             self._before(kind, error, trace)  # no job is left to end
             return
-        self._end(kind, error, trace, "")
-
-    def uncaught_in_thread(self, arguments: threading.ExceptHookArgs) -> None:
-        """Stand in for `threading.excepthook`; a thread may leave by SystemExit."""
-        if arguments.exc_type is SystemExit:
-            return
-        error = arguments.exc_value if arguments.exc_value is not None else arguments.exc_type()
-        name = arguments.thread.name if arguments.thread is not None else "unknown"
-        if MPI.Is_finalized() or not MPI.Is_initialized():
-            self._before(arguments.exc_type, error, arguments.exc_traceback)
-            return
-        self._end(arguments.exc_type, error, arguments.exc_traceback, f", thread {name}")
-
-    def _end(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, where: str) -> None:
         if not self._ending.acquire(blocking=False):
             return  # another thread of this process is at it
         who = f"rank {self.comm.rank} of {self.comm.size}{where}"
@@ -75,6 +63,14 @@ class _Hook:
             said = f"{_text(error, trace)}unhandled error: the job ends\n"
         _say("".join(f"[{who}] {line}\n" for line in said.splitlines()))
         end_job(self.comm, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
+
+    def uncaught_in_thread(self, arguments: threading.ExceptHookArgs) -> None:
+        """Stand in for `threading.excepthook`; a thread may leave by SystemExit."""
+        if arguments.exc_type is SystemExit:
+            return
+        error = arguments.exc_value if arguments.exc_value is not None else arguments.exc_type()
+        name = arguments.thread.name if arguments.thread is not None else "unknown"
+        self.uncaught(arguments.exc_type, error, arguments.exc_traceback, f", thread {name}")
 
 
 def _text(error: BaseException, trace: TracebackType | None) -> str:
