@@ -14,6 +14,7 @@
 
 #include "cuda_executor.hpp"
 #include "for_each.hpp"
+#include "table_bytes.hpp"
 
 namespace nb = nanobind;
 
@@ -22,48 +23,34 @@ namespace {
 
 using namespace cuda;
 
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Integers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Flags = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Board = nb::ndarray<std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-template <typename Record>
-const Record *records(const Bytes &table, const char *name) {
-    if (table.shape(1) != sizeof(Record))
-        throw Failure(std::string("records of ") + name + " have " + std::to_string(table.shape(1)) + " bytes, " +
-                          std::to_string(sizeof(Record)) + " were expected",
-                      -1);
-    return reinterpret_cast<const Record *>(table.data());
-}
-
-std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, const Bytes &operations,
-                                        const Bytes &operands, const Integers &addresses, const Flags &in_host,
-                                        const Bytes &lanes, std::size_t num_events, Address own_flags,
-                                        const Integers &peer_flags, const Board &host_flags, const Board &board,
-                                        std::size_t rank, std::function<Address(std::uint64_t)> kernel,
+std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb::handle operations, nb::handle operands,
+                                        const Integers &addresses, const Flags &in_host, nb::handle lanes,
+                                        std::size_t num_events, Address own_flags, const Integers &peer_flags,
+                                        const Board &host_flags, const Board &board, std::size_t rank,
+                                        std::function<Address(std::uint64_t)> kernel,
                                         const std::vector<std::tuple<std::uintptr_t, std::size_t, int>> &files) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
     if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != max_lanes)
         throw Failure(
             "the progress board needs a row of " + std::to_string(max_lanes) + " words per rank, and one more", -1);
-    Program program{};
-    program.operations = records<Operation>(operations, "operations");
-    program.num_operations = operations.shape(0);
-    program.operands = records<Operand>(operands, "operands");
-    program.num_operands = operands.shape(0);
-    program.addresses = addresses.data();
-    program.in_host = in_host.data();
-    program.num_buffers = addresses.shape(0);
-    program.lanes = records<LaneRecord>(lanes, "lanes");
-    program.num_lanes = lanes.shape(0);
-    program.num_events = num_events;
-    program.own_flags = own_flags;
-    program.peer_flags = peer_flags.data();
-    program.host_flags = host_flags.shape(0) == peer_flags.shape(0) ? host_flags.data() : nullptr;
-    program.num_ranks = peer_flags.shape(0);
-    program.board = board.data();
-    program.rank = rank;
-    program.kernel = std::move(kernel);
+    const ArrayBytes operation_bytes(operations), operand_bytes(operands), lane_bytes(lanes);
+    Program program{.operations = operation_bytes.records<Operation>(),
+                    .operands = operand_bytes.records<Operand>(),
+                    .addresses = {addresses.data(), addresses.size()},
+                    .in_host = {in_host.data(), in_host.size()},
+                    .lanes = lane_bytes.records<LaneRecord>(),
+                    .num_events = num_events,
+                    .own_flags = own_flags,
+                    .peer_flags = {peer_flags.data(), peer_flags.size()},
+                    .host_flags = host_flags.shape(0) == peer_flags.size() ? host_flags.data() : nullptr,
+                    .board = board.data(),
+                    .rank = rank,
+                    .kernel = std::move(kernel),
+                    .files = {}};
     for (const auto &[begin, bytes, descriptor] : files)
         program.files.push_back({begin, bytes, descriptor});
     return std::make_shared<Executor>(std::move(device), program);
@@ -104,12 +91,8 @@ void bind_cuda(nb::module_ &m) {
         .def(nb::init<const std::string &>(), nb::arg("library") = "")
         .def_prop_ro("path", &Blas::path);
     nb::class_<DeviceState>(m, "CudaDevice", "One device: its primary context, streams, handles and events.")
-        .def(
-            "__init__",
-            [](DeviceState *self, std::shared_ptr<Driver> driver, std::shared_ptr<Blas> blas, int ordinal) {
-                new (self) DeviceState(std::move(driver), std::move(blas), ordinal);
-            },
-            nb::arg("driver"), nb::arg("blas"), nb::arg("ordinal"))
+        .def(nb::init<std::shared_ptr<Driver>, std::shared_ptr<Blas>, int>(), nb::arg("driver"), nb::arg("blas"),
+             nb::arg("ordinal"))
         .def_prop_ro("ordinal", &DeviceState::ordinal)
         .def_prop_ro("num_created", &DeviceState::num_created)
         .def_prop_ro("can_flush_remote_writes",

@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -56,21 +57,16 @@ inline constexpr std::uint64_t packing = 2 * transposing;
 
 // What an executor is built from; the tables live only during construction.
 struct Program {
-    const Operation *operations;
-    std::size_t num_operations;
-    const Operand *operands;
-    std::size_t num_operands;
-    const std::int64_t *addresses;  // per buffer
-    const std::uint8_t *in_host;    // per buffer: 1 for host memory
-    std::size_t num_buffers;
-    const LaneRecord *lanes;
-    std::size_t num_lanes;
+    std::span<const Operation> operations;
+    std::span<const Operand> operands;
+    std::span<const std::int64_t> addresses;  // per buffer
+    std::span<const std::uint8_t> in_host;    // per buffer: 1 for host memory
+    std::span<const LaneRecord> lanes;
     std::size_t num_events;
     Address own_flags;
-    const std::int64_t *peer_flags;  // per rank
-    std::uint32_t *host_flags;       // a row of max_lanes words per rank; null: none
-    std::size_t num_ranks;
-    std::uint32_t *board;  // num_ranks rows of max_lanes words and the abort word, host memory
+    std::span<const std::int64_t> peer_flags;  // per rank
+    std::uint32_t *host_flags;                 // a row of max_lanes words per rank; null: none
+    std::uint32_t *board;                      // num_ranks rows of max_lanes words and the abort word, host memory
     std::size_t rank;
     std::function<Address(std::uint64_t)> kernel;  // signature → function handle, of a kernel that has run before
     std::vector<HostFile> files;                   // whose bytes some addresses stand for

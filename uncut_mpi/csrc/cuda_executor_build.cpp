@@ -50,26 +50,25 @@ MemOp write_word(Address address, std::uint32_t value) {
 Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
     : device_(std::move(device)),
       board_(program.board),
-      board_words_(program.num_ranks * max_lanes),
+      board_words_(program.peer_flags.size() * max_lanes),
       rank_(program.rank) {
-    if (program.num_lanes > max_lanes)
-        throw Failure(std::to_string(program.num_lanes) + " lanes on one rank; at most " + std::to_string(max_lanes) +
-                          " are supported: use fewer compute lanes",
+    if (program.lanes.size() > max_lanes)
+        throw Failure(std::to_string(program.lanes.size()) + " lanes on one rank; at most " +
+                          std::to_string(max_lanes) + " are supported: use fewer compute lanes",
                       -1);
-    if (program.rank >= program.num_ranks) throw Failure("the program's rank is outside the session", -1);
-    for (std::size_t i = 0; i < program.num_operations; ++i) {
-        const Operation &operation = program.operations[i];
-        if (operation.lane < 0 || static_cast<std::size_t>(operation.lane) >= program.num_lanes)
+    if (program.rank >= program.peer_flags.size()) throw Failure("the program's rank is outside the session", -1);
+    for (const Operation &operation : program.operations) {
+        if (operation.lane < 0 || static_cast<std::size_t>(operation.lane) >= program.lanes.size())
             refuse(operation, "its lane does not exist");
         const bool body = operation.code <= code_combine;
         if (!body) continue;
         const std::int64_t stop = std::int64_t{operation.first_operand} + operation.num_operands;
         if (operation.num_operands == 0 || operation.first_operand < 0 ||
-            stop > static_cast<std::int64_t>(program.num_operands))
+            stop > static_cast<std::int64_t>(program.operands.size()))
             refuse(operation, "its operands are missing");
         for (std::int64_t j = operation.first_operand; j < stop; ++j) {
             const Operand &operand = program.operands[j];
-            if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.num_buffers ||
+            if (operand.buffer < 0 || static_cast<std::size_t>(operand.buffer) >= program.addresses.size() ||
                 operand.dtype >= element_types.size() || operand.factor > beta)
                 refuse(operation, "an operand is malformed");
             if (program.addresses[operand.buffer] == 0 && operand.rows > 0 && operand.cols > 0)
@@ -78,7 +77,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
     }
     files_ = program.files;
     bind_lanes(program);
-    for (std::size_t i = 0; i < program.num_operations; ++i) {
+    for (std::size_t i = 0; i < program.operations.size(); ++i) {
         const Operation &operation = program.operations[i];
         const auto index = static_cast<std::uint32_t>(i);
         if (program.lanes[operation.lane].kind == host_lane) {
@@ -123,7 +122,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                     add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
                     continue;
                 }
-                if (operation.peer < 0 || static_cast<std::size_t>(operation.peer) >= program.num_ranks ||
+                if (operation.peer < 0 || static_cast<std::size_t>(operation.peer) >= program.peer_flags.size() ||
                     program.peer_flags[operation.peer] == 0)
                     refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
                 signals_.push_back({static_cast<Address>(program.peer_flags[operation.peer]) +
@@ -174,17 +173,17 @@ ProductShape Executor::shape_of(const Gemm &gemm) {
 }
 
 void Executor::bind_lanes(const Program &program) {
-    lanes_.resize(program.num_lanes);
-    std::vector<std::uint8_t> multiplies(program.num_lanes, 0);
-    for (std::size_t l = 0; l < program.num_lanes; ++l)
+    lanes_.resize(program.lanes.size());
+    std::vector<std::uint8_t> multiplies(program.lanes.size(), 0);
+    for (std::size_t l = 0; l < program.lanes.size(); ++l)
         if (program.lanes[l].kind == host_lane) host_lanes_.push_back({static_cast<std::int32_t>(l), {}});
     if (!host_lanes_.empty()) device_->host_worker();
-    for (std::size_t i = 0; i < program.num_operations; ++i)
-        if (program.operations[i].code == code_gemm) multiplies[program.operations[i].lane] = 1;
+    for (const Operation &operation : program.operations)
+        if (operation.code == code_gemm) multiplies[operation.lane] = 1;
     const auto computing = static_cast<std::size_t>(std::count(multiplies.begin(), multiplies.end(), 1));
-    device_->reserve(computing, program.num_lanes - computing - host_lanes_.size(), program.num_events);
+    device_->reserve(computing, program.lanes.size() - computing - host_lanes_.size(), program.num_events);
     std::size_t next_compute = 0, next_copy = 0;
-    for (std::size_t l = 0; l < program.num_lanes; ++l) {
+    for (std::size_t l = 0; l < program.lanes.size(); ++l) {
         if (program.lanes[l].kind == host_lane) continue;
         if (multiplies[l] != 0) {
             const DeviceState::ComputeLane &lane = device_->compute_lane(next_compute++);
@@ -199,7 +198,7 @@ void Executor::bind_lanes(const Program &program) {
 
 std::uint32_t *Executor::host_flag(const Program &program, const Operation &operation) {
     const auto rank = operation.code == code_signal ? static_cast<std::int64_t>(program.rank) : operation.peer;
-    if (program.host_flags == nullptr || rank < 0 || rank >= static_cast<std::int64_t>(program.num_ranks) ||
+    if (program.host_flags == nullptr || rank < 0 || rank >= static_cast<std::int64_t>(program.peer_flags.size()) ||
         operation.slot < 0 || operation.slot >= static_cast<std::int32_t>(max_lanes))
         refuse(operation, "its flag in host memory does not exist");
     return program.host_flags + static_cast<std::size_t>(rank) * max_lanes + static_cast<std::size_t>(operation.slot);
@@ -320,7 +319,7 @@ void Executor::add_transposition(const Program &program, const Operation &operat
 void Executor::add_gemm(const Program &program, const Operation &operation) {
     const std::size_t count = operation.num_operands;
     if (count != 3 && count != 4) refuse(operation, "a GEMM has C, A, B and, if it accumulates, C again");
-    const Operand *operands = program.operands + operation.first_operand;
+    const Operand *operands = &program.operands[operation.first_operand];
     const Operand &c = operands[0], &a = operands[1], &b = operands[2];
     if (a.dtype != b.dtype || (c.dtype != a.dtype && c.dtype != accumulator_of(a.dtype)))
         refuse(operation, "cuBLAS has no product for its types");
@@ -367,7 +366,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
 }
 
 void Executor::add_combine(const Program &program, const Operation &operation) {
-    const Operand *operands = program.operands + operation.first_operand;
+    const Operand *operands = &program.operands[operation.first_operand];
     if (operation.num_operands > max_summands + 1)
         refuse(operation, "a COMBINE of " + std::to_string(operation.num_operands - 1) + " regions; at most " +
                               std::to_string(max_summands));

@@ -78,7 +78,7 @@ void Executor::pack(const Program &program, const Operation &operation) {
                          lines,
                          bytes / lines};
     if (ends.kind != compute_lane && ends.source != ends.destination) {
-        if (bytes > 0) add_to_series(lane, one, program.operands + operation.first_operand);
+        if (bytes > 0) add_to_series(lane, one, &program.operands[operation.first_operand]);
         return;
     }
     if (ends.kind != copy_lane || bytes == 0 || bytes > most_bytes_of_one) {

@@ -38,12 +38,6 @@ class DeadContextError(DeviceError):
     fatal = True
 
 
-def as_bytes(table: np.ndarray) -> np.ndarray:
-    """Return a table of records as bytes, shape (records, bytes of a record), for the native module."""
-    table = np.ascontiguousarray(table)
-    return table.view(np.uint8).reshape(len(table), table.dtype.itemsize)
-
-
 class CudaExecutable(Executable):
     """
     The list of one rank, ready to run.
@@ -93,11 +87,11 @@ class CudaExecutable(Executable):
         with device_errors(f"preparing a plan on {description}"):
             self._native: _native.CudaExecutor | None = _native.CudaExecutor(
                 device=device,
-                operations=as_bytes(program.operations),
-                operands=as_bytes(program.operands),
+                operations=program.operations,
+                operands=program.operands,
                 addresses=np.ascontiguousarray(addresses, np.int64),
                 in_host=program.in_host().astype(np.uint8),
-                lanes=as_bytes(program.lanes),
+                lanes=program.lanes,
                 num_events=program.num_events,
                 own_flags=flags.own,
                 peer_flags=np.ascontiguousarray(flags.peers, np.int64),
