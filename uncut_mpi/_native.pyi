@@ -514,18 +514,13 @@ class CudaError(RuntimeError):
 
 class CudaDriver:
     def __init__(self, library: str = "libcuda.so.1") -> None: ...
-    version: Final[int]
     def uuid(self, ordinal: int) -> bytes: ...
 
 class CudaBlas:
     def __init__(self, library: str = "") -> None: ...
-    path: Final[str]
 
 class CudaDevice:
     def __init__(self, driver: CudaDriver, blas: CudaBlas, ordinal: int) -> None: ...
-    ordinal: Final[int]
-    @property
-    def num_created(self) -> int: ...
     can_flush_remote_writes: Final[bool]
     @property
     def abandoned(self) -> bool: ...
@@ -578,7 +573,7 @@ class CudaExecutor:
         board: np.ndarray,
         rank: int,
         kernel: Callable[[int], int],
-        files: list[tuple[int, int, int]],
+        files: list[HostFile],
     ) -> None: ...
     def start(self, alpha: complex, beta: complex, epoch: int, timeout_s: float, traced: bool = False) -> CudaRun: ...
     def run(
@@ -586,9 +581,15 @@ class CudaExecutor:
     ) -> CudaRunResult: ...
     def prepare_trace(self) -> None: ...
 
+class HostFile:
+    """A file whose first byte an address stands for."""
+
+    def __init__(self, begin: int, bytes: int, descriptor: int) -> None: ...
+
 def copy_with_files(
-    to: tuple[int, int, int, int, int],
-    source: tuple[int, int, int, int, int],
+    files: Sequence[HostFile],
+    to: tuple[int, int],
+    source: tuple[int, int],
     width: int,
     columns: int,
     transposed_bytes: int,
@@ -596,8 +597,7 @@ def copy_with_files(
     """
     Copy columns of so many bytes (`width`), one end or both in files.
 
-    An end is the address that stands for its file's first byte, the file's bytes and descriptor (−1 for memory), the
-    address, and the bytes from one column to the next. Elements of `transposed_bytes` are transposed, if not 0: then
+    An end is an address and the bytes from one column to the next. Elements of `transposed_bytes` are transposed, if not 0: then
     columns are rows of the source. Returns 0, an error number of the system, or −1 if the file ends before, and the
     descriptor of the file.
     """

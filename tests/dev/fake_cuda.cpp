@@ -197,7 +197,6 @@ Code create(const char *name, T **out, T *fresh) {
 extern "C" {
 
 Code f_cuInit(unsigned) { return success; }
-Code f_cuDriverGetVersion(int *version) { return *version = 13000, success; }
 Code f_cuGetErrorName(Code, const char **name) { return *name = "CUDA_ERROR_FAKE", success; }
 Code f_cuGetErrorString(Code, const char **text) { return *text = "a planted error", success; }
 Code f_cuDeviceGet(Device *device, int ordinal) { return *device = ordinal, success; }
@@ -402,7 +401,6 @@ Code cublasCreate_v2(BlasHandle *handle) {
     return create("cublasCreate_v2", reinterpret_cast<FakeBlas **>(handle), new FakeBlas);
 }
 Code cublasDestroy_v2(BlasHandle) { return success; }
-Code cublasGetVersion_v2(BlasHandle, int *version) { return *version = 130000, success; }
 const char *cublasGetStatusName(Code code) { return code == 7 ? "CUBLAS_STATUS_INVALID_VALUE" : "CUBLAS_STATUS_FAKE"; }
 Code cublasSetStream_v2(BlasHandle handle, Stream stream) {
     auto *blas = reinterpret_cast<FakeBlas *>(handle);

@@ -31,28 +31,25 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
                                         const Integers &addresses, const Flags &in_host, nb::handle lanes,
                                         std::size_t num_events, Address own_flags, const Integers &peer_flags,
                                         const Board &host_flags, const Board &board, std::size_t rank,
-                                        std::function<Address(std::uint64_t)> kernel,
-                                        const std::vector<std::tuple<std::uintptr_t, std::size_t, int>> &files) {
+                                        std::function<Address(std::uint64_t)> kernel, std::vector<HostFile> files) {
     if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
     if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != max_lanes)
         throw Failure(
             "the progress board needs a row of " + std::to_string(max_lanes) + " words per rank, and one more", -1);
     const ArrayBytes operation_bytes(operations), operand_bytes(operands), lane_bytes(lanes);
-    Program program{.operations = operation_bytes.records<Operation>(),
-                    .operands = operand_bytes.records<Operand>(),
-                    .addresses = {addresses.data(), addresses.size()},
-                    .in_host = {in_host.data(), in_host.size()},
-                    .lanes = lane_bytes.records<LaneRecord>(),
-                    .num_events = num_events,
-                    .own_flags = own_flags,
-                    .peer_flags = {peer_flags.data(), peer_flags.size()},
-                    .host_flags = host_flags.shape(0) == peer_flags.size() ? host_flags.data() : nullptr,
-                    .board = board.data(),
-                    .rank = rank,
-                    .kernel = std::move(kernel),
-                    .files = {}};
-    for (const auto &[begin, bytes, descriptor] : files)
-        program.files.push_back({begin, bytes, descriptor});
+    const Program program{.operations = operation_bytes.records<Operation>(),
+                          .operands = operand_bytes.records<Operand>(),
+                          .addresses = {addresses.data(), addresses.size()},
+                          .in_host = {in_host.data(), in_host.size()},
+                          .lanes = lane_bytes.records<LaneRecord>(),
+                          .num_events = num_events,
+                          .own_flags = own_flags,
+                          .peer_flags = {peer_flags.data(), peer_flags.size()},
+                          .host_flags = host_flags.shape(0) == peer_flags.size() ? host_flags.data() : nullptr,
+                          .board = board.data(),
+                          .rank = rank,
+                          .kernel = std::move(kernel),
+                          .files = std::move(files)};
     return std::make_shared<Executor>(std::move(device), program);
 }
 
@@ -79,7 +76,6 @@ void bind_cuda(nb::module_ &m) {
 
     nb::class_<Driver>(m, "CudaDriver", "The CUDA driver's functions; loading it initialises nothing.")
         .def(nb::init<const std::string &>(), nb::arg("library") = "libcuda.so.1")
-        .def_prop_ro("version", &Driver::version)
         .def(
             "uuid",
             [](const Driver &self, int ordinal) {
@@ -88,13 +84,10 @@ void bind_cuda(nb::module_ &m) {
             },
             nb::arg("ordinal"));
     nb::class_<Blas>(m, "CudaBlas", "cuBLAS's functions, by default of the library loaded already.")
-        .def(nb::init<const std::string &>(), nb::arg("library") = "")
-        .def_prop_ro("path", &Blas::path);
+        .def(nb::init<const std::string &>(), nb::arg("library") = "");
     nb::class_<DeviceState>(m, "CudaDevice", "One device: its primary context, streams, handles and events.")
         .def(nb::init<std::shared_ptr<Driver>, std::shared_ptr<Blas>, int>(), nb::arg("driver"), nb::arg("blas"),
              nb::arg("ordinal"))
-        .def_prop_ro("ordinal", &DeviceState::ordinal)
-        .def_prop_ro("num_created", &DeviceState::num_created)
         .def_prop_ro("can_flush_remote_writes",
                      [](const DeviceState &d) { return (d.wait_flags() & wait_value_flush) != 0; })
         .def_prop_ro("abandoned", &DeviceState::abandoned)

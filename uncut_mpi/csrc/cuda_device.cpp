@@ -21,7 +21,7 @@ constexpr double worth_it = 0.99;    // of the library's time
 }  // namespace
 
 DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal)
-    : driver_(std::move(driver)), blas_(std::move(blas)), ordinal_(ordinal) {
+    : driver_(std::move(driver)), blas_(std::move(blas)) {
     const Driver &d = *driver_;
     d.check("cuInit", d.cuInit(0));
     d.check("cuDeviceGet", d.cuDeviceGet(&device_, ordinal));
@@ -150,8 +150,8 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
         driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(0), lane.stream));
         for (int i = 0; i < times; ++i) {
             if (candidate == 0) {
-                blas_->check(shape.dtype == dtype_f32 ? "cublasSgemm_v2_64" : "cublasGemmEx_64",
-                             usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b, &beta, c));
+                const Called usual = usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b, &beta, c);
+                blas_->check(usual.name, usual.code);
             } else if (product->run(lane.handle, &alpha, wanted.a, wanted.b, &beta, c, lane.workspace, lane.stream) !=
                        success) {
                 return std::numeric_limits<double>::infinity();
@@ -240,7 +240,6 @@ void DeviceState::run_once(Function kernel, void *argument) {
 void DeviceState::fill_words(Address address, std::size_t count, std::uint32_t value) {
     const Driver &d = *driver_;
     reserve(0, 1, 0);
-    use();
     d.check("cuMemsetD32Async", d.cuMemsetD32Async(address, value, count, copy_streams_.front()));
     d.check("cuStreamSynchronize", d.cuStreamSynchronize(copy_streams_.front()));
 }
@@ -264,7 +263,6 @@ std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     const Driver &d = *driver_;
     const std::size_t room = std::bit_ceil(std::max(bytes, least_table_bytes));
     reserve(0, 1, 0);
-    use();
     Address address = 0;
     {
         const std::lock_guard lock(tables_->mutex);

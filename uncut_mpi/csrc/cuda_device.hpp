@@ -33,7 +33,6 @@ class DeviceState {
 
     const Driver &driver() const { return *driver_; }
     const Blas &blas() const { return *blas_; }
-    int ordinal() const { return ordinal_; }
     Context context() const { return context_; }
     int multiprocessors() const { return multiprocessors_; }
     std::int64_t max_pitch_bytes() const { return max_pitch_; }
@@ -134,7 +133,6 @@ class DeviceState {
 
     std::shared_ptr<const Driver> driver_;
     std::shared_ptr<const Blas> blas_;
-    int ordinal_;
     Device device_ = 0;
     Context context_ = nullptr;
     int multiprocessors_ = 0;

@@ -53,25 +53,15 @@ Driver::Driver(const std::string &library) {
 #undef UNCUT_LOAD
 }
 
-std::string Driver::error_name(Code code) const {
-    const char *name = nullptr;
-    return cuGetErrorName(code, &name) == success && name != nullptr ? name : "unknown error";
-}
-
 std::string Driver::describe(const char *call, Code code) const {
-    const char *text = nullptr;
+    const char *name = nullptr, *text = nullptr;
+    if (cuGetErrorName(code, &name) != success || name == nullptr) name = "unknown error";
     if (cuGetErrorString(code, &text) != success || text == nullptr) text = "no text";
-    return std::string(call) + ": " + error_name(code) + " (" + std::to_string(code) + "), " + text;
+    return std::string(call) + ": " + name + " (" + std::to_string(code) + "), " + text;
 }
 
 void Driver::check(const char *call, Code code) const {
     if (code != success) throw Failure(describe(call, code), code);
-}
-
-int Driver::version() const {
-    int version = 0;
-    check("cuDriverGetVersion", cuDriverGetVersion(&version));
-    return version;
 }
 
 std::string Driver::uuid(int ordinal) const {
@@ -83,19 +73,15 @@ std::string Driver::uuid(int ordinal) const {
     return {std::begin(found.bytes), std::end(found.bytes)};
 }
 
-Blas::Blas(const std::string &library) : path_(library) {
-    void *handle = nullptr;
-    if (path_.empty()) {
-        if (dl_iterate_phdr(find_loaded_blas, &path_) == 0)
-            throw Failure("libcublas is not loaded in this process; install cupy with its libraries", -1);
-        handle = dlopen(path_.c_str(), RTLD_NOW | RTLD_NOLOAD);
-    } else {
-        handle = dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL);
-    }
+Blas::Blas(const std::string &library) {
+    std::string path = library;
+    if (path.empty() && dl_iterate_phdr(find_loaded_blas, &path) == 0)
+        throw Failure("libcublas is not loaded in this process; install cupy with its libraries", -1);
+    void *handle = dlopen(path.c_str(), RTLD_NOW | (library.empty() ? RTLD_NOLOAD : RTLD_LOCAL));
     if (handle == nullptr) throw Failure("cannot open cuBLAS: " + last_loader_error(), -1);
     const auto load = [&](const char *name) {
         void *address = dlsym(handle, name);
-        if (address == nullptr) throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
+        if (address == nullptr) throw Failure(path + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
         return address;
     };
 #define UNCUT_LOAD(name, ...) name = reinterpret_cast<signature::name##_t *>(load(#name));

@@ -138,7 +138,6 @@ inline constexpr int type_c_64f = 5;
 // version is the newest up to `stated_version`.
 #define UNCUT_DRIVER_FUNCTIONS(X)                                                                                      \
     X(cuInit, 2000, Code(unsigned))                                                                                    \
-    X(cuDriverGetVersion, 2020, Code(int *))                                                                           \
     X(cuGetErrorName, 6000, Code(Code, const char **))                                                                 \
     X(cuGetErrorString, 6000, Code(Code, const char **))                                                               \
     X(cuDeviceGet, 2000, Code(Device *, int))                                                                          \
@@ -179,7 +178,6 @@ inline constexpr int type_c_64f = 5;
 #define UNCUT_BLAS_FUNCTIONS(X)                                                                                        \
     X(cublasCreate_v2, Code(BlasHandle *))                                                                             \
     X(cublasDestroy_v2, Code(BlasHandle))                                                                              \
-    X(cublasGetVersion_v2, Code(BlasHandle, int *))                                                                    \
     X(cublasGetStatusName, const char *(Code))                                                                         \
     X(cublasSetStream_v2, Code(BlasHandle, Stream))                                                                    \
     X(cublasSetWorkspace_v2, Code(BlasHandle, void *, std::size_t))                                                    \
@@ -234,11 +232,9 @@ class Driver {
     UNCUT_DRIVER_FUNCTIONS(UNCUT_MEMBER)
 #undef UNCUT_MEMBER
 
-    std::string error_name(Code code) const;
     std::string describe(const char *call, Code code) const;  // "cuX: CUDA_ERROR_Y (z), text"
     void check(const char *call, Code code) const;            // throws Failure unless success
-    int version() const;
-    std::string uuid(int ordinal) const;  // 16 bytes, zeros among them; initialises CUDA
+    std::string uuid(int ordinal) const;                      // 16 bytes, zeros among them; initialises CUDA
 };
 
 // cuBLAS's functions.
@@ -252,12 +248,8 @@ class Blas {
     UNCUT_BLAS_FUNCTIONS(UNCUT_MEMBER)
 #undef UNCUT_MEMBER
 
-    const std::string &path() const { return path_; }
     std::string describe(const char *call, Code code) const;
     void check(const char *call, Code code) const;
-
-  private:
-    std::string path_;
 };
 
 // Whether an error leaves the context unusable, so that nothing more can be issued or written.

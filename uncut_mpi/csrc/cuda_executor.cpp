@@ -4,7 +4,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 namespace uncut::cuda {
@@ -19,7 +18,6 @@ constexpr std::int64_t max_outstanding_traced = max_outstanding / 3;
 constexpr std::chrono::microseconds look_interval{1000};
 constexpr std::size_t steps_per_poll = 32;  // a product takes 8 us to issue, the others 1 us
 constexpr int polls_per_yield = 16;
-constexpr std::uint64_t context_lost = std::uint64_t{1} << 63;  // in the abort word
 
 }  // namespace
 
@@ -61,8 +59,7 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
         return;
     }
     if (!executor_->host_lanes_.empty())
-        device_.host_worker().start({&executor_->host_lanes_, epoch_, const_cast<std::uint64_t *>(&abort_word()), call_,
-                                     device_.progress(), traced});
+        device_.host_worker().start({&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced});
     if (traced) mark_reference();
     advance(executor_->steps_.size());
 }
@@ -107,7 +104,7 @@ const RunResult &Run::finish() {
 
 void Run::advance(std::size_t most_steps) {
     const std::size_t all = executor_->steps_.size();
-    const std::uint64_t failed = abort_word();
+    const std::uint64_t failed = *const_cast<volatile std::uint64_t *>(abort_word());
     if (failed == (call_ | context_lost)) {
         // That rank writes no flags, so what waits for them here waits for ever.
         result_.aborted = true;
@@ -141,15 +138,9 @@ void Run::end() {
 void Run::stop_worker() {
     if (executor_->host_lanes_.empty()) return;
     HostWorker::Result done = device_.host_worker().stop();
-    result_.tasks += done.tasks;
-    result_.copy_bytes += done.copy_bytes;
-    result_.aborted = result_.aborted || done.aborted;
-    result_.host_times = std::move(done.times);
-    if (done.file_error == 0 || !result_.error.empty()) return;
-    result_.file_error = done.file_error;
-    result_.descriptor = done.descriptor;
-    result_.operation = done.operation;
-    result_.error = "its file";  // what there is to say of that, files' owner knows
+    if (!result_.error.empty()) done.file_error = 0;  // the first error counts
+    result_.add(done);
+    if (done.file_error != 0) result_.error = "its file";  // what there is to say of that, files' owner knows
 }
 
 template <bool traced>
@@ -243,29 +234,22 @@ void Run::issue_copy(const Step &step) {
 
 void Run::issue_gemm(const Step &step) {
     const Executor::Gemm &g = executor_->gemms_[step.payload];
-    if (g.m == 0 || g.n == 0) return;
-    if (g.k == 0 || factors_[g.factor_product] == 0.0) {
+    if (g.shape.m == 0 || g.shape.n == 0) return;
+    if (g.shape.k == 0 || factors_[g.factor_product] == 0.0) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
         if (factors_[g.factor_c] != 1.0)
             launch(executor_->combines_[g.scale], executor_->lanes_[step.lane].stream, step);
         return;
     }
-    const Blas &b = device_.blas();
-    const void *alpha = factor(g.dtype, g.factor_product), *beta = factor(g.dtype, g.factor_c);
+    const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(g.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta), g.c,
                           g.workspace, executor_->lanes_[step.lane].stream),
              true, &step);
-    } else if (g.dtype == dtype_f64) {
-        fail("cublasDgemm_v2_64",
-             b.cublasDgemm_v2_64(g.handle, g.op_a, g.op_b, g.m, g.n, g.k, static_cast<const double *>(alpha),
-                                 reinterpret_cast<const double *>(g.a), g.lda, reinterpret_cast<const double *>(g.b),
-                                 g.ldb, static_cast<const double *>(beta), reinterpret_cast<double *>(g.c), g.ldc),
-             true, &step);
     } else {
-        fail(g.dtype == dtype_f32 ? "cublasSgemm_v2_64" : "cublasGemmEx_64",
-             usual_product(b, g.handle, Executor::shape_of(g), alpha, g.a, g.b, beta, g.c), true, &step);
+        const Called usual = usual_product(device_.blas(), g.handle, g.shape, alpha, g.a, g.b, beta, g.c);
+        fail(usual.name, usual.code, true, &step);
     }
 }
 
@@ -315,21 +299,10 @@ void Run::fail(const char *call, Code code, bool blas, const Step *step) {
     const bool sticky = state != success && state != error_not_ready && (blas || is_sticky(state));
     result_.fatal = result_.fatal || sticky;
     signals_only_ = true;
-    tell_others();
+    tell_others(abort_word(), call_, result_.fatal);
     if (!result_.error.empty()) return;
     result_.error = blas ? device_.blas().describe(call, code) : device_.driver().describe(call, code);
     if (step != nullptr) result_.operation = step->operation;
-}
-
-// Keeps what another rank has said of this call.
-void Run::tell_others() {
-    const std::uint64_t ours = call_ | (result_.fatal ? context_lost : 0);
-    // Ranks may fail at the same time, and that one has lost its context must not be lost.
-    std::atomic_ref<std::uint64_t> word(const_cast<std::uint64_t &>(abort_word()));
-    for (std::uint64_t said = word;;) {
-        const std::uint64_t both = (said & ~context_lost) == call_ ? said | ours : ours;
-        if (word.compare_exchange_weak(said, both)) return;
-    }
 }
 
 bool Run::query(std::size_t number) {

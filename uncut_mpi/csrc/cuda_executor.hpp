@@ -72,25 +72,19 @@ struct Program {
     std::vector<HostFile> files;                   // whose bytes some addresses stand for
 };
 
-struct RunResult {
-    std::int64_t tasks = 0;
-    std::int64_t copy_bytes = 0;
+// With what lanes of the host have done.
+struct RunResult : HostWorker::Result {
     std::int64_t created = 0;
     double issue_s = 0.0;
     double drain_s = 0.0;
-    std::string error;            // empty if every call succeeded
-    std::int64_t operation = -1;  // that failed; -1 if it is not known which
-    int file_error = 0;           // what it is where a file could not be read or written, as of `read_run`
-    int descriptor = -1;          // of that file
-    bool fatal = false;           // the context is unusable: no flag could be written any more
+    std::string error;   // empty if every call succeeded
+    bool fatal = false;  // the context is unusable: no flag could be written any more
     bool stalled = false;
-    bool aborted = false;  // bodies were left out because another rank had failed
     // Lanes that had not finished when the run gave up, and their progress words.
     std::vector<std::pair<int, std::uint32_t>> stuck;
     // Of a traced run; after an error, a stall or an abort incomplete, of other runs empty.
     double reference_s = 0.0;     // on the system's monotonic clock
     std::vector<double> times_s;  // start and end of each body of a stream, in list order, after the reference
-    std::vector<HostTime> host_times;
 };
 
 // What an operation list has become, once for all runs: steps and what each needs, bound to streams and addresses.
@@ -127,11 +121,9 @@ class Executor {
     };
     struct Gemm {
         BlasHandle handle;
-        int op_a, op_b;
-        std::int64_t m, n, k;
+        ProductShape shape;
         Address a, b, c;
-        std::int64_t lda, ldb, ldc;
-        std::uint8_t dtype, dtype_c, factor_product, factor_c;
+        std::uint8_t factor_product, factor_c;
         bool tunable;
         std::shared_ptr<const TunedProduct> tuned;  // null: by cuBLAS's own choice
         Address workspace;
@@ -171,7 +163,7 @@ class Executor {
     void bind_lanes(const Program &program);
     void add_host_step(const Program &program, const Operation &operation, std::uint32_t index);
     static std::uint32_t *host_flag(const Program &program, const Operation &operation);
-    Address on_device(std::uint32_t *host_flag) const;
+    Address flag_of(const Program &program, const Operation &operation) const;
     static Copy copy_of(const Program &program, const Operation &operation);
     void add_copy(const Program &program, const Operation &operation);
     void pack(const Program &program, const Operation &operation);
@@ -179,12 +171,9 @@ class Executor {
     void add_to_series(Lane &lane, const PackedCopy &one, const Operand *ends);
     void end_series(Lane &lane);
     Address allocation_of(std::int32_t buffer, Address within);
-    // Before what the lane does next other than copies.
-    void end_copies(const Program &program, Lane &lane);
     void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
     void tune_products();
-    static ProductShape shape_of(const Gemm &gemm);
     void add_combine(const Program &program, const Operation &operation);
     void add_transposition(const Program &program, const Operation &operation);
     Combine make_combine(const Program &program, const Operand *operands, std::size_t count);
@@ -262,9 +251,8 @@ class Run {
     bool query(std::size_t number);
     bool moved();  // mirror our words, look at everyone's: has anything changed in time?
     void mirror();
-    void tell_others();  // that this rank has failed
-    volatile std::uint64_t &abort_word() const {
-        return *reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);
+    std::uint64_t *abort_word() const {
+        return reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);
     }
     void fail(const char *call, Code code, bool blas, const Step *step);
     void give_up();

@@ -85,49 +85,28 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
             continue;
         }
         Operation issued = operation;
-        switch (operation.code) {
+        if (operation.code == code_copy && transposes(program, operation)) issued.code = code_combine;  // by a kernel
+        if (issued.code != code_copy) end_series(lanes_[operation.lane]);
+        if (issued.code != code_copy && issued.code != code_record && issued.code != code_signal)
+            end_pack(program, lanes_[operation.lane]);
+        switch (issued.code) {
             case code_copy:
-                if (transposes(program, operation)) {
-                    end_copies(program, lanes_[operation.lane]);
-                    add_transposition(program, operation);
-                    issued.code = code_combine;  // by a kernel
-                } else {
-                    add_copy(program, operation);
-                    pack(program, operation);
-                }
+                add_copy(program, operation);
+                pack(program, operation);
                 break;
-            case code_gemm:
-                end_copies(program, lanes_[operation.lane]);
-                add_gemm(program, operation);
-                break;
+            case code_gemm: add_gemm(program, operation); break;
             case code_combine:
-                end_copies(program, lanes_[operation.lane]);
-                add_combine(program, operation);
+                operation.code == code_copy ? add_transposition(program, operation) : add_combine(program, operation);
                 break;
-            case code_wait_flag:
-                end_copies(program, lanes_[operation.lane]);
-                add_wait(program, operation, index);
-                continue;
-            case code_wait_event: end_copies(program, lanes_[operation.lane]); [[fallthrough]];
+            case code_wait_flag: add_wait(program, operation, index); continue;
+            case code_wait_event:
             case code_record:
-                end_series(lanes_[operation.lane]);
                 if (operation.slot < 0 || static_cast<std::size_t>(operation.slot) >= program.num_events)
                     refuse(operation, "its event does not exist");
                 add_step(operation, index, static_cast<std::uint32_t>(operation.slot));
                 continue;
             case code_signal:
-                end_series(lanes_[operation.lane]);
-                if (operation.in_host != 0) {
-                    signals_.push_back({on_device(host_flag(program, operation)), operation.value});
-                    add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
-                    continue;
-                }
-                if (operation.peer < 0 || static_cast<std::size_t>(operation.peer) >= program.peer_flags.size() ||
-                    program.peer_flags[operation.peer] == 0)
-                    refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
-                signals_.push_back({static_cast<Address>(program.peer_flags[operation.peer]) +
-                                        4 * static_cast<Address>(operation.slot),
-                                    operation.value});
+                signals_.push_back({flag_of(program, operation), operation.value});
                 add_step(operation, index, static_cast<std::uint32_t>(signals_.size() - 1));
                 continue;
             default: refuse(operation, "operation code " + std::to_string(operation.code) + " is unknown");
@@ -138,8 +117,10 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         add_step(issued, index, static_cast<std::uint32_t>(payload - 1));
         add_checkpoint_if_due(operation, index);
     }
-    for (Lane &lane : lanes_)
-        end_copies(program, lane);
+    for (Lane &lane : lanes_) {
+        end_pack(program, lane);
+        end_series(lane);
+    }
     upload_packs();
     tune_products();
 }
@@ -147,29 +128,13 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
 void Executor::tune_products() {
     std::map<ProductShape, DeviceState::Wanted> wanted;
     for (const Gemm &gemm : gemms_)
-        if (gemm.tunable) ++wanted.try_emplace(shape_of(gemm), shape_of(gemm), gemm.a, gemm.b, 0).first->second.count;
+        if (gemm.tunable) ++wanted.try_emplace(gemm.shape, gemm.shape, gemm.a, gemm.b, 0).first->second.count;
     std::vector<DeviceState::Wanted> all;
     for (const auto &[shape, one] : wanted)
         all.push_back(one);
     device_->tune(std::move(all));
     for (Gemm &gemm : gemms_)
-        if (gemm.tunable) gemm.tuned = device_->tuned_product(shape_of(gemm));
-}
-
-ProductShape Executor::shape_of(const Gemm &gemm) {
-    return {gemm.dtype,
-            gemm.dtype_c,
-            gemm.op_a,
-            gemm.op_b,
-            gemm.m,
-            gemm.n,
-            gemm.k,
-            gemm.lda,
-            gemm.ldb,
-            gemm.ldc,
-            alignment_of(gemm.a),
-            alignment_of(gemm.b),
-            alignment_of(gemm.c)};
+        if (gemm.tunable) gemm.tuned = device_->tuned_product(gemm.shape);
 }
 
 void Executor::bind_lanes(const Program &program) {
@@ -204,11 +169,22 @@ std::uint32_t *Executor::host_flag(const Program &program, const Operation &oper
     return program.host_flags + static_cast<std::size_t>(rank) * max_lanes + static_cast<std::size_t>(operation.slot);
 }
 
-Address Executor::on_device(std::uint32_t *host_flag) const {
-    Address address = 0;
-    device_->driver().check("cuMemHostGetDevicePointer",
-                            device_->driver().cuMemHostGetDevicePointer(&address, host_flag, 0));
-    return address;
+// Where a stream writes or awaits the flag of a signal or wait.
+Address Executor::flag_of(const Program &program, const Operation &operation) const {
+    Address flags = program.own_flags;
+    if (operation.in_host != 0) {
+        device_->driver().check("cuMemHostGetDevicePointer",
+                                device_->driver().cuMemHostGetDevicePointer(&flags, host_flag(program, operation), 0));
+        return flags;
+    }
+    if (operation.code == code_signal) {
+        const auto peer = static_cast<std::size_t>(operation.peer);
+        flags = peer < program.peer_flags.size() ? static_cast<Address>(program.peer_flags[peer]) : 0;
+        if (flags == 0) refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
+    } else if (flags == 0 || operation.slot < 0) {
+        refuse(operation, "this rank has no flags to wait for");
+    }
+    return flags + 4 * static_cast<Address>(operation.slot);
 }
 
 void Executor::add_host_step(const Program &program, const Operation &operation, std::uint32_t index) {
@@ -248,7 +224,7 @@ void Executor::add_step(const Operation &operation, std::uint32_t index, std::ui
 std::uint8_t Executor::weight_of(const Operation &operation, std::uint32_t payload) const {
     double more = 0.0;
     if (operation.code == code_copy) more = static_cast<double>(copies_[payload].bytes) / bytes_per_step;
-    if (operation.code == code_gemm) more = shape_of(gemms_[payload]).operations() / operations_per_step;
+    if (operation.code == code_gemm) more = gemms_[payload].shape.operations() / operations_per_step;
     return static_cast<std::uint8_t>(std::min(1.0 + more, most_weight));
 }
 
@@ -265,9 +241,6 @@ void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t i
 }
 
 void Executor::add_wait(const Program &program, const Operation &operation, std::uint32_t index) {
-    const bool in_host = operation.in_host != 0;
-    if (!in_host && (program.own_flags == 0 || operation.slot < 0))
-        refuse(operation, "this rank has no flags to wait for");
     const Address word = device_->progress_address(operation.lane);
     Lane &lane = lanes_[operation.lane];
     // Waits that follow one another on a lane share a batch: nothing stands between them.
@@ -283,8 +256,7 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
     lane.checkpoints.back().operation = index;
     MemOp wait{};
     wait.value.operation = mem_op_wait_value_32;
-    wait.value.address = in_host ? on_device(host_flag(program, operation))
-                                 : program.own_flags + 4 * static_cast<Address>(operation.slot);
+    wait.value.address = flag_of(program, operation);
     wait.value.flags = device_->wait_flags();
     // A write takes the lane 1.5 us: before a wait mostly while it would wait anyway, after it never.
     mem_ops_.push_back(write_word(word, 2 * index + 1));
@@ -326,25 +298,28 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     Gemm gemm{};
     gemm.handle = lanes_[operation.lane].handle;
     if ((a.op == op_c || b.op == op_c) && !is_complex(a.dtype)) refuse(operation, "only complex types are conjugated");
-    gemm.op_a = blas_op(a.op);
-    gemm.op_b = blas_op(b.op);
-    gemm.m = c.rows;
-    gemm.n = c.cols;
-    gemm.k = a.op != 0 ? a.rows : a.cols;
     const std::int64_t m = a.op != 0 ? a.cols : a.rows;
     const std::int64_t k = b.op != 0 ? b.cols : b.rows;
     const std::int64_t n = b.op != 0 ? b.rows : b.cols;
-    if (m != gemm.m || n != gemm.n || k != gemm.k) refuse(operation, "the shapes of its operands do not fit");
-    gemm.m += rows_to_add(a, c);
+    if (m != c.rows || n != c.cols || k != (a.op != 0 ? a.rows : a.cols))
+        refuse(operation, "the shapes of its operands do not fit");
     gemm.a = address_of(program, a);
     gemm.b = address_of(program, b);
     gemm.c = address_of(program, c);
-    gemm.lda = a.ld;
-    gemm.ldb = b.ld;
-    gemm.ldc = c.ld;
-    gemm.dtype = a.dtype;
-    gemm.dtype_c = c.dtype;
-    if (is_tunable(a.dtype) && gemm.m > 0 && gemm.n > 0 && gemm.k > 0) {
+    gemm.shape = {.dtype = a.dtype,
+                  .dtype_c = c.dtype,
+                  .op_a = blas_op(a.op),
+                  .op_b = blas_op(b.op),
+                  .m = m + rows_to_add(a, c),
+                  .n = n,
+                  .k = k,
+                  .lda = a.ld,
+                  .ldb = b.ld,
+                  .ldc = c.ld,
+                  .alignment_a = alignment_of(gemm.a),
+                  .alignment_b = alignment_of(gemm.b),
+                  .alignment_c = alignment_of(gemm.c)};
+    if (is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0) {
         gemm.tunable = true;
         gemm.workspace = lanes_[operation.lane].workspace;
     }

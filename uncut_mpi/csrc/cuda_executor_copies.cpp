@@ -176,11 +176,6 @@ void Executor::end_series(Lane &lane) {
     lane.others.clear();
 }
 
-void Executor::end_copies(const Program &program, Lane &lane) {
-    end_pack(program, lane);
-    end_series(lane);
-}
-
 void Executor::upload_packs() {
     if (packed_.empty()) return;
     table_ = device_->keep(packed_.data(), packed_.size() * sizeof(PackedCopy));

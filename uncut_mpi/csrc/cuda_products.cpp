@@ -33,18 +33,21 @@ std::uint32_t alignment_of(Address address) {
     return static_cast<std::uint32_t>(lowest == 0 ? 256 : std::min<Address>(lowest, 256));
 }
 
-Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
-                   Address b, const void *beta, Address c) {
-    if (shape.dtype == dtype_f32)
-        return blas.cublasSgemm_v2_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k,
-                                      static_cast<const float *>(alpha), reinterpret_cast<const float *>(a), shape.lda,
-                                      reinterpret_cast<const float *>(b), shape.ldb, static_cast<const float *>(beta),
-                                      reinterpret_cast<float *>(c), shape.ldc);
+Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
+                     Address b, const void *beta, Address c) {
+    const auto real = [&]<typename Real>(const auto &product, Real) {
+        return product(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, static_cast<const Real *>(alpha),
+                       reinterpret_cast<const Real *>(a), shape.lda, reinterpret_cast<const Real *>(b), shape.ldb,
+                       static_cast<const Real *>(beta), reinterpret_cast<Real *>(c), shape.ldc);
+    };
+    if (shape.dtype == dtype_f64) return {"cublasDgemm_v2_64", real(blas.cublasDgemm_v2_64, double{})};
+    if (shape.dtype == dtype_f32) return {"cublasSgemm_v2_64", real(blas.cublasSgemm_v2_64, float{})};
     const int type = type_of(shape.dtype);
-    return blas.cublasGemmEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
-                                reinterpret_cast<const void *>(a), type, shape.lda, reinterpret_cast<const void *>(b),
-                                type, shape.ldb, beta, reinterpret_cast<void *>(c), type_of(shape.dtype_c), shape.ldc,
-                                compute_of(shape.dtype), blas_gemm_default);
+    return {"cublasGemmEx_64",
+            blas.cublasGemmEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
+                                 reinterpret_cast<const void *>(a), type, shape.lda, reinterpret_cast<const void *>(b),
+                                 type, shape.ldb, beta, reinterpret_cast<void *>(c), type_of(shape.dtype_c), shape.ldc,
+                                 compute_of(shape.dtype), blas_gemm_default)};
 }
 
 TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes)

@@ -30,10 +30,14 @@ struct ProductShape {
 
 std::uint32_t alignment_of(Address address);
 
-// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory, of the type that sums. Of all
-// types but f64.
-Code usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
-                   Address b, const void *beta, Address c);
+struct Called {
+    const char *name;
+    Code code;
+};
+
+// C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory, of the type that sums.
+Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
+                     Address b, const void *beta, Address c);
 
 // One shape's descriptions, and what the library proposes for it.
 class TunedProduct {

@@ -25,6 +25,13 @@ double now_s() { return std::chrono::duration<double>(std::chrono::steady_clock:
 
 }  // namespace
 
+void tell_others(std::uint64_t *word, std::uint64_t call, bool lost) {
+    const std::uint64_t ours = call | (lost ? context_lost : 0);
+    // Ranks may fail at the same time, and that one has lost its context must not be lost.
+    for (std::uint64_t said = std::atomic_ref(*word);;)
+        if (std::atomic_ref(*word).compare_exchange_weak(said, has_failed(said, call) ? said | ours : ours)) return;
+}
+
 HostWorker::HostWorker() { threads_.emplace_back(&HostWorker::loop, this, 0); }
 
 HostWorker::~HostWorker() {
@@ -82,13 +89,12 @@ void HostWorker::loop(std::size_t thread) {
 void HostWorker::run(std::size_t thread) {
     Result result;
     for (int idle = 0; !stopping_;) {
-        constexpr std::uint64_t any_reason = ~(std::uint64_t{1} << 63);
-        const std::uint64_t failed = std::atomic_ref(*work_.abort).load(std::memory_order_acquire);
+        const bool failed = has_failed(std::atomic_ref(*work_.abort).load(std::memory_order_acquire), work_.call);
         bool moved = false, through = true;
         for (std::size_t l = thread; l < lanes_.size(); l += sharing_) {
             if (lanes_[l].at == (*work_.lanes)[l].steps.size()) continue;
             through = false;
-            moved = advance(l, (failed & any_reason) == work_.call, result) || moved;
+            moved = advance(l, failed, result) || moved;
         }
         if (through) break;
         idle = moved ? 0 : idle + 1;
@@ -98,20 +104,19 @@ void HostWorker::run(std::size_t thread) {
             sched_yield();
         }
     }
-    add(result);
+    const std::lock_guard lock(mutex_);
+    result_.add(result);
 }
 
-// Adds what a thread has done.
-void HostWorker::add(const Result &result) {
-    const std::lock_guard lock(mutex_);
-    result_.tasks += result.tasks;
-    result_.copy_bytes += result.copy_bytes;
-    result_.aborted = result_.aborted || result.aborted;
-    result_.times.insert(result_.times.end(), result.times.begin(), result.times.end());
-    if (result.file_error == 0 || result_.file_error != 0) return;
-    result_.file_error = result.file_error;
-    result_.descriptor = result.descriptor;
-    result_.operation = result.operation;
+void HostWorker::Result::add(const Result &more) {
+    tasks += more.tasks;
+    copy_bytes += more.copy_bytes;
+    aborted = aborted || more.aborted;
+    host_times.insert(host_times.end(), more.host_times.begin(), more.host_times.end());
+    if (more.file_error == 0 || file_error != 0) return;
+    file_error = more.file_error;
+    descriptor = more.descriptor;
+    operation = more.operation;
 }
 
 // One turn of a lane; whether it got on.
@@ -167,7 +172,7 @@ bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
     lane.column = lane.announced = 0;
     ++result.tasks;
     result.copy_bytes += static_cast<std::int64_t>(step.width * step.columns);
-    if (work_.traced) result.times.push_back({step.operation, lane.began_s, now_s()});
+    if (work_.traced) result.host_times.push_back({step.operation, lane.began_s, now_s()});
     return true;
 }
 
@@ -205,11 +210,7 @@ void HostWorker::move(Lane &lane, const HostStep &step, Result &result) {
         result.descriptor = moved.descriptor;
         result.operation = step.operation;
         lane.failed = true;
-        std::uint64_t said = std::atomic_ref(*work_.abort);
-        constexpr std::uint64_t any_reason = ~(std::uint64_t{1} << 63);
-        while ((said & any_reason) != work_.call &&
-               !std::atomic_ref(*work_.abort).compare_exchange_weak(said, work_.call)) {
-        }
+        tell_others(work_.abort, work_.call, false);
         return;
     }
     lane.row += bytes;

@@ -42,24 +42,35 @@ struct HostLane {
 // Which operation a copy was, when it began and when it ended, in seconds of the system's monotonic clock.
 using HostTime = std::tuple<std::uint32_t, double, double>;
 
+// In the abort word beside a number of a call, which is below it: a rank that has failed has lost its context.
+inline constexpr std::uint64_t context_lost = std::uint64_t{1} << 63;
+
+inline bool has_failed(std::uint64_t word, std::uint64_t call) { return (word & ~context_lost) == call; }
+
+// Say in the abort word that a call has failed here, and keep what another rank has said of it.
+void tell_others(std::uint64_t *word, std::uint64_t call, bool lost);
+
 class HostWorker {
   public:
     struct Work {
         const std::vector<HostLane> *lanes;
         std::uint32_t epoch;
-        std::uint64_t *abort;     // a word; once it says `call`, signals alone are left to do, whatever its last bit
-        std::uint64_t call;       // below 2^63
+        std::uint64_t *abort;  // the abort word; once it says `call`, signals alone are left to do
+        std::uint64_t call;
         std::uint32_t *progress;  // by the number of a lane: how often it got on
         bool traced;
     };
     struct Result {
         std::int64_t tasks = 0, copy_bytes = 0;
-        bool aborted = false;  // copies were left out
-        int file_error = 0;    // of the first copy that failed, as of `read_run`
-        int descriptor = -1;   // of its file
-        std::uint32_t operation = 0;
+        bool aborted = false;         // some were left out because another rank, or another task here, had failed
+        std::int64_t operation = -1;  // that failed; -1 if it is not known which
+        int file_error = 0;           // what it is where a file could not be read or written, as of `read_run`
+        int descriptor = -1;          // of that file
         // Of a traced run, in the order in which copies ended.
-        std::vector<HostTime> times;
+        std::vector<HostTime> host_times;
+
+        // The first error of a file counts.
+        void add(const Result &more);
     };
 
     HostWorker();
@@ -91,7 +102,6 @@ class HostWorker {
     bool advance(std::size_t number, bool signals_only, Result &result);
     bool copy(Lane &lane, const HostStep &step, Result &result);
     void move(Lane &lane, const HostStep &step, Result &result);
-    void add(const Result &result);
 
     Work work_{};
     Result result_;

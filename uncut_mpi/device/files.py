@@ -112,12 +112,8 @@ class FileWindows:
         DataFileError
             If a file cannot be read or written, or ends before.
         """
-        ends = []
-        for address, apart in ((to, to_pitch), (source, pitch)):
-            window = self.at(address)
-            file = (0, 0, -1) if window is None else (window.address, window.nbytes, window.descriptor)
-            ends.append((*file, address, apart))
-        code, descriptor = _native.copy_with_files(ends[0], ends[1], *shape, transposed_bytes)
+        ends = (to, to_pitch), (source, pitch)
+        code, descriptor = _native.copy_with_files(self.table(), *ends, *shape, transposed_bytes)
         if code:
             failed = self.of(descriptor)
             assert failed is not None  # it is one of ours
@@ -127,6 +123,6 @@ class FileWindows:
         """Return the window of a descriptor."""
         return next((one for one in self._windows if one.descriptor == descriptor), None)
 
-    def table(self) -> list[tuple[int, int, int]]:
-        """Return address, bytes and descriptor of each, for the native executor."""
-        return [(one.address, one.nbytes, one.descriptor) for one in self._windows]
+    def table(self) -> list[_native.HostFile]:
+        """Return them for the core."""
+        return [_native.HostFile(one.address, one.nbytes, one.descriptor) for one in self._windows]
