@@ -518,6 +518,7 @@ class CudaDriver:
 
 class CudaBlas:
     def __init__(self, library: str = "") -> None: ...
+    path: Final[str]
 
 class CudaDevice:
     def __init__(self, driver: CudaDriver, blas: CudaBlas, ordinal: int) -> None: ...
@@ -597,7 +598,7 @@ def copy_with_files(
     """
     Copy columns of so many bytes (`width`), one end or both in files.
 
-    An end is an address and the bytes from one column to the next. Elements of `transposed_bytes` are transposed, if not 0: then
-    columns are rows of the source. Returns 0, an error number of the system, or −1 if the file ends before, and the
-    descriptor of the file.
+    An end is an address and the bytes from one column to the next. Elements of `transposed_bytes` are transposed, if
+    not 0: then columns are rows of the source. Returns 0, an error number of the system, or −1 if the file ends before,
+    and the descriptor of the file.
     """

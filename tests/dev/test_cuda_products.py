@@ -10,7 +10,7 @@ import pytest
 
 from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers.pushed import Pushed
-from uncut_mpi.device.cuda.warmup import GemmSignature, WarmupList
+from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
 from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
@@ -74,10 +74,10 @@ def products(n_of_each, dtype, memory, dtype_c=None):
     """A list of products C_i := A B, of 16 rows, as many columns and steps of k as given, as often as given."""
     todo = WarmupList(1)
     for n, k, count in n_of_each:
-        types = (dtype, dtype_c or dtype.accumulator)
-        signature = GemmSignature(16, n, k, 0, 0, (16, 16, k), *types, (0, 0, 0), accumulates=True)
+        c = Region(dtype_c or dtype.accumulator, 0, 0, 0, 16, n, 16)
+        a, b = (Region(dtype, 0, 0, 0, rows, cols, rows) for rows, cols in ((16, k), (k, n)))
         for _ in range(count):
-            todo.gemm(signature, signature.lds, 0)
+            todo.gemm(GemmSignature(c, a, b, accumulates=True), 0)
     address = memory.ctypes.data + -memory.ctypes.data % 256
     return todo.program(), np.array([address, address], np.int64)
 

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.device.cuda import CudaBackend, tuning
-from uncut_mpi.device.cuda.tuning import TunedProduct
+from uncut_mpi.device.cuda import CudaBackend, preparation
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import StallError
 from uncut_mpi.model.dtypes import DType
@@ -249,8 +248,8 @@ class ProcessRanks:
         self.epoch = (self.epoch + self._span) % 2**32
         return reports
 
-    def tuned(self) -> list[TunedProduct]:
-        """The products of all ranks that were timed."""
+    def tuned(self) -> list[tuple[list[int], float, float]]:
+        """The products of all ranks that were timed: type and more, time by the usual kernel and by the best."""
         return [one for found in self._all("tuned") for one in found]
 
     def close(self) -> None:
@@ -276,7 +275,7 @@ def _serve(pipe: Any, number: int) -> None:
             if what == "begin":
                 encoded, tune_from = arguments
                 if tune_from is not None:
-                    tuning.LEAST_TUNED_OPERATIONS = tune_from  # in this process alone
+                    preparation.LEAST_TUNED_OPERATIONS = tune_from  # in this process alone
                 rank = Rank(Schedule.decode(encoded), number, tune=tune_from is not None)
                 value = rank.export()
             elif what == "run":
@@ -285,7 +284,7 @@ def _serve(pipe: Any, number: int) -> None:
             elif what == "unmap":
                 value = rank.backend._imports.close_all()
             elif what == "tuned":
-                value = rank.backend.tuning.found()
+                value = rank.backend._native.tuned_products()
             else:
                 value = getattr(rank, what)(*arguments)
             pipe.send((True, value))

@@ -123,7 +123,7 @@ def test_tuned_products_are_right(started, lasting_processes, dtype, trans, exte
     ranks = started(ProcessRanks, case.build(), lasting_processes(), tune_from=1e6)
     timed = ranks.tuned()
     assert timed
-    assert all(one.dtype is dtype and 0 < one.best_s <= one.usual_s < 1e-2 for one in timed)
+    assert all(of[0] == dtype and 0 < best_s <= usual_s < 1e-2 for of, usual_s, best_s in timed)
     for seed, (alpha, beta) in enumerate([(1.2345, 1.1154), (-0.5, 0.0)]):
         load(case, ranks, seed=seed)
         reports = ranks.run(alpha, beta)

@@ -7,7 +7,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.products import Case, make_operands, mismatch, release
-from uncut_mpi.device.cuda import tuning
+from uncut_mpi.device.cuda import preparation
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
 def tuned_session(comm):
     """A session that times products of any size worth it in a test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "LEAST_TUNED_OPERATIONS", 1e6)
+        patch.setattr(preparation, "LEAST_TUNED_OPERATIONS", 1e6)
         with um.Session(comm, backend="cuda", timeout_s=30, tune_products=True) as session:
             yield session
 
@@ -41,5 +41,5 @@ def test_tuned_products_are_right_call_after_call(tuned_session, comm, dtype, pl
         wrong.append(mismatch(case, operands))
         release(session, operands)
     collective_assert(comm, not any(wrong), f"{wrong}")
-    timed = sum(allgather(comm, len(session._backend.tuning.found())))
+    timed = sum(allgather(comm, len(session._backend._native.tuned_products())))
     collective_assert(comm, timed > 0, "no product was timed")

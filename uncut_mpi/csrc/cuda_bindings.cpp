@@ -84,7 +84,8 @@ void bind_cuda(nb::module_ &m) {
             },
             nb::arg("ordinal"));
     nb::class_<Blas>(m, "CudaBlas", "cuBLAS's functions, by default of the library loaded already.")
-        .def(nb::init<const std::string &>(), nb::arg("library") = "");
+        .def(nb::init<const std::string &>(), nb::arg("library") = "")
+        .def_prop_ro("path", &Blas::path);
     nb::class_<DeviceState>(m, "CudaDevice", "One device: its primary context, streams, handles and events.")
         .def(nb::init<std::shared_ptr<Driver>, std::shared_ptr<Blas>, int>(), nb::arg("driver"), nb::arg("blas"),
              nb::arg("ordinal"))

@@ -73,15 +73,14 @@ std::string Driver::uuid(int ordinal) const {
     return {std::begin(found.bytes), std::end(found.bytes)};
 }
 
-Blas::Blas(const std::string &library) {
-    std::string path = library;
-    if (path.empty() && dl_iterate_phdr(find_loaded_blas, &path) == 0)
+Blas::Blas(const std::string &library) : path_(library) {
+    if (path_.empty() && dl_iterate_phdr(find_loaded_blas, &path_) == 0)
         throw Failure("libcublas is not loaded in this process; install cupy with its libraries", -1);
-    void *handle = dlopen(path.c_str(), RTLD_NOW | (library.empty() ? RTLD_NOLOAD : RTLD_LOCAL));
+    void *handle = dlopen(path_.c_str(), RTLD_NOW | (library.empty() ? RTLD_NOLOAD : RTLD_LOCAL));
     if (handle == nullptr) throw Failure("cannot open cuBLAS: " + last_loader_error(), -1);
     const auto load = [&](const char *name) {
         void *address = dlsym(handle, name);
-        if (address == nullptr) throw Failure(path + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
+        if (address == nullptr) throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
         return address;
     };
 #define UNCUT_LOAD(name, ...) name = reinterpret_cast<signature::name##_t *>(load(#name));

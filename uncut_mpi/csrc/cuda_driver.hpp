@@ -248,8 +248,12 @@ class Blas {
     UNCUT_BLAS_FUNCTIONS(UNCUT_MEMBER)
 #undef UNCUT_MEMBER
 
+    const std::string &path() const { return path_; }
     std::string describe(const char *call, Code code) const;
     void check(const char *call, Code code) const;
+
+  private:
+    std::string path_;
 };
 
 // Whether an error leaves the context unusable, so that nothing more can be issued or written.

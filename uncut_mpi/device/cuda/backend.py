@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from uncut_mpi.device.cuda.pinning import pinned_memory
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
 from uncut_mpi.device.cuda.probe import CudaProbe
-from uncut_mpi.device.cuda.tuning import ProductTuning
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import (
@@ -111,7 +109,6 @@ class CudaBackend(Backend):
         self._marked: Sequence[int] = ()
         self.files = FileWindows()
         self._preparation = Preparation(self._native, self._description(), self._malloc, self.files)
-        self.tuning = ProductTuning(self._native, self._preparation)
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -319,7 +316,7 @@ class CudaBackend(Backend):
                 address = flags.host.ctypes.data
                 self._pinned.pin(self._pins, address, flags.host.nbytes)
                 on_close = made.callback(functools.partial(self._forget_flags, address))
-            with self.tuning.timing():
+            with self._preparation.timing():
                 executable = self._preparation.bind(program, addresses, flags, board, on_close)
             self._preparation.warm_up(program, addresses)
             made.pop_all()
@@ -365,26 +362,29 @@ class CudaBackend(Backend):
             try:
                 self.fill_random(base, nbytes, dtype)
                 # Run as a list of products, so that the time to issue one hides behind the one before.
-                signature = square(size, dtype)
                 todo = WarmupList(1)
                 for _ in range(_TIMED_PRODUCTS):
-                    todo.gemm(signature, signature.lds, 0)
+                    todo.gemm(square(size, dtype), 0)
                 program = todo.program()
-                operands = program.operands.copy()
-                operands["offset"][0::3] = nbytes  # C behind A, which is B as well
-                return self._scratch_probe(
-                    base,
-                    dataclasses.replace(program, operands=operands),
-                    _TIMED_PRODUCTS,
-                    lambda: self._runtime.free(base),
-                )
+                program.operands["offset"][0::3] = nbytes  # C behind A, which is B as well
+                with self._preparation.timing():
+                    executable = self._preparation.bind_scratch(program, base)
             except BaseException:
                 self._runtime.free(base)
                 raise
 
+        def multiply() -> None:
+            raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+
+        def end() -> None:
+            executable.close()
+            self._runtime.free(base)
+
+        return CudaProbe(self._current, self._native.compute_stream(0), multiply, _TIMED_PRODUCTS, end)
+
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`."""
-        self.tuning.use(tune=tune)
+        self._preparation.tune_products(tune=tune)
 
     def energy_j(self) -> float | None:
         """See `Backend.energy_j`: NVML's counter; None without nvidia-ml-py, or where the device has none."""
@@ -405,22 +405,6 @@ class CudaBackend(Backend):
             self._native.close()
 
     # -- parts -------------------------------------------------------------------------------
-
-    def _scratch_probe(
-        self, base: int, program: OperationList, times: int, free: Callable[[], None] = lambda: None
-    ) -> Timeable:
-        """Return a probe of a list of products on scratch memory; `free` is called when it is closed."""
-        with self.tuning.timing():
-            executable = self._preparation.bind_scratch(program, base)
-
-        def multiply() -> None:
-            raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
-
-        def end() -> None:
-            executable.close()
-            free()
-
-        return CudaProbe(self._current, self._native.compute_stream(0), multiply, times, end)
 
     def _description(self) -> str:
         return f"CUDA device {self._ordinal} ({self._name})"

@@ -10,9 +10,9 @@ from typing import Final
 from uncut_mpi.errors import TopologyError
 from uncut_mpi.segments import boot_id
 
-_LAYOUT: Final = struct.Struct("<4sIQQQQ16s36s16s64s")
+_LAYOUT: Final = struct.Struct("<4sIQ36s16s16sQQQ64s")
 _MAGIC: Final = b"UMCU"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 def pid_namespace() -> str:
@@ -23,7 +23,7 @@ def pid_namespace() -> str:
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryHandle:
     """
-    One allocation, as another process must know it.
+    One allocation, as another process must know it; the fields are in the order of `_LAYOUT`.
 
     Attributes
     ----------
@@ -49,18 +49,8 @@ class MemoryHandle:
 
     def encode(self) -> bytes:
         """Return the handle as bytes of fixed length."""
-        return _LAYOUT.pack(
-            _MAGIC,
-            _VERSION,
-            self.pid,
-            self.base,
-            self.nbytes,
-            self.buffer_id,
-            self.uuid,
-            self.boot.encode(),
-            self.namespace.encode(),
-            self.ipc,
-        )
+        fields = (one.encode() if isinstance(one, str) else one for one in dataclasses.astuple(self))
+        return _LAYOUT.pack(_MAGIC, _VERSION, *fields)
 
     @classmethod
     def decode(cls, data: bytes) -> MemoryHandle:
@@ -77,17 +67,8 @@ class MemoryHandle:
                 f"{len(data)} bytes are not a device memory handle of this version: "
                 "all ranks need the same backend and the same uncut_mpi"
             )
-        _, _, pid, base, nbytes, buffer_id, uuid, boot, namespace, ipc = _LAYOUT.unpack(data)
-        return cls(
-            pid=pid,
-            boot=boot.rstrip(b"\0").decode(),
-            namespace=namespace.rstrip(b"\0").decode(),
-            uuid=uuid,
-            base=base,
-            nbytes=nbytes,
-            buffer_id=buffer_id,
-            ipc=ipc,
-        )
+        _, _, pid, boot, namespace, *others = _LAYOUT.unpack(data)
+        return cls(pid, boot.rstrip(b"\0").decode(), namespace.rstrip(b"\0").decode(), *others)
 
     def check_same_node(self) -> None:
         """

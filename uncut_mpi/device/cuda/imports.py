@@ -49,12 +49,14 @@ class ImportCache:
         key = (handle.pid, handle.uuid, handle.base, handle.buffer_id)
         address = self._address.get(key)
         if address is None:
-            peer = self._uuids.index(handle.uuid) if handle.uuid in self._uuids else None
-            self._check_access(handle, peer)
-            if handle.pid == os.getpid():
-                address = self._same_process(handle, peer)
-            else:
-                address = self._map(handle)
+            # What this process does not see cannot be asked for access, and is tried.
+            peer = self._uuids.index(handle.uuid) if handle.uuid in self._uuids else self._ordinal
+            if peer != self._ordinal and not self._runtime.deviceCanAccessPeer(self._ordinal, peer):
+                raise TopologyError(
+                    f"device {self._ordinal} of this process has no peer access to {format_uuid(handle.uuid)} (device "
+                    f"{peer}): choose GPUs that reach each other (NVLink, or PCIe below one root), or use fewer ranks"
+                )
+            address = self._same_process(handle, peer) if handle.pid == os.getpid() else self._map(handle)
             self._address[key] = address
         self._uses[address] = self._uses.get(address, 0) + 1
         return address
@@ -79,18 +81,9 @@ class ImportCache:
             self._uses[address] = 1
             self.close(address)
 
-    def _check_access(self, handle: MemoryHandle, peer: int | None) -> None:
-        if peer is None or peer == self._ordinal:
-            return
-        if not self._runtime.deviceCanAccessPeer(self._ordinal, peer):
-            raise TopologyError(
-                f"device {self._ordinal} of this process has no peer access to {format_uuid(handle.uuid)} (device "
-                f"{peer}): choose GPUs that reach each other (NVLink, or PCIe below one root), or use fewer ranks"
-            )
-
-    def _same_process(self, handle: MemoryHandle, peer: int | None) -> int:
+    def _same_process(self, handle: MemoryHandle, peer: int) -> int:
         # CUDA refuses to open a handle in the process that made it: the pointer itself is good here.
-        if peer is not None and peer != self._ordinal:
+        if peer != self._ordinal:
             try:
                 self._runtime.deviceEnablePeerAccess(peer)
             except self._runtime.CUDARuntimeError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import MAX_SUMMANDS
 
@@ -201,15 +200,10 @@ extern "C" __global__ void {name}(const arguments a) {{
 _WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
 
-def types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
+def _types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
     """Return the written type and the types of the regions read."""
-    written = DType(signature & 15)
-    reads = []
-    signature >>= 4
-    while signature:
-        reads.append(DType((signature & 15) - 1))
-        signature >>= 4
-    return written, tuple(reads)
+    reads = (signature >> shift & 15 for shift in range(4, signature.bit_length(), 4))
+    return DType(signature & 15), tuple(DType(read - 1) for read in reads)
 
 
 def kernel_name(signature: int) -> str:
@@ -218,19 +212,12 @@ def kernel_name(signature: int) -> str:
         return "pack"
     if signature & TRANSPOSING:
         return f"transpose_{signature ^ TRANSPOSING}"
-    written, reads = types_of(signature)
+    written, reads = _types_of(signature)
     return "_".join(("combine", written.name, *(read.name for read in reads)))
 
 
 def kernel_source(signatures: Iterable[int]) -> str:
-    """
-    Return CUDA C++ text with one kernel per signature.
-
-    Raises
-    ------
-    DeviceError
-        If a signature mixes f64 with a half type, or a complex type with another, which no schedule does.
-    """
+    """Return CUDA C++ text with one kernel per signature; no schedule mixes f64 with half types, or complex types."""
     return _PRELUDE + "".join(_one(signature) for signature in signatures)
 
 
@@ -239,15 +226,8 @@ def _one(signature: int) -> str:
         return _PACK.format(name=kernel_name(signature))
     if signature & TRANSPOSING:
         return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[signature ^ TRANSPOSING])
-    written, reads = types_of(signature)
-    if len(reads) > MAX_SUMMANDS:
-        raise DeviceError(f"a COMBINE of {len(reads)} regions was asked for; at most {MAX_SUMMANDS} are supported")
-    involved = (written, *reads)
-    wide = DType.f64 in involved
-    mixed = any(dtype.is_complex for dtype in involved) and len({*involved}) > 1
-    if mixed or (wide and any(dtype.sums_wider for dtype in involved)):
-        raise DeviceError(f"a COMBINE cannot mix {' and '.join(sorted({t.name for t in involved}))}")
-    total = _TYPES[written] if written.is_complex else "double" if wide else "float"
+    written, reads = _types_of(signature)
+    total = _TYPES[written] if written.is_complex else "double" if DType.f64 in (written, *reads) else "float"
     return _KERNEL.format(
         name=kernel_name(signature),
         written=_TYPES[written],

@@ -12,7 +12,6 @@ from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, DeviceError, reason
 
 OUT_OF_MEMORY = 2
-
 _INSTALL = "install it with: python -m pip install cupy-cuda12x (CUDA 12) or cupy-cuda13x (CUDA 13)"
 
 
@@ -65,21 +64,19 @@ class device_errors:  # used like a function; as a generator it takes a microsec
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception):
+            return
         if isinstance(error, _native.CudaError):
             text, code = error.args
-            raise _translated(self._what, text, code, self._no_memory) from error
-        if isinstance(error, Exception):
-            cupy = import_cupy()
-            if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
-                raise _translated(self._what, reason(error), OUT_OF_MEMORY, self._no_memory) from error
-            if isinstance(error, cupy.cuda.runtime.CUDARuntimeError):
-                raise _translated(self._what, reason(error), int(error.status), self._no_memory) from error
-
-
-def _translated(what: str, text: str, code: int, no_memory: str) -> DeviceError | CapacityError:
-    if code == OUT_OF_MEMORY:
-        return CapacityError(f"{what}: {text}; {no_memory}")
-    return DeviceError(f"{what}: {text}")
+        elif isinstance(error, import_cupy().cuda.memory.OutOfMemoryError):
+            text, code = reason(error), OUT_OF_MEMORY
+        elif isinstance(error, import_cupy().cuda.runtime.CUDARuntimeError):
+            text, code = reason(error), int(error.status)
+        else:
+            return
+        if code == OUT_OF_MEMORY:
+            raise CapacityError(f"{self._what}: {text}; {self._no_memory}") from error
+        raise DeviceError(f"{self._what}: {text}") from error
 
 
 @functools.cache

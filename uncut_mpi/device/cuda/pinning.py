@@ -9,6 +9,7 @@ be page-locked as a whole is not used by any device, and what other matrices sti
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -134,25 +135,21 @@ class PinnedMemory:
         return kind
 
 
-_of_process: list[PinnedMemory] = []
-
-
+@functools.cache
 def pinned_memory(runtime: Any) -> PinnedMemory:
     """Return the ranges of this process, which all its backends share; `runtime` is cupy's."""
-    if not _of_process:
 
-        def register(address: int, nbytes: int, flags: int) -> int:
-            try:
-                runtime.hostRegister(address, nbytes, flags)
-            except runtime.CUDARuntimeError as error:
-                return int(error.status)
-            return 0
+    def register(address: int, nbytes: int, flags: int) -> int:
+        try:
+            runtime.hostRegister(address, nbytes, flags)
+        except runtime.CUDARuntimeError as error:
+            return int(error.status)
+        return 0
 
-        def is_known(address: int) -> bool:
-            return bool(runtime.pointerGetAttributes(address).type != _UNREGISTERED)
+    def is_known(address: int) -> bool:
+        return bool(runtime.pointerGetAttributes(address).type != _UNREGISTERED)
 
-        _of_process.append(PinnedMemory(register, runtime.hostUnregister, is_known))
-    return _of_process[0]
+    return PinnedMemory(register, runtime.hostUnregister, is_known)
 
 
 def _in_part(address: int, nbytes: int, whose: str) -> PinError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import functools
 from typing import Any
 
 
@@ -18,37 +19,30 @@ class PowerMeter:
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
-        self._opening = threading.Lock()
-        self._opened = False
-        self._nvml: Any = None
-        self._handle: Any = None
 
     def energy_j(self) -> float | None:
         """Return joules since the driver was loaded; None if they cannot be known. Never raises."""
-        with self._opening:
-            if not self._opened:
-                self._opened = True
-                self._open()
-        if self._nvml is None:
+        if self._counter is None:
             return None
+        nvml, handle = self._counter
         try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) * 1e-3
-        except self._nvml.NVMLError:
+            return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) * 1e-3
+        except nvml.NVMLError:
             return None
 
-    def _open(self) -> None:
+    @functools.cached_property
+    def _counter(self) -> tuple[Any, Any] | None:
+        """NVML and the handle of the device."""
         try:
             import pynvml
         except ImportError:
-            return
-        try:
+            return None
+        with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()  # counted by NVML, and given back when the process ends
             # By number and compared: asking by UUID is refused in some containers.
             for number in range(pynvml.nvmlDeviceGetCount()):
                 handle = pynvml.nvmlDeviceGetHandleByIndex(number)
                 found = pynvml.nvmlDeviceGetUUID(handle)
                 if (found.decode() if isinstance(found, bytes) else found) == self._uuid:
-                    self._handle, self._nvml = handle, pynvml
-                    return
-        except pynvml.NVMLError:
-            return
+                    return pynvml, handle
+        return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,6 +20,9 @@ from uncut_mpi.errors import CapacityError, DeviceError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Role
+
+LEAST_TUNED_OPERATIONS: Final = 1e9
+"""Floating-point operations of a product below which the library's choice stays: it takes some µs in any case."""
 
 _LEAST_SCRATCH_BYTES = 2 << 20
 _HOST_SCRATCH_BYTES = 4096
@@ -39,7 +44,9 @@ def own_memory(program: OperationList, addresses: np.ndarray) -> tuple[int, int]
 
 class Preparation:
     """
-    The kernels of one device that are loaded, and what has been warmed up there.
+    The kernels of one device that are loaded, what has been warmed up there, and whether products are timed.
+
+    In f32, tf32, f16 and bf16 what the library proposes for a product may be timed, and the fastest taken.
 
     The device is current whenever a method is called, and nothing is in flight on it.
 
@@ -62,7 +69,8 @@ class Preparation:
         self._cupy = import_cupy()
         self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
         self._kernels: dict[int, Any] = {}  # by signature, with what they were loaded from
-        self._warm: set[object] = set()
+        self._warm: set[Any] = set()
+        self._least_operations = math.inf
 
     def bind(
         self,
@@ -89,48 +97,56 @@ class Preparation:
             If there is no memory for the scratch, even with the least leading dimensions.
         """
         lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
-        signatures = sorted(gemm_signatures(program, addresses) - self._warm, key=repr)
-        dtypes = sorted({DType(int(code)) for code in np.unique(program.operands["dtype"])})
+        new = gemm_signatures(program, addresses) - self._warm
+        signatures = sorted(new)
+        dtypes = {DType(int(code)) for code in np.unique(program.operands["dtype"])}
         host = bool(program.in_host().any())
-        copies = [(dtype, host) for dtype in dtypes if ("copies", dtype, host) not in self._warm]
-        todo = WarmupList(lanes)
-
-        def fill(lds_of: Any) -> int:
-            nonlocal todo
-            todo, need = WarmupList(lanes), _LEAST_SCRATCH_BYTES
-            for number, signature in enumerate(signatures):
-                todo.gemm(signature, lds_of(signature), number % max(1, lanes))
-                need = max(need, signature.scratch_bytes(lds_of(signature)))
-            return need
-
-        new_handles = [
-            (dtype, lane) for dtype in dtypes for lane in range(lanes) if ("handle", dtype, lane) not in self._warm
-        ]
-        if not (signatures or copies or new_handles):
+        copies = {("copies", dtype, host) for dtype in dtypes} - self._warm
+        handles = {("handle", dtype, lane) for dtype in dtypes for lane in range(lanes)} - self._warm
+        if not (signatures or copies or handles):
             return
         (base, room), scratch = own_memory(program, addresses), 0
-        nbytes = fill(lambda signature: signature.lds)
-        if nbytes > room:
+        if _scratch_bytes(signatures) > room:
             try:
-                base = scratch = self._malloc(nbytes)
+                base = scratch = self._malloc(_scratch_bytes(signatures))
             except CapacityError:
-                base = scratch = self._malloc(fill(GemmSignature.compact_lds))
+                signatures = [one.compact() for one in signatures]
+                base = scratch = self._malloc(_scratch_bytes(signatures))
         try:
+            todo = WarmupList(lanes)
+            for number, signature in enumerate(signatures):
+                todo.gemm(signature, number % max(1, lanes))
             # Every handle multiplies once in every type: a handle may prepare itself at its first use.
-            for dtype, lane in new_handles:
-                todo.gemm(square(_SMALL, dtype), (_SMALL,) * 3, lane)
-            for dtype, with_host in copies:
-                todo.copies(dtype, host=with_host)
+            for _, dtype, lane in sorted(handles):
+                todo.gemm(square(_SMALL, dtype), lane)
+            for _, dtype, _ in sorted(copies):
+                todo.copies(dtype, host=host)
             raise_error(
                 self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=_PATIENCE_S).error
             )
         finally:
             self._cupy.cuda.runtime.free(scratch)
-        self._warm.update(signatures)
-        self._warm.update(("copies", *pair) for pair in copies)
-        self._warm.update(("handle", *pair) for pair in new_handles)
+        self._warm |= new | copies | handles
 
-    def forget_products(self) -> None:
+    def tune_products(self, *, tune: bool) -> None:
+        """Choose kernels of products by their time from now on, or leave it to the library."""
+        self._least_operations = LEAST_TUNED_OPERATIONS if tune else math.inf
+        self._native.tune_products(self._least_operations, timing=False)
+        self._forget_products()
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[None]:
+        """Time the products of what is bound meanwhile, if that is wanted; what only warms up uses what was found."""
+        known = len(self._native.tuned_products())
+        self._native.tune_products(self._least_operations, timing=True)
+        try:
+            yield
+        finally:
+            self._native.tune_products(self._least_operations, timing=False)
+            if len(self._native.tuned_products()) != known:
+                self._forget_products()
+
+    def _forget_products(self) -> None:
         """Take no product for warm any more: what the library runs for it may be another kernel now."""
         self._warm = {one for one in self._warm if not isinstance(one, GemmSignature)}
 
@@ -164,6 +180,10 @@ class Preparation:
             self._native.run_on_nothing(function.ptr)
             self._kernels[signature] = module, function
         return int(self._kernels[signature][1].ptr)
+
+
+def _scratch_bytes(signatures: Sequence[GemmSignature]) -> int:
+    return max([_LEAST_SCRATCH_BYTES, *(one.nbytes for one in signatures)])
 
 
 def raise_error(error: BaseException | None) -> None:

@@ -8,9 +8,8 @@ once, on scratch memory, before the opening barrier.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -32,111 +31,84 @@ _ALIGNMENT: Final = 256
 _SCRATCH, _HOST_SCRATCH = 0, 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GemmSignature:
+class Region(NamedTuple):
     """
-    All that cuBLAS may look at when it chooses a kernel.
+    What cuBLAS may look at of an operand.
 
     Attributes
     ----------
-    m, n, k : int
-        Rows and columns of C, and the shared extent (elements).
-    op_a, op_b : int
-        `Op` codes.
-    lds : tuple of int
-        Leading dimensions of C, A and B (elements).
-    dtype, dtype_c : DType
-        Type of A and B, and of C.
-    alignments : tuple of int
-        Addresses of C, A and B modulo 256.
-    accumulates : bool
-        Whether C is read.
-    rooms : tuple of int
-        Rows of padding behind C and A, which the executor may add to the product.
+    dtype : DType
+        Of its elements.
+    op : int
+        `Op` code.
+    room : int
+        Rows of padding behind it, which the executor may add to the product.
+    alignment : int
+        Address modulo 256.
+    rows, cols, ld : int
+        As it lies in memory (elements).
     """
 
-    m: int
-    n: int
-    k: int
-    op_a: int
-    op_b: int
-    lds: tuple[int, int, int]
     dtype: DType
-    dtype_c: DType
-    alignments: tuple[int, int, int]
+    op: int
+    room: int
+    alignment: int
+    rows: int
+    cols: int
+    ld: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the granule that it begins in to its end."""
+        return (self.ld * (self.cols - 1) + self.rows + self.room) * self.dtype.itemsize + self.alignment
+
+    def compact(self) -> Region:
+        """Return it with the least leading dimension of the same alignment class, for when memory is short."""
+        granule = _ALIGNMENT // self.dtype.itemsize
+        return self._replace(ld=min(self.ld, self.rows + (self.ld - self.rows) % granule))
+
+
+class GemmSignature(NamedTuple):
+    """All that cuBLAS may look at when it chooses a kernel: C, A and B, and whether C is read."""
+
+    c: Region
+    a: Region
+    b: Region
     accumulates: bool
-    rooms: tuple[int, int] = (0, 0)
 
-    def operands(self, lds: tuple[int, int, int]) -> Iterator[tuple[int, int, int, DType, int, int, int]]:
-        """Yield (rows, cols, ld, dtype, op, alignment, room) of C, A and B with the leading dimensions given."""
-        shape_a = (self.m, self.k) if self.op_a == Op.N else (self.k, self.m)
-        shape_b = (self.k, self.n) if self.op_b == Op.N else (self.n, self.k)
-        yield self.m, self.n, lds[0], self.dtype_c, Op.N, self.alignments[0], self.rooms[0]
-        yield *shape_a, lds[1], self.dtype, self.op_a, self.alignments[1], self.rooms[1]
-        yield *shape_b, lds[2], self.dtype, self.op_b, self.alignments[2], 0
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the largest operand spans; all three may lie over one another."""
+        return max(self.c.nbytes, self.a.nbytes, self.b.nbytes)
 
-    def scratch_bytes(self, lds: tuple[int, int, int]) -> int:
-        """Return the bytes the largest operand spans; all three may lie over one another."""
-        return max(
-            (ld * (cols - 1) + rows + room) * dtype.itemsize + alignment
-            for rows, cols, ld, dtype, _, alignment, room in self.operands(lds)
-        )
-
-    def compact_lds(self) -> tuple[int, int, int]:
-        """Return the least leading dimensions of the same alignment class, for when memory is short."""
-        least = []
-        for rows, _, ld, dtype, *_ in self.operands(self.lds):
-            granule = _ALIGNMENT // dtype.itemsize
-            least.append(min(ld, rows + (ld - rows) % granule))
-        return (least[0], least[1], least[2])
+    def compact(self) -> GemmSignature:
+        """Return it with compact operands."""
+        return GemmSignature(self.c.compact(), self.a.compact(), self.b.compact(), self.accumulates)
 
 
 def square(size: int, dtype: DType) -> GemmSignature:
     """Return the signature of a size×size×size product that does not read C."""
-    return GemmSignature(
-        m=size,
-        n=size,
-        k=size,
-        op_a=Op.N,
-        op_b=Op.N,
-        lds=(size, size, size),
-        dtype=dtype,
-        dtype_c=dtype.accumulator,
-        alignments=(0, 0, 0),
-        accumulates=False,
-    )
+    operand = Region(dtype, Op.N, 0, 0, size, size, size)
+    return GemmSignature(operand._replace(dtype=dtype.accumulator), operand, operand, accumulates=False)
 
 
 def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSignature]:
     """Return the distinct signatures of a list's GEMMs; beta may be zero or not, so both are taken."""
-    found = set()
-    at = program.operations["first_operand"][program.operations["code"] == Code.GEMM]
-    counts = program.operations["num_operands"][program.operations["code"] == Code.GEMM]
-    for first, count in zip(at.tolist(), counts.tolist(), strict=True):
-        c, a, b = (program.operands[first + i] for i in range(3))
-        k = int(a["cols"] if a["op"] == Op.N else a["rows"])
-        if not (c["rows"] and c["cols"] and k):
+
+    def region(operand: np.void) -> Region:
+        alignment = int((addresses[operand["buffer"]] + operand["offset"]) % _ALIGNMENT)
+        extents = (int(operand[name]) for name in ("rows", "cols", "ld"))
+        return Region(DType(int(operand["dtype"])), int(operand["op"]), int(operand["room"]), alignment, *extents)
+
+    found: set[GemmSignature] = set()
+    gemms = program.operations[program.operations["code"] == Code.GEMM]
+    for first, count in zip(gemms["first_operand"].tolist(), gemms["num_operands"].tolist(), strict=True):
+        c, a, b = (region(program.operands[first + i]) for i in range(3))
+        if not (c.rows and c.cols and a.rows and a.cols):
             continue
         factor = program.operands[first + 3]["factor"] if count == 4 else Factor.ZERO
         reads = {Factor.ZERO: (False,), Factor.ONE: (True,)}.get(Factor(factor), (False, True))
-        for accumulates in reads:
-            found.add(
-                GemmSignature(
-                    m=int(c["rows"]),
-                    n=int(c["cols"]),
-                    k=k,
-                    op_a=int(a["op"]),
-                    op_b=int(b["op"]),
-                    lds=(int(c["ld"]), int(a["ld"]), int(b["ld"])),
-                    dtype=DType(int(a["dtype"])),
-                    dtype_c=DType(int(c["dtype"])),
-                    alignments=tuple(  # type: ignore[arg-type]
-                        int((int(addresses[x["buffer"]]) + int(x["offset"])) % _ALIGNMENT) for x in (c, a, b)
-                    ),
-                    accumulates=accumulates,
-                    rooms=(int(c["room"]), int(a["room"])),
-                )
-            )
+        found.update(GemmSignature(c, a, b._replace(room=0), accumulates) for accumulates in reads)
     return found
 
 
@@ -148,12 +120,9 @@ class WarmupList:
         self._operations: list[tuple[int, ...]] = []
         self._operands: list[tuple[int, ...]] = []
 
-    def gemm(self, signature: GemmSignature, lds: tuple[int, int, int], lane: int) -> None:
+    def gemm(self, signature: GemmSignature, lane: int) -> None:
         """Add a product; its three operands overlap, for only the call matters."""
-        operands = [
-            (_SCRATCH, dtype, Factor.ONE, op, room, alignment, rows, cols, ld)
-            for rows, cols, ld, dtype, op, alignment, room in signature.operands(lds)
-        ]
+        operands = [(_SCRATCH, dtype, Factor.ONE, *others) for dtype, *others in signature[:3]]
         if signature.accumulates:
             operands.append(operands[0])
         self._add(Code.GEMM, operands, lane)
@@ -188,9 +157,6 @@ class WarmupList:
             flag_lanes=np.zeros(0, LANE_DTYPE),
             span=0,
         )
-
-    def __len__(self) -> int:
-        return len(self._operations)
 
     def _add(self, code: Code, operands: Sequence[tuple[int, ...]], lane: int) -> None:
         task = len(self._operations)
