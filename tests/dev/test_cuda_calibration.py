@@ -12,7 +12,7 @@ from uncut_mpi.calibration.probes import Areas, GemmProbe, Transfers
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
 
-AREAS = Areas(3, 1 << 16)
+AREAS = Areas(3, 1 << 16, 1 << 15)
 
 
 PROBES = {
@@ -28,13 +28,13 @@ PROBES = {
     "hops on one rank": lambda: probes.hops(AREAS, [0], 100),
     "hops between ranks": lambda: probes.hops(AREAS, [0, 1], 100),
     "signalled": lambda: probes.signalled(AREAS, 100),
-    "sums in turns": lambda: probes.turns(AREAS, 16, 100, 1 << 15, copies=False),
-    "sums and copies in turns": lambda: probes.turns(AREAS, 16, 100, 1 << 15, copies=True),
+    "sums in turns": lambda: probes.turns(AREAS, 16, 100, copies=False),
+    "sums and copies in turns": lambda: probes.turns(AREAS, 16, 100, copies=True),
     **{
-        f"products {dtype.name}": lambda dtype=dtype: probes.products(3, GemmProbe((16, 8, 32)), dtype, 3, 1 << 15)
+        f"products {dtype.name}": lambda dtype=dtype: probes.products(AREAS, GemmProbe((16, 8, 32)), dtype, 3)
         for dtype in (DType.f64, DType.f32)
     },
-    "combines": lambda: probes.combines(3, 16, 8, DType.f64, 3, 1 << 15),
+    "combines": lambda: probes.combines(AREAS, 16, 8, DType.f64, 3),
     "litmus": lambda: Exchange(3, 64, 4, 0).probe(),
 }
 

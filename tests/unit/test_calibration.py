@@ -226,6 +226,22 @@ def rates(links, bandwidth, ports):
     return fair_rates(links, [float(bandwidth[link]) for link in links], ports)
 
 
+def stars(egress, ingress):
+    """What each of four devices sends to, or receives from, all others in a second (GB)."""
+    return [
+        TransferSample(
+            kind,
+            tuple((rank, other) if kind == "egress" else (other, rank) for other in range(4) if other != rank),
+            (1, 1, 1),
+            (round(total * 1e9), 0, 0),
+            0,
+            Summary.of([1.0]),
+        )
+        for kind, totals in (("egress", egress), ("ingress", ingress))
+        for rank, total in totals.items()
+    ]
+
+
 class TestPorts:
     def totals(self, bandwidth, ports, noise=0.0):
         random = np.random.default_rng(1)
@@ -250,7 +266,7 @@ class TestPorts:
     @pytest.mark.parametrize("noise", [0.0, 0.01])
     def test_totals_by_active_gpus_give_back_what_every_set_of_gpus_gets(self, noise):
         bandwidth, true = four_gpus()
-        fitted = host_ports(bandwidth, self.totals(bandwidth, true, noise))
+        fitted = host_ports(bandwidth, self.totals(bandwidth, true, noise), 4)
         tolerance = 0.06  # what is within 5 % of the ports found so far makes no port of its own
         for count in range(1, 5):
             for ranks in itertools.combinations(range(4), count):
@@ -261,27 +277,27 @@ class TestPorts:
 
     def test_gpus_on_one_switch_are_told_from_those_on_two(self):
         bandwidth, true = four_gpus()
-        names = {port.name for port in host_ports(bandwidth, self.totals(bandwidth, true))}
+        names = {port.name for port in host_ports(bandwidth, self.totals(bandwidth, true), 4)}
         assert {"host, ranks 0, 1 in", "host, ranks 2, 3 in"} <= names
         assert not {name for name in names if name.startswith(("host, ranks 0, 2", "host, ranks 1, 3"))}
 
     def test_the_limit_of_each_link_is_not_repeated_for_many_in_whatever_order_they_come(self):
         bandwidth, true = four_gpus()
         links = [port for port in true if port.name.startswith("link")]
-        fitted = host_ports(bandwidth, self.totals(bandwidth, links)[::-1])
+        fitted = host_ports(bandwidth, self.totals(bandwidth, links)[::-1], 4)
         assert {port.name for port in fitted} == {
             f"host link of rank {r} {way}" for r in range(4) for way in ("in", "out")
         }
 
     def test_links_that_share_nothing_get_no_port(self):
         bandwidth, _ = four_gpus()
-        assert host_ports(bandwidth, self.totals(bandwidth, [])) == []
+        assert host_ports(bandwidth, self.totals(bandwidth, []), 4) == []
         alone = dict.fromkeys(range(4), 3 * 396.0)
-        assert star_ports(bandwidth, alone, alone) == []
+        assert star_ports(bandwidth, stars(alone, alone)) == []
 
     def test_one_to_all_and_all_to_one_give_back_the_ports_of_devices(self):
         bandwidth, _ = four_gpus()
-        ports = star_ports(bandwidth, dict.fromkeys(range(4), 402.0), {0: 404.0, 1: 1180.0, 2: 300.0, 3: 404.0})
+        ports = star_ports(bandwidth, stars(dict.fromkeys(range(4), 402.0), {0: 404.0, 1: 1180.0, 2: 300.0, 3: 404.0}))
         capacity = {port.name: port.capacity_gb_per_s for port in ports}
         assert capacity == {
             **{f"device {rank} egress": 402.0 for rank in range(4)},
@@ -294,15 +310,15 @@ class TestPorts:
     def test_two_links_that_halve_each_other_become_a_port_unless_it_is_known(self):
         bandwidth, true = four_gpus()
         pair = ((0, 1), (4, 2))
-        (port,) = pair_ports(bandwidth, {pair: 2.0}, true)
+        (port,) = pair_ports(bandwidth, {pair: 2.0}, true, 4)
         assert port.name == "device 0 to device 1 and host to device 2"
         together = rates(pair, bandwidth, [*true, port])
         assert together[0] / bandwidth[pair[0]] + together[1] / bandwidth[pair[1]] == pytest.approx(1.0)
         for link in pair:
             assert rates([link], bandwidth, [*true, port])[0] == pytest.approx(bandwidth[link])
         known = {((0, 1), (0, 2)): 396 * 2 / 400.0}
-        assert pair_ports(bandwidth, known, true) == []
-        assert pair_ports(bandwidth, {pair: 1.05}, true) == []
+        assert pair_ports(bandwidth, known, true, 4) == []
+        assert pair_ports(bandwidth, {pair: 1.05}, true, 4) == []
 
     def test_a_slowdown_is_the_time_of_both_when_the_shorter_leaves_first(self):
         port = Port.of("shared", 100.0, [(0, 1), (2, 3)])
@@ -509,7 +525,7 @@ class TestAssembling:
 # -- probes: schedules that move what they say -----------------------------------------------------
 
 
-AREAS = Areas(4, 1 << 20)
+AREAS = Areas(4, 1 << 20, 1 << 20)
 
 
 def spans(probe, num_ranks):
@@ -570,7 +586,7 @@ def test_rows_of_strided_copies_lie_far_apart_in_the_host_or_at_the_source(link,
 def test_a_load_multiplies_on_the_devices_of_the_link_only():
     host = AREAS.num_ranks
     for link, ranks in (((0, 1), [0, 1]), ((host, 1), [1]), ((1, host), [1]), ((2, 2), [2])):
-        load = probes.Load((64, 48, 32), 3, 1 << 20, DType.f16)
+        load = probes.Load((64, 48, 32), 3, DType.f16)
         schedule = probes.transfers(AREAS, [Transfers(link, 2, 1 << 12)], load).schedule
         tasks = schedule.tasks
         products = tasks[tasks["kind"] == Kind.GEMM]
@@ -589,7 +605,7 @@ def test_hops_await_one_another():
 
 @pytest.mark.parametrize(("copies", "waits", "lanes"), [(False, 6, 2), (True, 13, 2)])
 def test_sums_in_turns_await_one_another_or_the_copy_between_them(copies, waits, lanes):
-    schedule = probes.turns(AREAS, 16, 7, 1 << 20, copies=copies).schedule
+    schedule = probes.turns(AREAS, 16, 7, copies=copies).schedule
     operations = lower(schedule).rank_list(0).operations
     assert int((operations["code"] == Code.WAIT_EVENT).sum()) == waits
     assert len(schedule.lanes) == lanes
@@ -633,14 +649,15 @@ def test_waits_for_flags_that_are_set_are_all_that_two_probes_differ_by():
 @pytest.mark.parametrize("dtype", list(DType))
 def test_products_lie_in_the_memory_of_their_effort(dtype):
     for effort in EFFORTS.values():
+        areas = Areas(2, 0, effort.compute_bytes)
         for product in effort.products:
-            probe = probes.products(2, product, dtype, 4, effort.compute_bytes)
+            probe = probes.products(areas, product, dtype, 4)
             lds = probe.schedule.buffers["ld"][3:] * dtype.itemsize
             assert (product.aligned or dtype.itemsize % 16 == 0) == (lds % 16 == 0).all()
             assert len(probe.schedule.lanes) == 2 * product.lanes
             assert (probe.schedule.tasks["kind"] == Kind.GEMM).all()
             assert max(last for _, _, last, _, _ in spans(probe, 2)) <= 2 * effort.compute_bytes
-        combined = spans(probes.combines(2, *effort.combine, DType.f64, 1, effort.compute_bytes), 2)
+        combined = spans(probes.combines(areas, *effort.combine, DType.f64, 1), 2)
         assert max(last for _, _, last, _, _ in combined) <= 2 * effort.compute_bytes
 
 
@@ -648,7 +665,7 @@ def test_held_products_come_after_what_holds_them_on_each_lane():
     effort = EFFORTS["cuda"]
     for lanes in (1, 2):
         product, hold = probes.GemmProbe((512, 256, 4096), lanes=lanes), probes.Hold(*effort.combine, 3)
-        probe = probes.products(2, product, DType.f16, 4, effort.compute_bytes, hold)
+        probe = probes.products(Areas(2, 0, effort.compute_bytes), product, DType.f16, 4, hold)
         tasks = probe.schedule.tasks
         for lane in range(2 * lanes):
             kinds = tasks["kind"][tasks["lane"] == lane].tolist()

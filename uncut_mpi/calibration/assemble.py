@@ -178,11 +178,11 @@ def fit_rows(samples: Samples, latency_s: np.ndarray) -> RowRates:
 
 def fit_ports(samples: Samples, bandwidth: np.ndarray, latency_s: np.ndarray) -> tuple[Port, ...]:
     """Return what transfers share; what was too unsteady to tell counts as nothing shared."""
-    egress = {one.links[0][0]: one.total_gb_per_s for one in samples.of_kind("egress", telling=True)}
-    ingress = {one.links[0][1]: one.total_gb_per_s for one in samples.of_kind("ingress", telling=True)}
-    ports = [*star_ports(bandwidth, egress, ingress), *host_ports(bandwidth, host_totals(samples))]
+    host = host_index(samples.num_ranks)
+    stars = [*samples.of_kind("egress", telling=True), *samples.of_kind("ingress", telling=True)]
+    ports = [*star_ports(bandwidth, stars), *host_ports(bandwidth, host_totals(samples), host)]
     # Both ways of a pair of devices are a pair of links as any other.
-    return (*ports, *pair_ports(bandwidth, slowdowns(samples, bandwidth, latency_s), ports))
+    return (*ports, *pair_ports(bandwidth, slowdowns(samples, bandwidth, latency_s), ports, host))
 
 
 def host_totals(samples: Samples) -> list[HostTotals]:

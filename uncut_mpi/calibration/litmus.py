@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.calibration.probes import Probe, ProbeBuild
+from uncut_mpi.calibration.probes import Areas, Probe, ProbeBuild
 from uncut_mpi.calibration.workbench import Workbench
 from uncut_mpi.planning.schedule import Factor, Kind, Op
 from uncut_mpi.spmd import agreement
@@ -59,7 +59,7 @@ class Exchange:
 
     def probe(self) -> Probe:
         """Return the pushes, and the readers behind them."""
-        built = ProbeBuild(self.num_ranks)
+        built = ProbeBuild(Areas(self.num_ranks, 0))
         read = (Factor.ONE, Op.N)
         block_bytes = 8 * self.words
         ring = self.box_bytes // 8
@@ -103,24 +103,22 @@ def run_litmus(bench: Workbench, sizes_bytes: Sequence[int]) -> dict[str, int]:
     ranks, rank = bench.group.size, bench.group.rank
     rounds, wrong = 0, 0
     for series, nbytes in enumerate(sizes_bytes):
-        room = bench.device_bytes // (_BOXES * ranks * nbytes)
+        room = bench.areas.device_bytes // (_BOXES * ranks * nbytes)
         blocks = min(_MOST_BLOCKS, max(1, _BYTES_OF_RUN // nbytes), room)
         if not blocks:
             continue  # as many ranks leave no room for blocks so large
         case = Exchange(ranks, nbytes // 8, blocks, series)
         what = f"the litmus with blocks of {nbytes} bytes"
-        executable = bench.bind(case.probe(), what)
-        for run in range(_RUNS):
-            with agreement.collective(bench.group, what):
-                bench.backend.from_host(bench.address(rank), case.words, case.sent(rank, run))
-            bench.run(executable, what)
-            with agreement.collective(bench.group, what):
-                wrong += _wrong_words(bench, case, run)
-            rounds += ranks * (ranks - 1) * blocks
-            if run + 1 >= _FEWEST_RUNS and bench.late:
-                break
-        with agreement.collective(bench.group, what):
-            executable.close()
+        with bench.bound(case.probe(), what) as executable:
+            for run in range(_RUNS):
+                with agreement.collective(bench.group, what):
+                    bench.backend.from_host(bench.address(rank), case.words, case.sent(rank, run))
+                bench.run(executable, what)
+                with agreement.collective(bench.group, what):
+                    wrong += _wrong_words(bench, case, run)
+                rounds += ranks * (ranks - 1) * blocks
+                if run + 1 >= _FEWEST_RUNS and bench.late:
+                    break
     counts = bench.group.allgather_bytes(np.array([wrong], np.int64), "gathering the litmus")
     return {"rounds": rounds, "wrong_words": int(counts.sum())}
 

@@ -222,7 +222,7 @@ class _Measurement:
         """Return products of about a time each that last for a time or longer."""
         product, seconds = self._product_of(each_s, dtype)
         count = max(1, math.ceil(all_s / seconds))
-        return probes.Load((product.m, product.n, product.k), count, self.bench.result_offset, dtype)
+        return probes.Load((product.m, product.n, product.k), count, dtype)
 
     def _rate(self, link: Link) -> float:
         return float(self._bandwidth[link]) * 1e9
@@ -312,7 +312,7 @@ class _Measurement:
         return self._holds[lanes]
 
     def _product(self, product: GemmProbe, dtype: DType, count: int, hold: probes.Hold | None = None) -> probes.Probe:
-        return probes.products(self.size, product, dtype, count, self.bench.result_offset, hold)
+        return probes.products(self.bench.areas, product, dtype, count, hold)
 
     def _combine(self) -> None:
         what, count = self._step("COMBINE"), 8
@@ -326,7 +326,7 @@ class _Measurement:
         self.samples.combine_gb_per_s, self.samples.half_combine_gb_per_s = found
 
     def _combines(self, rows: int, cols: int, count: int, dtype: DType = DType.f64) -> probes.Probe:
-        return probes.combines(self.size, rows, cols, dtype, count, self.bench.result_offset)
+        return probes.combines(self.bench.areas, rows, cols, dtype, count)
 
     def _within(self) -> None:
         """
@@ -391,8 +391,7 @@ class _Measurement:
         """
         areas, costs = self.bench.areas, self.samples.costs
         kernels, both = (
-            self.bench.time(probes.turns(areas, _EDGE, _CHAIN, self.bench.result_offset, copies=copies), what)
-            for copies in (False, True)
+            self.bench.time(probes.turns(areas, _EDGE, _CHAIN, copies=copies), what) for copies in (False, True)
         )
         alone = costs["combine_start_s"]
         costs["kernel_latency_s"] = max(0.0, kernels.together.median_s / _CHAIN - alone)

@@ -8,12 +8,12 @@ found so far allow. So a limit of two GPUs is not repeated as one of four.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
-from uncut_mpi.calibration.samples import Link, link_text
+from uncut_mpi.calibration.samples import Link, TransferSample, link_text
 from uncut_mpi.model.ports import Port, duplex_ports, fair_rates
 
 TOLERANCE: Final = 0.05
@@ -41,9 +41,7 @@ class HostTotals:
     both: tuple[float, float]
 
 
-def star_ports(
-    bandwidth: np.ndarray, egress: Mapping[int, float], ingress: Mapping[int, float], tolerance: float = TOLERANCE
-) -> list[Port]:
+def star_ports(bandwidth: np.ndarray, stars: Iterable[TransferSample]) -> list[Port]:
     """
     Return the ports of devices that one-to-all and all-to-one transfers show.
 
@@ -51,23 +49,19 @@ def star_ports(
     ----------
     bandwidth : ndarray of float64, shape (num_ranks+1, num_ranks+1)
         Of every link by itself (GB/s).
-    egress, ingress : mapping of int to float
-        Total by device while it sends to, or receives from, all others at once (GB/s).
+    stars : iterable of TransferSample
+        ``"egress"`` and ``"ingress"``: what each device sends to, or receives from, all others at once.
     """
-    num_ranks = len(bandwidth) - 1
     ports = []
-    for way, totals in (("egress", egress), ("ingress", ingress)):
-        for rank, total in totals.items():
-            others = [other for other in range(num_ranks) if other != rank]
-            links = [(rank, other) if way == "egress" else (other, rank) for other in others]
-            if total < (1 - tolerance) * sum(bandwidth[link] for link in links):
-                # One transfer alone can be a little faster than all together: never a limit below it.
-                capacity = max(total, *(float(bandwidth[link]) for link in links))
-                ports.append(Port.of(f"device {rank} {way}", capacity, links))
+    for star in stars:
+        alone = [float(bandwidth[link]) for link in star.links]
+        if star.total_gb_per_s < (1 - TOLERANCE) * sum(alone):
+            # One transfer alone can be a little faster than all together: never a limit below it.
+            ports.append(Port.of(f"device {star.hub} {star.kind}", max(star.total_gb_per_s, *alone), star.links))
     return ports
 
 
-def host_ports(bandwidth: np.ndarray, totals: Sequence[HostTotals], tolerance: float = TOLERANCE) -> list[Port]:
+def host_ports(bandwidth: np.ndarray, totals: Sequence[HostTotals], host: int) -> list[Port]:
     """
     Return the ports of the host's links: of single GPUs, of groups that share a switch, of the whole host.
 
@@ -77,27 +71,29 @@ def host_ports(bandwidth: np.ndarray, totals: Sequence[HostTotals], tolerance: f
         Of every link by itself (GB/s).
     totals : sequence of HostTotals
         Sets of ranks that were measured together; smaller ones count first.
+    host : int
+        The host's number.
     """
-    host = len(bandwidth) - 1
     ports: list[Port] = []
     for one in sorted(totals, key=lambda total: (len(total.ranks), total.ranks)):
         inward, outward = [(host, rank) for rank in one.ranks], [(rank, host) for rank in one.ranks]
         measured = (one.inward, one.outward, sum(one.both))
         ways = (inward, outward, inward + outward)
         allowed = [float(fair_rates(links, [float(bandwidth[link]) for link in links], ports).sum()) for links in ways]
-        if all(found >= (1 - tolerance) * most for found, most in zip(measured, allowed, strict=True)):
+        if all(found >= (1 - TOLERANCE) * most for found, most in zip(measured, allowed, strict=True)):
             continue
-        name = f"host link of rank {one.ranks[0]}" if len(one.ranks) == 1 else f"host, ranks {_listed(one.ranks)}"
+        name = (
+            f"host link of rank {one.ranks[0]}"
+            if len(one.ranks) == 1
+            else f"host, ranks {', '.join(map(str, one.ranks))}"
+        )
         most_in, most_out = max(one.inward, one.both[0]), max(one.outward, one.both[1])
         ports += duplex_ports(name, inward, outward, in_gb_per_s=most_in, out_gb_per_s=most_out, both_gb_per_s=one.both)
     return ports
 
 
 def pair_ports(
-    bandwidth: np.ndarray,
-    slowdowns: Mapping[tuple[Link, Link], float],
-    ports: Sequence[Port],
-    tolerance: float = 2 * TOLERANCE,
+    bandwidth: np.ndarray, slowdowns: Mapping[tuple[Link, Link], float], ports: Sequence[Port], host: int
 ) -> list[Port]:
     """
     Return ports for pairs of links that slow each other down more than `ports` explain.
@@ -110,15 +106,17 @@ def pair_ports(
         Time of two transfers at once, each of which takes one unit of time alone.
     ports : sequence of Port
         Those found already.
+    host : int
+        The host's number.
     """
     extra = []
     for (first, second), slowdown in slowdowns.items():
         limits = [float(bandwidth[first]), float(bandwidth[second])]
-        if slowdown <= (1 + tolerance) * predicted_slowdown(limits, (first, second), ports):
+        if slowdown <= (1 + 2 * TOLERANCE) * predicted_slowdown(limits, (first, second), ports):
             continue
         # Half of the time each is what sharing one port fairly means; what is slower still is noise.
         share = 2.0 / min(slowdown, 2.0)
-        name = " and ".join(link_text(link, len(bandwidth) - 1, "device ") for link in (first, second))
+        name = " and ".join(link_text(link, host, "device ") for link in (first, second))
         extra.append(Port(name, limits[0] * share, (first, second), (1.0, limits[0] / limits[1])))
     return extra
 
@@ -129,7 +127,3 @@ def predicted_slowdown(limits: Sequence[float], links: Sequence[Link], ports: Se
     first = 1.0 / float(rates.max())
     # The one that is left has the links to itself.
     return first + (1.0 - first * float(rates.min()))
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

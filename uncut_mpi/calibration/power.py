@@ -11,7 +11,6 @@ import numpy as np
 from uncut_mpi.calibration.probes import Probe
 from uncut_mpi.calibration.workbench import Workbench
 from uncut_mpi.device.interface import Backend, Executable
-from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
 _IDLE_S: Final = 0.5
@@ -30,12 +29,9 @@ def at_rest(group: Group, backend: Backend) -> list[float]:
 
 def under_load(bench: Workbench, probe: Probe, what: str) -> list[float]:
     """Return every device's power while a probe runs again and again (W); 0 where unknown."""
-    executable = bench.bind(probe, what)
-    _repeat(bench, executable, what, _WARM_S)
-    busy = _watts(bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S))
-    with agreement.collective(bench.group, what):
-        executable.close()
-    return busy
+    with bench.bound(probe, what) as executable:
+        _repeat(bench, executable, what, _WARM_S)
+        return _watts(bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S))
 
 
 def between_runs(
@@ -55,16 +51,14 @@ def between_runs(
     idle, busy : sequence of float
         Every device's power at rest and under load (W).
     """
-    executable = bench.bind(probe, what)
     runs, elapsed_s = 0, 0.0
 
     def work() -> None:
         nonlocal runs, elapsed_s
         runs, elapsed_s = _repeat(bench, executable, what, _BUSY_S, pause_s=seconds)
 
-    mean = _watts(bench.group, bench.backend, work)
-    with agreement.collective(bench.group, what):
-        executable.close()
+    with bench.bound(probe, what) as executable:
+        mean = _watts(bench.group, bench.backend, work)
     duty = min(runs * seconds / elapsed_s, 0.9)
     found = [(watts - duty * most) / (1.0 - duty) for watts, most in zip(mean, busy, strict=True)]
     return [min(max(one, least), most) for one, least, most in zip(found, idle, busy, strict=True)]

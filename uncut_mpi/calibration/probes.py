@@ -42,15 +42,19 @@ class Areas:
         Ranks, one device each.
     nbytes : int
         Bytes of an area, a multiple of `SMALL_BYTES`.
+    compute_bytes : int
+        Bytes that products need on each device for their operands, over the areas from offset 0, and again for their
+        results behind these.
     """
 
     num_ranks: int
     nbytes: int
+    compute_bytes: int = 0
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that transfers need on each device."""
-        return (self.num_ranks + 2) * self.nbytes
+        """Bytes that transfers and products need on each device."""
+        return max((self.num_ranks + 2) * self.nbytes, 2 * self.compute_bytes)
 
     @property
     def host_bytes(self) -> int:
@@ -153,15 +157,12 @@ class Load:
         m, n, k.
     count : int
         Products.
-    result_offset : int
-        As for `products`.
     dtype : DType
         Of their operands.
     """
 
     shape: tuple[int, int, int]
     count: int
-    result_offset: int
     dtype: DType = DType.f64
 
 
@@ -186,10 +187,10 @@ class Hold:
 class ProbeBuild:
     """A schedule builder whose buffers are windows on memory areas, each made once."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self, areas: Areas) -> None:
+        self.areas = areas
         # The product is none of ours: a schedule has one.
-        self.build = ScheduleBuilder(num_ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+        self.build = ScheduleBuilder(areas.num_ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
         self._windows: dict[tuple[int, int, int, int, int, DType], int] = {}
 
     def window(self, where: int, offset: int, rows: int, cols: int, dtype: DType = DType.f64, ld: int = 0) -> RegionRef:
@@ -212,59 +213,37 @@ class ProbeBuild:
         return self.build.task(Kind.COPY, lane, to, [(source, *_READ)], awaits)
 
     def send(
-        self,
-        areas: Areas,
-        lane: int,
-        link: tuple[int, int],
-        awaits: Sequence[int] = (),
-        *,
-        turn: int = 0,
-        nbytes: int = SMALL_BYTES,
+        self, lane: int, link: tuple[int, int], awaits: Sequence[int] = (), *, turn: int = 0, nbytes: int = SMALL_BYTES
     ) -> int:
         """Append contiguous copy number `turn` on a link, from area to area, and return its task."""
         source, destination = link
-        to = self.window(destination, areas.destination(link, turn), nbytes // 8, 1)
-        return self.copy(lane, to, self.window(source, areas.source(link, turn), nbytes // 8, 1), awaits)
+        to = self.window(destination, self.areas.destination(link, turn), nbytes // 8, 1)
+        return self.copy(lane, to, self.window(source, self.areas.source(link, turn), nbytes // 8, 1), awaits)
 
-    def multiply(self, rank: int, product: GemmProbe, dtype: DType, result_offset: int, turn: int = 0) -> None:
-        """
-        Append product number `turn` on a device: C' := A B, or added to C'.
-
-        A and B lie over one another at offset 0, C' at `result_offset`.
-        """
+    def multiply(self, rank: int, product: GemmProbe, dtype: DType, turn: int = 0) -> None:
+        """Append product number `turn` on a device: C' := A B, or added to C'; A and B lie over one another."""
         m, n, k = product.shape
 
         def window(offset: int, rows: int, cols: int, of: DType) -> RegionRef:
             return self.window(rank, offset, rows, cols, of, ld=aligned_ld(rows, of) if product.aligned else rows)
 
         reads = [(window(0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
-        c = window(result_offset, m, n, dtype.accumulator)
+        c = window(self.areas.compute_bytes, m, n, dtype.accumulator)
         if product.adds:
             reads.append((c, *_READ))
         lane = _PRODUCT_LANES[turn % product.lanes]
         self.build.task(Kind.GEMM, self.build.compute_lane(rank, lane), c, reads)
 
-    def combine(
-        self,
-        rank: int,
-        rows: int,
-        cols: int,
-        dtype: DType,
-        result_offset: int,
-        lane: int = 0,
-        awaits: Sequence[int] = (),
-    ) -> int:
-        """Append ``C := C' + C`` on a device, C' at offset 0, C at `result_offset`, and return its task."""
-        new, c = (
-            self.window(rank, 0, rows, cols, dtype.accumulator),
-            self.window(rank, result_offset, rows, cols, dtype),
-        )
+    def combine(self, rank: int, rows: int, cols: int, dtype: DType, lane: int = 0, awaits: Sequence[int] = ()) -> int:
+        """Append ``C := C' + C`` on a device, C' where products have operands, C behind, and return its task."""
+        new = self.window(rank, 0, rows, cols, dtype.accumulator)
+        c = self.window(rank, self.areas.compute_bytes, rows, cols, dtype)
         reads = [(c, *_READ), (new, *_READ)]
         return self.build.task(Kind.COMBINE, self.build.compute_lane(rank, lane), c, reads, awaits)
 
     def probe(self) -> Probe:
         """Return what was built."""
-        schedule = self.build.build(scheduler="calibration", grid=(1, self.num_ranks), tile=0)
+        schedule = self.build.build(scheduler="calibration", grid=(1, self.areas.num_ranks), tile=0)
         return Probe(schedule, tuple((key[0], key[1]) for key in self._windows))
 
 
@@ -280,7 +259,7 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
 
     With a load the devices of the first link multiply meanwhile.
     """
-    built = ProbeBuild(areas.num_ranks)
+    built = ProbeBuild(areas)
     for turn in range(max(one.count for one in at_once)):
         for one in at_once:
             if turn >= one.count:
@@ -297,7 +276,7 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
     if load is not None:
         for rank in sorted({end for end in at_once[0].link if end != areas.num_ranks}):
             for _ in range(load.count):
-                built.multiply(rank, GemmProbe(load.shape), load.dtype, load.result_offset)
+                built.multiply(rank, GemmProbe(load.shape), load.dtype)
     return built.probe()
 
 
@@ -318,17 +297,17 @@ def hops(areas: Areas, ranks: Sequence[int], count: int) -> Probe:
     count : int
         Hops.
     """
-    built = ProbeBuild(areas.num_ranks)
+    built = ProbeBuild(areas)
     last: list[int] = []
     for hop in range(count):
         here, there = ranks[hop % len(ranks)], ranks[(hop + 1) % len(ranks)]
         # Lanes are told apart by their ends; where the bytes go is the region's business.
         other = built.build.host if len(ranks) == 1 and hop % 2 == 0 else there
-        last = [built.send(areas, built.build.copy_lane(here, here, other), (here, there), last, turn=hop)]
+        last = [built.send(built.build.copy_lane(here, here, other), (here, there), last, turn=hop)]
     return built.probe()
 
 
-def turns(areas: Areas, edge: int, count: int, result_offset: int, *, copies: bool) -> Probe:
+def turns(areas: Areas, edge: int, count: int, *, copies: bool) -> Probe:
     """
     Return small COMBINEs on rank 0's device of which each awaits the one before, on two lanes in turn.
 
@@ -338,20 +317,18 @@ def turns(areas: Areas, edge: int, count: int, result_offset: int, *, copies: bo
         Rows and columns.
     count : int
         COMBINEs.
-    result_offset : int
-        Where C is.
     copies : bool
         All on one lane, and between any two a small copy from the host that awaits the one and is awaited by the
         other.
     """
-    built = ProbeBuild(areas.num_ranks)
+    built = ProbeBuild(areas)
     link = (built.build.host, 0)
     last: list[int] = []
     for turn in range(count):
         if copies:
-            last = [built.send(areas, built.build.copy_lane(0, *link), link, last, turn=turn)]
+            last = [built.send(built.build.copy_lane(0, *link), link, last, turn=turn)]
         lane = _PRODUCT_LANES[0 if copies else turn % 2]
-        last = [built.combine(0, edge, edge, DType.f64, result_offset, lane, last)]
+        last = [built.combine(0, edge, edge, DType.f64, lane, last)]
     return built.probe()
 
 
@@ -368,9 +345,9 @@ def beside(areas: Areas, large: int, rounds: int) -> Probe:
     rounds : int
         Ways there and back.
     """
-    built = ProbeBuild(areas.num_ranks)
+    built = ProbeBuild(areas)
     for turn in range(large):
-        built.send(areas, built.build.copy_lane(0, 0, 1), (0, 1), turn=turn, nbytes=areas.nbytes)
+        built.send(built.build.copy_lane(0, 0, 1), (0, 1), turn=turn, nbytes=areas.nbytes)
     few, last = SMALL_BYTES // 8, list[int]()
     for _ in range(rounds):
         for here, there in ((0, 1), (1, 0)):
@@ -386,51 +363,49 @@ def waiting(areas: Areas, count: int, *, waits: bool) -> Probe:
 
     Without `waits` they await nothing: the difference is the time of a lane for a wait.
     """
-    built = ProbeBuild(areas.num_ranks)
-    sent = [built.send(areas, built.build.copy_lane(0, 0, 1), (0, 1)) for _ in range(count)]
+    built = ProbeBuild(areas)
+    sent = [built.send(built.build.copy_lane(0, 0, 1), (0, 1)) for _ in range(count)]
     lane = built.build.copy_lane(1, 1, 1)
     for _ in range(_BEFORE_WAITS):
-        built.send(areas, lane, (1, 1), nbytes=areas.nbytes)
+        built.send(lane, (1, 1), nbytes=areas.nbytes)
     for one in sent:
-        built.send(areas, lane, (1, 1), [one] if waits else [])
+        built.send(lane, (1, 1), [one] if waits else [])
     return built.probe()
 
 
 def signalled(areas: Areas, count: int) -> Probe:
     """Return small copies from rank 0 to rank 1, each awaited by one that rank 1 makes on its device."""
-    built = ProbeBuild(areas.num_ranks)
+    built = ProbeBuild(areas)
     rows = SMALL_BYTES // 8
     for _ in range(count):
-        sent = built.send(areas, built.build.copy_lane(0, 0, 1), (0, 1))
+        sent = built.send(built.build.copy_lane(0, 0, 1), (0, 1))
         came = built.window(1, areas.destination((0, 1), 0), rows, 1)
         kept = built.window(1, areas.destination((1, 1), 0), rows, 1)
         built.copy(built.build.copy_lane(1, 1, 1), kept, came, [sent])
     return built.probe()
 
 
-def products(
-    num_ranks: int, product: GemmProbe, dtype: DType, count: int, result_offset: int, hold: Hold | None = None
-) -> Probe:
+def products(areas: Areas, product: GemmProbe, dtype: DType, count: int, hold: Hold | None = None) -> Probe:
     """
     Return so many of a product on every device at once, one after another on each lane (`ProbeBuild.multiply`).
 
     With a hold they await it on each of their lanes.
     """
-    built = ProbeBuild(num_ranks)
+    built = ProbeBuild(areas)
     if hold is not None:
-        for rank in range(num_ranks):
+        for rank in range(areas.num_ranks):
             for lane in _PRODUCT_LANES[: product.lanes] * hold.count:
-                built.combine(rank, hold.rows, hold.cols, DType.f64, result_offset, lane)
+                built.combine(rank, hold.rows, hold.cols, DType.f64, lane)
     for turn in range(count):
-        for rank in range(num_ranks):
-            built.multiply(rank, product, dtype, result_offset, turn)
+        for rank in range(areas.num_ranks):
+            built.multiply(rank, product, dtype, turn)
     return built.probe()
 
 
-def combines(num_ranks: int, rows: int, cols: int, dtype: DType, count: int, result_offset: int) -> Probe:
-    """Return ``C := C' + C`` on every device at once: C' at offset 0, C at `result_offset`."""
-    built = ProbeBuild(num_ranks)
+def combines(areas: Areas, rows: int, cols: int, dtype: DType, count: int) -> Probe:
+    """Return ``C := C' + C`` on every device at once (`ProbeBuild.combine`)."""
+    built = ProbeBuild(areas)
     for _ in range(count):
-        for rank in range(num_ranks):
-            built.combine(rank, rows, cols, dtype, result_offset)
+        for rank in range(areas.num_ranks):
+            built.combine(rank, rows, cols, dtype)
     return built.probe()

@@ -19,8 +19,8 @@ _MOST_PAIRS: Final = 12
 def machine_text(machine: Machine) -> str:
     """Return the matrices of a machine, its rates and what it consumes."""
     lines = [f"# {machine.name}, key {machine.key}", f"# {machine.provenance}", ""]
-    lines += _matrix("bandwidth of one transfer, GB/s (row to column)", machine.bandwidth_gb_per_s, "{:.1f}")
-    lines += _matrix("latency of one transfer, us (row to column)", machine.latency_s * 1e6, "{:.2f}")
+    lines += _matrix(machine, "bandwidth of one transfer, GB/s (row to column)", machine.bandwidth_gb_per_s, "{:.1f}")
+    lines += _matrix(machine, "latency of one transfer, us (row to column)", machine.latency_s * 1e6, "{:.2f}")
     lines.append("rate of a large product, TFLOP/s by rank")
     lines += [f"  {name:>5} {_numbers(rate, '{:.3g}')}" for name, rate in machine.gemm_tflop_per_s.items()]
     lines.append("")
@@ -58,7 +58,7 @@ def samples_text(samples: Samples, machine: Machine) -> str:
         )
     for kind in ("egress", "ingress"):
         for star in samples.of_kind(kind):
-            lines.append(f"device {star.links[0][kind == 'ingress']} {kind}: {star.total_gb_per_s:.1f} GB/s in all")
+            lines.append(f"device {star.hub} {kind}: {star.total_gb_per_s:.1f} GB/s in all")
     slow = sorted(slowdowns(samples, machine.bandwidth_gb_per_s, machine.latency_s).items(), key=lambda item: -item[1])
     shown = [(pair, factor) for pair, factor in slow if factor > 1.1]
     lines.append(
@@ -135,10 +135,10 @@ def _verdict(samples: Samples) -> str:
     )
 
 
-def _matrix(title: str, table: np.ndarray, form: str) -> list[str]:
-    names = [*map(str, range(len(table) - 1)), "host"]
+def _matrix(machine: Machine, title: str, table: np.ndarray, form: str) -> list[str]:
+    names = ["host" if end == machine.host else str(end) for end in range(len(table))]
     cells = [[form.format(value) for value in row] for row in table.tolist()]
-    cells[-1][-1] = "-"  # from the host to the host nothing is sent
+    cells[machine.host][machine.host] = "-"  # from the host to the host nothing is sent
     width = max(5, *(len(cell) for row in cells for cell in row)) + 2
     lines = [title, " " * 6 + "".join(name.rjust(width) for name in names)]
     lines += [

@@ -54,6 +54,11 @@ class TransferSample:
         return self.time.median_s
 
     @property
+    def hub(self) -> int:
+        """The device that sends all of ``"egress"``, or receives all of ``"ingress"``."""
+        return self.links[0][self.kind == "ingress"]
+
+    @property
     def telling(self) -> bool:
         """Whether the mean is known well enough to say anything about what transfers share."""
         return self.time.half_width_s <= _TELLING_WIDTH * self.time.mean_s

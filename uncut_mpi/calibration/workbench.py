@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -80,8 +80,7 @@ class Workbench:
         self, group: Group, backend: Backend, *, area_bytes: int, compute_bytes: int, deadline_s: float
     ) -> None:
         self.group, self.backend = group, backend
-        self.areas = Areas(group.size, area_bytes)
-        self.result_offset = compute_bytes
+        self.areas = Areas(group.size, area_bytes, compute_bytes)
         # Ranks enter some milliseconds apart: with deadlines of their own they would end different probes.
         self._deadline_s = float(group.allgather_bytes(np.array([deadline_s]), "agreeing on a deadline")[0, 0])
         self._epoch = 0
@@ -94,8 +93,7 @@ class Workbench:
             with agreement.collective(group, "preparing the host memory of a calibration"):
                 self._host.array(np.uint8)[::_PAGE_BYTES] = 1  # touched: no page fault is measured
                 self._pinned = bool(backend.pin(self._host.address, self._host.nbytes))
-            self.device_bytes = max(self.areas.device_bytes, 2 * compute_bytes)
-            memory = self._share(self.device_bytes, "memory")
+            memory = self._share(self.areas.device_bytes, "memory")
             flags = self._share(4 * MAX_FLAGS, "flags")
             with agreement.collective(group, "preparing the flags of a calibration"):
                 backend.fill_words(int(flags[group.rank]), MAX_FLAGS, 0)
@@ -118,7 +116,7 @@ class Workbench:
     def fill(self, dtype: DType) -> None:
         """Fill what products read with full-mantissa random values."""
         with agreement.collective(self.group, "preparing random operands"):
-            self.backend.fill_random(self.address(self.group.rank), self.result_offset, dtype)
+            self.backend.fill_random(self.address(self.group.rank), self.areas.compute_bytes, dtype)
 
     def time(self, probe: Probe, what: str, *, samples: int = 0, known_s: float = 0.0) -> Timed:
         """Time one probe; parameters and errors as of `time_in_turns`."""
@@ -166,34 +164,35 @@ class Workbench:
         UncutError
             On all ranks, what went wrong on one.
         """
-        executables = [self.bind(probe, what) for probe in probes]
-        if timed is not None:
-            with agreement.collective(self.group, what):
-                for executable in executables:
-                    executable.prepare_trace()
         found = [_Runs(probe) for probe in probes]
-        for number in itertools.count():
-            for executable, runs in zip(executables, found, strict=True):
-                records = self.run(executable, what, timed=timed)
-                if number:  # the first run is slower
-                    runs.add(records)
-            late = bool(records[0, 1] > self._deadline_s)
-            if number and all(runs.are_enough(samples, known_s, late=late) for runs in found):
-                break
-        with agreement.collective(self.group, what):
-            for executable in executables:
-                executable.close()
+        with contextlib.ExitStack() as all_bound:
+            executables = [all_bound.enter_context(self.bound(probe, what)) for probe in probes]
+            if timed is not None:
+                with agreement.collective(self.group, what):
+                    for executable in executables:
+                        executable.prepare_trace()
+            for number in itertools.count():
+                for executable, runs in zip(executables, found, strict=True):
+                    records = self.run(executable, what, timed=timed)
+                    if number:  # the first run is slower
+                        runs.add(records)
+                late = bool(records[0, 1] > self._deadline_s)
+                if number and all(runs.are_enough(samples, known_s, late=late) for runs in found):
+                    break
         return [runs.timed for runs in found]
 
-    def bind(self, probe: Probe, what: str) -> Executable:
-        """Return this rank's part of a probe, ready to run; close it."""
+    @contextlib.contextmanager
+    def bound(self, probe: Probe, what: str) -> Iterator[Executable]:
+        """Have this rank's part of a probe ready to run; after an error the end of the backend forgets it."""
         bound: Executable | None = None
         with agreement.collective(self.group, f"preparing to measure {what}"):
             program = lower(probe.schedule, self.group.rank).rank_list(self.group.rank)
             addresses = np.array([self.address(where, offset) for where, offset in probe.windows], np.int64)
             bound = self.backend.executable(program, addresses, self._flags, self._board)
         assert bound is not None  # else the block raised
-        return bound
+        yield bound
+        with agreement.collective(self.group, what):
+            bound.close()
 
     def run(self, executable: Executable, what: str, *, timed: np.ndarray | None = None) -> np.ndarray:
         """
