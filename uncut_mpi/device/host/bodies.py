@@ -7,9 +7,10 @@ type and rounded once to the type written; an operand whose factor is 0 is not r
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -71,12 +72,15 @@ class Scratch:
         return matrix
 
 
-class Body(Protocol):
-    """What one task does."""
+class Body(abc.ABC):
+    """What one task does, which writes one region."""
 
-    write: BodyOperand
-    copy_bytes: int
+    copy_bytes = 0
 
+    def __init__(self, write: BodyOperand) -> None:
+        self.write = write
+
+    @abc.abstractmethod
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """
         Do it.
@@ -90,15 +94,13 @@ class Body(Protocol):
         """
 
 
-class CopyBody:
+class CopyBody(Body):
     """Moves one region."""
-
-    __slots__ = ("_source", "_target", "copy_bytes", "write")
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].dtype is not write.dtype:
             raise ScheduleError(f"a COPY reads {_shapes(reads)} and writes {_shapes([write])}: they must be alike")
-        self.write = write
+        super().__init__(write)
         self.copy_bytes = write.array.nbytes
         # As integers: every bit pattern passes unchanged, also where a type has no fast copy.
         bits = np.dtype(f"u{write.dtype.itemsize}") if write.dtype.itemsize <= 8 else write.dtype.numpy
@@ -109,16 +111,15 @@ class CopyBody:
         np.copyto(self._target, self._source)
 
 
-class FileCopy:
+class FileCopy(Body):
     """Moves one region, from a file or to one."""
-
-    __slots__ = ("_arguments", "_files", "copy_bytes", "write")
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], files: FileWindows) -> None:
         if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].conjugated:
             raise ScheduleError(f"a COPY of a file reads {_shapes(reads)} and writes {_shapes([write])}")
+        super().__init__(write)
         (source,), item = reads, write.dtype.itemsize
-        self.write, self.copy_bytes, self._files = write, write.array.nbytes, files
+        self.copy_bytes, self._files = write.array.nbytes, files
         turns = source.place[1:3] != write.array.shape or source.place[5] is not Op.N
         shape = write.place[1] * item, write.place[2]
         ends = write.place[0], write.place[3] * item, source.place[0], source.place[3] * item
@@ -129,21 +130,8 @@ class FileCopy:
         self._files.copy(*self._arguments)
 
 
-class Gemm:
+class Gemm(Body):
     """write := f_A op(A) op(B) + f_C C."""
-
-    __slots__ = (
-        "_a",
-        "_b",
-        "_columns",
-        "_factor_a",
-        "_factor_c",
-        "_part_columns",
-        "_scratch",
-        "_sum",
-        "copy_bytes",
-        "write",
-    )
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         m, n = write.array.shape
@@ -155,8 +143,8 @@ class Gemm:
             raise ScheduleError(f"a GEMM multiplies {_shapes(reads[:2])} into {_shapes([write])}: extents do not fit")
         if len(reads) == 3 and not reads[2].same_region(write):
             raise ScheduleError("a GEMM accumulates onto another region than the one it writes")
-        self.write, self._a, self._b = write, a, b
-        self.copy_bytes = 0
+        super().__init__(write)
+        self._a, self._b = a, b
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
         self._sum = max((one.dtype.accumulator for one in (write, a, b)), key=lambda kind: kind.itemsize)
@@ -164,7 +152,7 @@ class Gemm:
         self._columns = min(_block_columns(m, n), self._part_columns)
         self._scratch = scratch
         for name, operand in (("a", a), ("b", b)):
-            if operand.dtype is not self._sum or operand.dtype is DType.tf32 or operand.conjugated:
+            if not self._is_ready(operand):
                 scratch.reserve(name, self._sum, operand.array.size)
         if self._factor_c != Factor.ZERO or write.dtype is not self._sum:
             scratch.reserve("product", self._sum, m * self._columns)
@@ -179,26 +167,20 @@ class Gemm:
         if factor_a == 0.0:
             self._scale(target, factor_c)
             return
-        a, b = self._widened("a", self._a), self._widened("b", self._b)
-        if factor_c == 0.0 and self.write.dtype is self._sum:
-            for start in range(0, cols, self._part_columns):
-                if start:
-                    advance()
-                part = target[:, start : start + self._part_columns]
-                # Transposed, because numpy hands a row-major result straight to BLAS.
-                np.matmul(b[:, start : start + self._part_columns].T, a.T, out=part.T)
-                if factor_a != 1.0:
-                    np.multiply(part, factor_a, out=part)
-            return
-        for start in range(0, cols, self._columns):
+        a, b = self._ready("a", self._a), self._ready("b", self._b)
+        direct = factor_c == 0.0 and self.write.dtype is self._sum
+        columns = self._part_columns if direct else self._columns
+        for start in range(0, cols, columns):
             if start:
                 advance()
-            part = target[:, start : start + self._columns]
-            product = self._scratch.matrix("product", self._sum, rows, part.shape[1])
-            np.matmul(b[:, start : start + self._columns].T, a.T, out=product.T)
+            part = target[:, start : start + columns]
+            product = part if direct else self._scratch.matrix("product", self._sum, rows, part.shape[1])
+            # Transposed, because numpy hands a row-major result straight to BLAS.
+            np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
             if factor_a != 1.0:
                 np.multiply(product, factor_a, out=product)
-            self._accumulate(part, product, factor_c)
+            if not direct:
+                self._accumulate(part, product, factor_c)
 
     def _accumulate(self, part: Array, product: Array, factor_c: Number) -> None:
         """Part := factor_c part + product."""
@@ -220,19 +202,22 @@ class Gemm:
         elif factor_c != 1.0:
             target[...] = target.astype(self._sum.numpy, copy=False) * factor_c
 
-    def _widened(self, name: str, operand: BodyOperand) -> Array:
-        if operand.dtype is DType.tf32:
-            rounded = self._scratch.matrix(name, self._sum, *operand.array.shape)
-            round_to_tf32(operand.array, rounded)
-            return rounded
-        if operand.conjugated:
-            conjugate = self._scratch.matrix(name, self._sum, *operand.array.shape)
-            return np.conjugate(operand.array, out=conjugate)
-        if operand.dtype is self._sum:
+    def _is_ready(self, operand: BodyOperand) -> bool:
+        """Whether BLAS can multiply it as it lies."""
+        return operand.dtype is self._sum and operand.dtype is not DType.tf32 and not operand.conjugated
+
+    def _ready(self, name: str, operand: BodyOperand) -> Array:
+        """Return it as BLAS can multiply it: rounded, conjugated or widened."""
+        if self._is_ready(operand):
             return operand.array
-        wide = self._scratch.matrix(name, self._sum, *operand.array.shape)
-        np.copyto(wide, operand.array)
-        return wide
+        ready = self._scratch.matrix(name, self._sum, *operand.array.shape)
+        if operand.dtype is DType.tf32:
+            round_to_tf32(operand.array, ready)
+        elif operand.conjugated:
+            np.conjugate(operand.array, out=ready)
+        else:
+            np.copyto(ready, operand.array)
+        return ready
 
 
 def round_to_tf32(array: Array, out: Array) -> None:
@@ -245,16 +230,13 @@ def round_to_tf32(array: Array, out: Array) -> None:
         out[not_numbers] = np.nan
 
 
-class Combine:
+class Combine(Body):
     """Write := the sum of factor × region."""
-
-    __slots__ = ("_columns", "_sum", "_reads", "_scratch", "copy_bytes", "write")
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         if any(read.array.shape != write.array.shape for read in reads):
             raise ScheduleError(f"a COMBINE sums {_shapes(reads)} into {_shapes([write])}: they must be alike")
-        self.write = write
-        self.copy_bytes = 0
+        super().__init__(write)
         self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
         self._columns = _block_columns(*write.array.shape)
         # The region written goes first, so that it is read before it is overwritten.
@@ -318,25 +300,22 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
         If a task's regions do not fit its kind, or a buffer it touches has no address.
     """
     scratch = Scratch()
-    codes = program.operations["code"].tolist()
-    first = program.operations["first_operand"].tolist()
-    count = program.operations["num_operands"].tolist()
-    tasks = program.operations["task"].tolist()
+    columns = (program.operations[name].tolist() for name in ("code", "first_operand", "num_operands", "task"))
     bodies: list[Body | None] = []
-    for index, code in enumerate(codes):
+    for code, first, count, task in zip(*columns, strict=True):
         if code > Code.COMBINE:
             bodies.append(None)
             continue
-        if not count[index]:
-            raise ScheduleError(f"task {tasks[index]} ({Code(code).name}) has no operands")
+        if not count:
+            raise ScheduleError(f"task {task} ({Code(code).name}) has no operands")
         try:
-            operands = [_operand(program, addresses, first[index] + i) for i in range(count[index])]
-            if any(files.at(one.place[0]) for one in operands) and code == Code.COPY:
-                bodies.append(FileCopy(operands[0], operands[1:], files))
+            write, *reads = (_operand(program, addresses, first + i) for i in range(count))
+            if code == Code.COPY and any(files.at(one.place[0]) for one in (write, *reads)):
+                bodies.append(FileCopy(write, reads, files))
             else:
-                bodies.append(_KINDS[Code(code)](operands[0], operands[1:], scratch))
+                bodies.append(_KINDS[Code(code)](write, reads, scratch))
         except ScheduleError as error:
-            raise ScheduleError(f"task {tasks[index]}: {error}") from None
+            raise ScheduleError(f"task {task}: {error}") from None
     scratch.allocate()
     return bodies
 
