@@ -9,6 +9,7 @@ space of this process: device pointers for `cuda`, host pointers for `host`.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import enum
 from typing import Any
@@ -472,13 +473,14 @@ class Backend(abc.ABC):
             not touch.
         """
 
-    @abc.abstractmethod
     def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
         """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
+        with contextlib.closing(self.copy_probe(destination, source, nbytes, 1)) as probe:
+            return min(probe.mean_seconds(0.0) for _ in range(repeats))
 
     @abc.abstractmethod
-    def copy_probe(self, destination: int, source: int, nbytes: int) -> Timeable:
-        """Return a probe of one contiguous copy between two addresses."""
+    def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
+        """Return a probe of one contiguous copy between two addresses, of which so many are issued at once."""
 
     @abc.abstractmethod
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ from uncut_mpi.units import bytes_text
 _GRANULE_BYTES = 2 << 20
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
 _MOST_EVENTS = 64
-_TIMED_PRODUCTS = _TIMED_COPIES = 4  # issued at once
+_TIMED_PRODUCTS = 4  # issued at once
 # Of every call: made once.
 _MARKING, _AWAITING = map(device_errors, ("marking the caller's stream", "awaiting the caller's stream"))
 
@@ -328,30 +328,16 @@ class CudaBackend(Backend):
 
     # -- measurements ------------------------------------------------------------------------
 
-    def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
-        """Return the best time in seconds of `repeats` contiguous copies between two addresses."""
-        with self._current("timing a copy"):
-            stream = self._cupy.cuda.Stream(non_blocking=True)
-            start, stop = self._cupy.cuda.Event(), self._cupy.cuda.Event()
-            best = np.inf
-            for _ in range(repeats + 1):  # the first one, untimed in effect, is never the best
-                start.record(stream)
-                self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
-                stop.record(stream)
-                stop.synchronize()
-                best = min(best, self._cupy.cuda.get_elapsed_time(start, stop) * 1e-3)
-        return float(best)
-
-    def copy_probe(self, destination: int, source: int, nbytes: int) -> Timeable:
-        """Return a probe of one contiguous copy between two addresses."""
+    def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
+        """See `Backend.copy_probe`."""
         with self._current("preparing to time a copy"):
             stream = self._cupy.cuda.Stream(non_blocking=True)
 
         def copy() -> None:
-            for _ in range(_TIMED_COPIES):
+            for _ in range(at_once):
                 self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
 
-        return CudaProbe(self._current, stream.ptr, copy, _TIMED_COPIES, lambda: None)
+        return CudaProbe(self._current, stream.ptr, copy, at_once, lambda: None)
 
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """Return a probe of a size×size×size product of full-mantissa random data."""
@@ -409,8 +395,11 @@ class CudaBackend(Backend):
     def _description(self) -> str:
         return f"CUDA device {self._ordinal} ({self._name})"
 
-    def _current(self, what: str) -> _Current:
-        return _Current(self._cupy, self._ordinal, f"{what} on CUDA device {self._ordinal} ({self._name})")
+    @contextlib.contextmanager
+    def _current(self, what: str) -> Iterator[None]:
+        """Make the device current in this thread for a while, and translate errors meanwhile."""
+        with device_errors(f"{what} on {self._description()}"), self._cupy.cuda.Device(self._ordinal):
+            yield
 
     def _malloc(self, nbytes: int) -> int:
         try:
@@ -461,22 +450,6 @@ class CudaBackend(Backend):
         with self._current(f"copying {cols} columns of {width} bytes"):
             self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, width, cols, kind, 0)
             self._runtime.streamSynchronize(0)
-
-
-class _Current:
-    """Makes the device current in this thread for a while, and translates errors meanwhile."""
-
-    def __init__(self, cupy: Any, ordinal: int, what: str) -> None:
-        self._device = cupy.cuda.Device(ordinal)
-        self._errors = device_errors(what)
-
-    def __enter__(self) -> None:
-        self._errors.__enter__()
-        self._device.__enter__()
-
-    def __exit__(self, *details: Any) -> None:
-        self._device.__exit__(*details)
-        self._errors.__exit__(*details)
 
 
 def _pitch(array: np.ndarray) -> int:

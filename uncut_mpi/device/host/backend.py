@@ -232,13 +232,8 @@ class HostBackend(Backend):
             files=self.files,
         )
 
-    def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
-        """See `Backend.copy_seconds`."""
-        target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
-        return _best_seconds(repeats, lambda: np.copyto(target, origin))
-
-    def copy_probe(self, destination: int, source: int, nbytes: int) -> Timeable:
-        """See `Backend.copy_probe`."""
+    def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
+        """See `Backend.copy_probe`; nothing is issued, so it is one at a time."""
         target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
         return HostProbe(lambda: np.copyto(target, origin), self._blas)
 
@@ -316,12 +311,3 @@ def _drop(arrays: dict[int, Segment], address: int) -> None:
 
 def _address(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
-
-
-def _best_seconds(repeats: int, work: Any) -> float:
-    best = float("inf")
-    for _ in range(max(1, repeats)):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return max(best, 1e-9)  # the clock's resolution, never zero
