@@ -249,8 +249,8 @@ class KBlocksRun:
     def tables(self) -> tuple[np.ndarray, ...]:
         """Return what `KBlocksLayout.tables` returns; ValueError if it is not kept."""
 
-    def times(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return (start, end) of every task in seconds; ValueError if they are not kept."""
+    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what `simulate` returns; ValueError if it is not kept."""
 
     def progress(self) -> tuple[list[float], list[int]]:
         """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
@@ -409,12 +409,15 @@ class ProductCost:
         waves: bool,
         c_half_depth: float,
         copy_share: float,
+        sum_wait: float,
+        sustained: float,
         /,
     ) -> None: ...
     def work(self, m: int, n: int, k: int, multiprocessors: int, aligned: bool, /) -> tuple[float, float]:
         """Return (operations, occupancy)."""
 
     def moving_s(self, extra_bytes: float, k: int, /) -> float: ...
+    def block_s(self, k: int, multiprocessors: int, flop_per_s: float, /) -> float: ...
     def seconds(self, operations: float, flop_per_s: float, extra_bytes: float, k: int, /) -> float: ...
 
 def is_uneven(m: int, n: int, /) -> bool:
@@ -440,6 +443,7 @@ class SimulatedMachine:
     combine_rate: list[float]
     half_combine_rate: list[float]
     combine_start: float
+    rest_gain: float
     row_device: list[tuple[float, float]]
     row_local: list[tuple[float, float]]
     row_in: list[tuple[float, float]]
@@ -485,8 +489,8 @@ class ScheduleTables:
         /,
     ) -> None: ...
 
-def simulate(machine: SimulatedMachine, tables: ScheduleTables, /) -> tuple[np.ndarray, np.ndarray]:
-    """Return (start, end) of every task in seconds."""
+def simulate(machine: SimulatedMachine, tables: ScheduleTables, /) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (start, end) of every task, and by rank what products take longer at the power limit, in seconds."""
 
 class Simulations:
     """Simulations on a thread of their own, begun in order; whoever waits for one makes those that it has not begun."""
@@ -498,7 +502,7 @@ class Simulations:
     def begin_kblocks(self, run: KBlocksRun, /) -> int:
         """Return the same, for `wait_for_run`, for a schedule that is to be made first."""
 
-    def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray]:
+    def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what `simulate` returns, once for each ticket; IndexError else."""
 
     def wait_for_run(self, ticket: int, /) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tests.data import measured
 from uncut_mpi.calibration.peaks import peak_bandwidth, peak_ports, unbeaten
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.costs import HELD, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports
 
@@ -330,6 +330,8 @@ H200_SHAPES = ("h200_shapes_2026-11-23_22h_1.json", "h200_shapes_2026-11-23_22h_
 # How soon a copy begins after one that it awaits: a calibration of 4 H200, 2026-11-22. The later ones say it too.
 H200_EVENT_LATENCY_S = 3.849199999139686e-07
 # What copies within a device take of products: a calibration of two H100, 2026-11-28.
+SUM_WAITS = {"f16": HELD, "bf16": HELD, "tf32": HELD}
+SUSTAINED = {"f64": 1.11, "f16": 1.15, "bf16": 1.15}  # products of one H200 at length, docs/performance.md, 2026-11-28
 COPY_SHARES = {"f64": 0.27, "f32": 0.71, "tf32": 0.73, "f16": 0.69, "bf16": 0.72}
 
 
@@ -399,7 +401,12 @@ def h200() -> Machine:
         calibrated,
         costs=dataclasses.replace(calibrated.costs, **latencies),
         gemm_shape={
-            name: dataclasses.replace(shape, copy_share=COPY_SHARES[name])
+            name: dataclasses.replace(
+                shape,
+                copy_share=COPY_SHARES[name],
+                sum_wait=SUM_WAITS.get(name, shape.sum_wait),
+                sustained=SUSTAINED.get(name, 1.0),
+            )
             for name, shape in calibrated.gemm_shape.items()
         },
         gemm_tflop_per_s={**rates, "f64": np.maximum(rates["f64"], measured.EARLIER_F64_TFLOP_PER_S)},

@@ -97,6 +97,12 @@ def random_schedule(
     return plan(problem, placement, num_ranks, machine, options).schedule, options
 
 
+def with_shapes(machine: Machine, **changes: float) -> Machine:
+    """Return a machine whose products have other shapes (`GemmShape`), of all types alike."""
+    shapes = {name: dataclasses.replace(one, **changes) for name, one in machine.gemm_shape.items()}
+    return dataclasses.replace(machine, gemm_shape=shapes)
+
+
 def slow_where_misaligned(machine: Machine, factor: float = 1e6) -> Machine:
     """Return a machine on which products whose columns are not aligned take so much longer."""
     return dataclasses.replace(machine, gemm_shape={one.name: GemmShape(misaligned=factor) for one in DType})

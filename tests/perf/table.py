@@ -6,10 +6,10 @@ Products beside their floor, other libraries and an older version, all in turns 
 
 A problem is TYPE, SIZE (N or MxNxK) and places as ``--place`` has them, several with semicolons between. Its matrices
 are made once. For each of its places these take turns in random order: the default plan, those of the options
-(``name=value`` words), the plan of an older version under another name (``--old``; `old_version.sh` makes one), the
-compute floor, and of the other libraries the one that is fastest at its best setting; all of them are tried first.
-Each sample is the time of the slowest rank between two barriers. Libraries run in these processes, so that they start
-once.
+(``name=value`` words), the plan of an older version under another name, the compute floor, and of the other libraries
+the one that is fastest at its best setting; all of them are tried first. Each sample is the time of the slowest rank
+between two barriers. Libraries run in these processes, so that they start once. `old_version.sh` makes an older version
+(``--old``). It plans with the same machine, unless ``--old-machine`` names a file.
 
 The floor is the longest of three times: compute (every GPU multiplies an equal share at once, cuBLAS called directly),
 the busiest GPU port (each rank of a 2x2 grid needs its panels of A and B once, C travels once as a result; all ranks
@@ -599,6 +599,7 @@ def main():
     parser.add_argument("--libraries", default="")
     parser.add_argument("--old", default="")
     parser.add_argument("--machine", default="")
+    parser.add_argument("--old-machine", default="")
     parser.add_argument("--options", action="append", default=[])
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--trace", action="store_true")
@@ -606,8 +607,9 @@ def main():
     began, cases, missing = time.monotonic(), [], []
     cupy.cuda.Device(COMM.rank).use()
     versions = [Ours("uncut_mpi", asked.machine and pathlib.Path(asked.machine).read_text())]
-    if asked.old:  # which plans with the same machine
-        versions.append(Ours(asked.old, versions[0].session.machine.to_json()))
+    if asked.old:
+        same = versions[0].session.machine.to_json()
+        versions.append(Ours(asked.old, pathlib.Path(asked.old_machine).read_text() if asked.old_machine else same))
     session = versions[0].session
     libraries = Libraries([name for name in asked.libraries.split(",") if name], session.device_uuids)
     floor = Floor(session)

@@ -40,7 +40,7 @@ table() { # name, seconds, problems, arguments...
   "$python" -c 'import uncut_old' 2>/dev/null && old=(--old uncut_old)
   IFS=';' read -ra problems <<<"${problems}"
   job $((limit + 40)) tests/perf/table.py "$out/$name.json" "${problems[@]//\//;}" "${old[@]}" --seconds "$limit" ${TRACE:-} \
-    ${MACHINE:+--machine "$MACHINE"} "$@" >"$out/$name.log" 2>"$out/$name.err" || { status=1; tail -n 5 "$out/$name.err"; }
+    ${MACHINE:+--machine "$MACHINE"} ${OLD_MACHINE:+--old-machine "$OLD_MACHINE"} "$@" >"$out/$name.log" 2>"$out/$name.err" || { status=1; tail -n 5 "$out/$name.err"; }
   cat "$out/$name.log"
 }
 

@@ -21,7 +21,7 @@ from uncut_mpi.calibration.report import machine_text, samples_text
 from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary, student_t
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.costs import GemmShape, RowRates
+from uncut_mpi.model.costs import HELD, GemmShape, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
 from uncut_mpi.model.machine import Machine
@@ -385,6 +385,9 @@ def synthetic_samples(machine, shape, noise):
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
     within = {"products": 8e-3, "copies": 2e-3}
     samples.within = {"f64": within | {"together": 8e-3 + shape.copy_share * 2e-3}}
+    block_s = shape.block_s(8192, 132, 60e12)
+    samples.sums = {"f64": {"waits": 4 * shape.sum_wait * block_s, "count": 4.0, "product": 1e3 * block_s, "k": 8192.0}}
+    samples.at_length = {"f64": shape.sustained}
     samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size, "active": [280.0] * size}
     samples.litmus = {"rounds": 100, "wrong_words": 0}
     return samples
@@ -398,7 +401,19 @@ def known(request):
     rows = RowRates(
         device=((256, 0.5), (8192, 0.9)), host_in=((256, 0.2), (8192, 0.6)), local=((256, 0.1), (8192, 0.4))
     )
-    shape = GemmShape(128.0, 256.0, 150.0, 5e-6, 3e5, 4e-13, misaligned=0.8, idle_use=0.4, copy_share=0.3)
+    shape = GemmShape(
+        128.0,
+        256.0,
+        150.0,
+        5e-6,
+        3e5,
+        4e-13,
+        misaligned=0.8,
+        idle_use=0.4,
+        copy_share=0.3,
+        sum_wait=0.25,
+        sustained=1.1,
+    )
     machine = Machine.uniform(4)
     fields = {name: getattr(machine, name) for name in ("name", "key", "gemm_tflop_per_s", "memory_bytes")}
     true = Machine(
@@ -438,13 +453,10 @@ class TestAssembling:
         _, found, samples, tolerance = known
         assert found.typical_gemm_tflop_per_s["f64"] == pytest.approx([60.0, 60.0, 48.0, 60.0], rel=1e-6)
         assert (found.gemm_tflop_per_s["f64"] >= found.typical_gemm_tflop_per_s["f64"]).all()
-        *shape, uneven, misaligned, idle_use, _, hiding, copy_share = dataclasses.astuple(found.gemm_shape["f64"])
-        assert shape == pytest.approx((128, 256, 150, 5e-6, 3e5, 4e-13), rel=1e-5, abs=0.0)
-        assert uneven == pytest.approx(0.0, abs=1e-6)
-        assert misaligned == pytest.approx(0.8, rel=1e-5)
-        assert idle_use == pytest.approx(0.4, rel=1e-5)
-        assert hiding == 0.0
-        assert copy_share == pytest.approx(0.3)
+        shape = dataclasses.asdict(found.gemm_shape["f64"])
+        assert shape.pop("uneven") == pytest.approx(0.0, abs=1e-6)
+        true = GemmShape(128, 256, 150, 5e-6, 3e5, 4e-13, 0.0, 0.8, 0.4, True, 0.0, 0.3, 0.25, 1.1)
+        assert shape == pytest.approx({name: getattr(true, name) for name in shape}, rel=1e-5)
         for way, shares in (("device", (0.5, 0.9)), ("host_in", (0.2, 0.6)), ("local", (0.1, 0.4)), ("host_out", ())):
             table = getattr(found.row_rates, way)
             assert [width for width, _ in table] == [256, 8192][: len(shares)]
@@ -452,6 +464,10 @@ class TestAssembling:
         assert found.costs.copy_s == 1.3e-6
         assert (found.idle_watts[0], found.busy_watts[3], found.active_watts[2]) == (75.0, 690.0, 280.0)
         assert fit_products(samples)[2]["f64"] < 1e-6
+
+    def test_sums_that_wait_for_a_product_to_end_do_so_whatever_its_length(self, known):
+        sums = {"f64": {"waits": 9e-3, "count": 4.0, "product": 1e-2, "k": 8192.0}}
+        assert fit_products(dataclasses.replace(known[2], sums=sums))[1]["f64"].sum_wait == HELD
 
     @pytest.mark.parametrize(("together", "share"), [(7e-3, 0.0), (9e-3, 0.5), (1e-2, 1.0), (1.1e-2, 1.0)])
     def test_copies_within_a_device_take_between_nothing_and_all_of_it(self, known, together, share):

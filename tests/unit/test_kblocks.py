@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import oracle
 from tests.helpers.blocking import k_blocks
 from tests.helpers.faults import FAULTS, Fault, spoiled
-from tests.helpers.random_kblocks import random_schedule, slow_where_misaligned
+from tests.helpers.random_kblocks import random_schedule, slow_where_misaligned, with_shapes
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.costs import RowRates
 from uncut_mpi.model.dtypes import DType
@@ -699,10 +699,8 @@ def test_tails_of_further_products_count(machine):
 @pytest.mark.parametrize(("share", "gain"), [(0.0, 0.7), (0.84, 0.75)], ids=["copies are free", "copies take products"])
 def test_what_is_chosen_is_no_slower_than_leaving_it(machine, dtype, extent, share, gain):
     problem = GemmProblem(extent, extent, extent, dtype)
-    shapes = {name: dataclasses.replace(shape, copy_share=share) for name, shape in machine.gemm_shape.items()}
-    machine = dataclasses.replace(machine, gemm_shape=shapes)
-    shapes = {name: dataclasses.replace(shape, misaligned=0.0) for name, shape in machine.gemm_shape.items()}
-    careless = dataclasses.replace(machine, gemm_shape=shapes)
+    machine = with_shapes(machine, copy_share=share)
+    careless = with_shapes(machine, misaligned=0.0)
     options = ScheduleOptions(scheduler="kblocks", devices=(0,))
     seconds = []
     for planned in (machine, careless):

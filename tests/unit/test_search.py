@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.random_kblocks import slow_where_misaligned
+from tests.helpers.random_kblocks import slow_where_misaligned, with_shapes
 from uncut_mpi.bench.datasets import uncut_irregular
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
-from uncut_mpi.model.costs import IssueCosts, RowRates
+from uncut_mpi.model.costs import HELD, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
@@ -32,7 +32,7 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.planning.search import SearchResult, _Explorer, search
+from uncut_mpi.planning.search import TIE, SearchResult, _Explorer, search
 from uncut_mpi.planning.simulate import simulate
 
 
@@ -54,7 +54,8 @@ def test_the_choice_is_the_best_simulated_and_no_worse_than_the_heuristics() -> 
     for place in ("h,h,h", "0,0,0", "0,1,2"):
         result = find(cube(6000), place, machine)
         values = [one.predicted_s for one in result.candidates]
-        assert values == sorted(values)
+        assert values[1:] == sorted(values[1:])
+        assert values[0] <= (1 + TIE) * min(values)  # of equals the one that copies and holds little
         own = plan(cube(6000), Placement.parse(place), 4, machine).schedule
         assert result.best.predicted_s <= simulate(own, machine).seconds
         again = simulate(result.best.schedule, machine)
@@ -279,7 +280,8 @@ def test_what_fits_is_found(extent: int, place: str) -> None:
 
 
 def test_the_owner_of_c_leaves_the_last_sums_to_those_who_computed_them() -> None:
-    machine = load_machine("h200-4x")
+    machine = with_shapes(load_machine("h200-4x"), sum_wait=HELD)  # where sums wait for products to end, and take long
+    machine = dataclasses.replace(machine, combine_gb_per_s=machine.combine_gb_per_s / 2)
     best = find(cube(3072), "0,0,0", machine).best
     assert best.options.blocking.away > 0
     at_owner = find(cube(3072), "0,0,0", machine, options=ScheduleOptions(blocking=Blocking(combine="owner"))).best
@@ -618,9 +620,7 @@ def test_half_types_in_parts_are_also_multiplied_by_all_of_k_at_once(size: int, 
 def test_all_of_k_at_once_is_tried_of_what_ranks_hold(
     shape: tuple[int, int, int], dtype: DType, place: str, ranks: int, grid: tuple[int, int], held: Blocking
 ) -> None:
-    machine = load_machine("h200-4x").subset(range(ranks))
-    shapes = {name: dataclasses.replace(one, copy_share=0.7) for name, one in machine.gemm_shape.items()}
-    machine = dataclasses.replace(machine, gemm_shape=shapes)
+    machine = with_shapes(load_machine("h200-4x").subset(range(ranks)), copy_share=0.7)
     problem = GemmProblem(*shape, dtype, reads_c=True)
     placement = Places.parse(place).bound(problem, ranks).straight(ranks)
     blocking = dataclasses.replace(held, begin="held", first=shape[2], block=shape[2])
@@ -640,7 +640,6 @@ def test_one_k_block_holds_the_longest_of_uneven_parts_of_k() -> None:
 # -- of schedules that are predicted to be as fast -------------------------------------------------
 
 
-TIE = 0.01
 AS_LITTLE = 4 / 3
 ALMOST = 1e-3
 PROBLEMS = (

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncut_mpi.calibration.probes import Areas, Load, Transfers, transfers
+from uncut_mpi.calibration.probes import Areas, GemmProbe, Load, Transfers, sums, transfers
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.costs import (
+    HELD,
     HOST_COPY_GB_PER_S,
     HOST_TRANSPOSED_PER_S,
     TRANSPOSING_SHARE,
@@ -332,6 +333,40 @@ def test_copies_within_a_device_take_their_share_of_products_beside_them(share: 
     assert copies < products
     expected = products + share * copies * (link == (0, 0))
     assert seconds_of(schedule, machine) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("wait", "blocks"), [(0.0, 0.0), (0.5, 0.5), (HELD, 64.0)])
+def test_sums_go_before_blocks_that_have_not_begun(wait: float, blocks: float) -> None:
+    # A product of 64 waves of one block, and two sums of 64×64 behind it: 3 · 8 · 4096 bytes at 1 GB/s each.
+    machine = machine_of(
+        1,
+        gemm_shape={"f64": GemmShape(block_rows=64, block_cols=64, sum_wait=wait)},
+        multiprocessors=np.array([1]),
+        combine_gb_per_s=np.array([1.0]),
+    )
+    schedule = sums(Areas(1, 1 << 20, 1 << 24), 64, 64, 2, GemmProbe((512, 512, 64)), DType.f64).schedule
+    run = simulate(schedule, machine)
+    block_s, sum_s = 2 * 64**3 / 1e12, 3 * 8 * 64 * 64 / 1e9
+    # The second sum is on the lane of the first: the product has gone on meanwhile.
+    ends = [blocks * block_s + sum_s, min(2 * blocks, 64) * block_s + 2 * sum_s]
+    product_s = 64 * block_s + (0 if wait == HELD else 2 * sum_s)
+    assert run.end_s == pytest.approx([product_s, *ends])
+
+
+@pytest.mark.parametrize(("rest", "longer"), [(0.0, 0.2), (0.1, 0.2 - 0.046), (1.0, 0.0)])
+def test_products_take_longer_at_the_power_limit_unless_their_device_rests(rest: float, longer: float) -> None:
+    # Sums last for a part of the product's time, when the device does not multiply.
+    product_s = 2 * 512**3 / 1e12
+    machine = machine_of(
+        1,
+        gemm_shape={"f64": GemmShape(sum_wait=HELD, sustained=1.2)},
+        combine_gb_per_s=np.array([3 * 8 * 64 * 64 / 1e9 / (rest * product_s) if rest else 1.0]),
+    )
+    areas = Areas(1, 1 << 20, 1 << 24)
+    schedule = sums(areas, 64, 64, int(rest > 0), GemmProbe((512, 512, 512)), DType.f64).schedule
+    run = simulate(schedule, machine)
+    assert run.throttled_s == pytest.approx([longer * product_s])
+    assert run.seconds == pytest.approx((1 + rest + longer) * product_s)
 
 
 @pytest.mark.parametrize("name", ["idle_use", "copy_share"])

@@ -11,7 +11,7 @@ from uncut_mpi.calibration.fitting import fit_gemm_shape, fit_idle_use, fit_row_
 from uncut_mpi.calibration.peaks import peak_bandwidth, peak_ports
 from uncut_mpi.calibration.ports import HostTotals, host_ports, pair_ports, star_ports
 from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.costs import HELD, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
 from uncut_mpi.model.locations import host_index, num_ends
@@ -19,6 +19,8 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port
 
 ROW_WAYS = ("device", "host_in", "host_out", "local")
+_TO_ITS_END = 0.7
+"""Part of a product for which sums wait if it keeps its multiprocessors."""
 
 
 def assemble(
@@ -113,6 +115,8 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
             misaligned=max(0.0, float(np.median(longer))) if longer else shape.misaligned,
             idle_use=_idle_use(shape, all_products, samples),
             copy_share=_copy_share(samples.within.get(dtype)),
+            sum_wait=_sum_wait(shape, samples.sums.get(dtype), samples.multiprocessors[0], rate),
+            sustained=max(1.0, samples.at_length.get(dtype, 1.0)),
         )
         rates[dtype] = rate / np.median(seconds / seconds[:, :1], axis=0)
     return rates, shapes, errors
@@ -148,6 +152,15 @@ def _copy_share(within: Mapping[str, float] | None) -> float:
     if within is None:
         return GemmShape().copy_share
     return min(1.0, max(0.0, (within["together"] - within["products"]) / within["copies"]))
+
+
+def _sum_wait(shape: GemmShape, sums: Mapping[str, float] | None, multiprocessors: int, tflop_per_s: float) -> float:
+    """Return `GemmShape.sum_wait`; of a product that sums waited for to its end, `HELD`."""
+    if sums is None:
+        return GemmShape().sum_wait
+    if sums["waits"] > _TO_ITS_END * sums["product"]:
+        return HELD
+    return max(0.0, sums["waits"] / sums["count"] / shape.block_s(int(sums["k"]), multiprocessors, tflop_per_s * 1e12))
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:

@@ -27,6 +27,7 @@ from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.spmd.group import Group
 
 Progress = Callable[[int, int, str], None]
@@ -48,6 +49,12 @@ _PANEL_WIDTH: Final = 32768
 
 _LOAD: Final = 4.0
 """Times as long as copies take at full rate that products run beside them."""
+_SUMS: Final = 4
+_FEW: Final = 5
+_AT_ONCE_S: Final = 0.02
+_REST_S: Final = 0.3
+_LONG_S: Final = 0.7
+"""How long products go on until their clocks have sunk; a device that has rested for a shorter time has its clocks."""
 _TURNS: Final = 15
 """Runs of products alone and of those beside copies, in turns: clocks change by more than what copies take of them."""
 
@@ -112,6 +119,8 @@ class _Measurement:
         self._products()
         self._rows()
         self._within()
+        self._beside_sums()
+        self._at_length()
         self._combine()
         self._costs()
         if self.size > 1:
@@ -158,7 +167,7 @@ class _Measurement:
     def _count(self) -> int:
         links, together = len(self.links()), sum(1 for _ in self.together())
         rows = sum(1 + len(self._widths(link)) for link in self._row_links())
-        products = len(DType) * (len(self.effort.products) + self.effort.asynchronous)
+        products = len(DType) * (len(self.effort.products) + 3 * self.effort.asynchronous)
         return 2 * links + together + rows + products + 3 + self.size + len(self.pairs())
 
     def _step(self, what: str) -> str:
@@ -239,7 +248,7 @@ class _Measurement:
         links = tuple(one.link for one in at_once)
         what = self._step(f"{kind}: {self._name(links)}")
         probe = probes.transfers(self.bench.areas, at_once, load)
-        time = self.bench.time(probe, what).together if load is None else self.bench.time_copies(probe, what)
+        time = self.bench.time(probe, what).together if load is None else self.bench.time_of(Kind.COPY, probe, what)
         self.samples.transfers.append(
             TransferSample(
                 kind,
@@ -350,6 +359,37 @@ class _Measurement:
             timed = {"products": products, "copies": copies, "together": together}
             self.samples.within[dtype.name] = {name: float(case.by_rank_s[0]) for name, case in timed.items()}
 
+    def _beside_sums(self) -> None:
+        """Time sums beside a long product on rank 0's device, which wait for multiprocessors, and what is alone."""
+        areas, (rows, cols) = self.bench.areas, self.effort.combine
+        for dtype in DType if self.effort.asynchronous else ():
+            what = self._step(f"sums beside a {dtype.name} product")
+            self.bench.fill(dtype)
+            alone, beside = (
+                self.bench.time_of(Kind.COMBINE, probes.sums(areas, rows, cols, _SUMS, one, dtype), what, samples=_FEW)
+                for one in (None, self._largest)
+            )
+            product = self.bench.time(self._product(self._largest, dtype, 1), what, samples=_FEW)
+            self.samples.sums[dtype.name] = {
+                "waits": beside.median_s - alone.median_s,
+                "count": float(_SUMS),
+                "product": float(product.by_rank_s[0]),
+                "k": float(self._largest.shape[2]),
+            }
+
+    def _at_length(self) -> None:
+        """Time products on all devices after a rest, and after they have gone on for a while."""
+        for dtype in DType if self.effort.asynchronous else ():
+            what = self._step(f"{dtype.name} products at length")
+            self.bench.fill(dtype)
+            count = max(1, round(_AT_ONCE_S / self.samples.sums[dtype.name]["product"]))
+            runs = self.bench.run_often(self._product(self._largest, dtype, count), what, _REST_S, _LONG_S)
+            self.samples.at_length[dtype.name] = float(np.median(np.median(runs[-len(runs) // 4 :], axis=0) / runs[0]))
+
+    @functools.cached_property
+    def _largest(self) -> GemmProbe:
+        return GemmProbe(max(self.effort.shapes, key=math.prod))
+
     # -- issuing and waiting -----------------------------------------------------------------
 
     def _costs(self) -> None:
@@ -423,8 +463,7 @@ class _Measurement:
         if not power.is_known(bench.group, bench.backend):
             watts["busy"] = watts["active"] = [0.0] * self.size
             return
-        largest = GemmProbe(max(self.effort.shapes, key=math.prod))
-        watts["busy"] = power.under_load(bench, self._product(largest, DType.f64, 4), what)
+        watts["busy"] = power.under_load(bench, self._product(self._largest, DType.f64, 4), what)
         one, seconds = self._product_of(self.effort.target_s)
         probe = self._product(GemmProbe((one.m, one.n, one.k)), DType.f64, 1)
         watts["active"] = power.between_runs(bench, probe, seconds, what, idle=watts["idle"], busy=watts["busy"])

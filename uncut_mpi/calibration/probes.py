@@ -26,6 +26,7 @@ _READ: Final = (Factor.ONE, Op.N)
 _ROW_DISTANCE: Final = 64 << 10
 _BEFORE_WAITS: Final = 16
 _PRODUCT_LANES: Final = (0, 3)  # those of kblocks
+_SUM_LANE: Final = 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -399,6 +400,16 @@ def products(areas: Areas, product: GemmProbe, dtype: DType, count: int, hold: H
     for turn in range(count):
         for rank in range(areas.num_ranks):
             built.multiply(rank, product, dtype, turn)
+    return built.probe()
+
+
+def sums(areas: Areas, rows: int, cols: int, count: int, product: GemmProbe | None, dtype: DType) -> Probe:
+    """Return sums in f64 on rank 0's device, which go on beside a product if there is one."""
+    built = ProbeBuild(areas)
+    if product is not None:
+        built.multiply(0, product, dtype)
+    for _ in range(count):
+        built.combine(0, rows, cols, DType.f64, _SUM_LANE)
     return built.probe()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from uncut_mpi.calibration.assemble import fit_products, host_totals, slowdowns
 from uncut_mpi.calibration.refine import Refinement
 from uncut_mpi.calibration.samples import Samples, link_text
-from uncut_mpi.model.costs import Disk, GemmShape
+from uncut_mpi.model.costs import HELD, Disk, GemmShape
 from uncut_mpi.model.machine import Machine
 
 _MOST_PAIRS: Final = 12
@@ -89,7 +89,8 @@ def samples_text(samples: Samples, machine: Machine) -> str:
             f"start, at the end idle for {1e-3 * shape.tail_elements:.0f} thousand elements, C at "
             f"{_c_rate(shape)}, {shape.uneven:.0%} longer where C is uneven, {shape.misaligned:.0%} where columns "
             f"are not aligned, a second product uses {shape.idle_use:.0%} of what one leaves idle, a copy within the "
-            f"device takes {shape.copy_share:.0%} of it; the fit is off by {100 * errors[dtype]:.1f} %"
+            f"device takes {shape.copy_share:.0%} of it, a sum waits for {_sum_wait(shape)}, at length they take "
+            f"{shape.sustained - 1:.0%} longer; the fit is off by {100 * errors[dtype]:.1f} %"
         )
     for kind, rates in (("", machine.combine_gb_per_s), (" of half types", machine.half_combine_gb_per_s)):
         lines.append(f"COMBINE{kind} {_numbers(rates, '{:.0f}')} GB/s read and written, by rank")
@@ -145,6 +146,10 @@ def _matrix(machine: Machine, title: str, table: np.ndarray, form: str) -> list[
         name.rjust(6) + "".join(cell.rjust(width) for cell in row) for name, row in zip(names, cells, strict=True)
     ]
     return [*lines, ""]
+
+
+def _sum_wait(shape: GemmShape) -> str:
+    return "its end" if shape.sum_wait >= HELD else f"{shape.sum_wait:.2f} times what a block takes"
 
 
 def _c_rate(shape: GemmShape) -> str:

@@ -140,6 +140,12 @@ class Samples:
     within : dict of str to dict of str to float
         By type, time (s) of products (``"products"``), of copies within the device (``"copies"``), and of both at once
         (``"together"``), on rank 0. Empty if not measured.
+    sums : dict of str to dict of str to float
+        By type, of some sums beside a product for how long they wait in all (``"waits"``, s) and how many they are
+        (``"count"``). Of the product what it takes alone (``"product"``, s) and its steps of k (``"k"``). On rank 0.
+        Empty if not measured.
+    at_length : dict of str to float
+        By type, how many times as long as after a rest products take that go on. Empty if not measured.
     watts : dict of str to list of float
         ``"idle"``, ``"busy"`` and ``"active"`` (between products) of each device; 0 where unknown.
     litmus : dict of str to int
@@ -157,6 +163,8 @@ class Samples:
     costs: dict[str, float] = dataclasses.field(default_factory=dict)
     beside: dict[str, float] = dataclasses.field(default_factory=dict)
     within: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    sums: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    at_length: dict[str, float] = dataclasses.field(default_factory=dict)
     watts: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     litmus: dict[str, int] = dataclasses.field(default_factory=dict)
     left_out: list[str] = dataclasses.field(default_factory=list)

@@ -122,14 +122,14 @@ class Workbench:
         """Time one probe; parameters and errors as of `time_in_turns`."""
         return self.time_in_turns([probe], what, samples=samples, known_s=known_s)[0]
 
-    def time_copies(self, probe: Probe, what: str) -> Summary:
+    def time_of(self, kind: Kind, probe: Probe, what: str, *, samples: int = 0) -> Summary:
         """
-        Return the time of a probe's copies, from the first one's start to the last one's end on the rank that has them.
+        Return the time of a probe's tasks of a kind, from the first one's start to the last one's end on their rank.
 
-        What the probe does besides does not count; errors as of `time_in_turns`.
+        What the probe does besides does not count; parameters and errors as of `time_in_turns`.
         """
-        copies = np.flatnonzero(probe.schedule.tasks["kind"] == Kind.COPY)
-        return self.time_in_turns([probe], what, timed=copies)[0].together
+        timed = np.flatnonzero(probe.schedule.tasks["kind"] == kind)
+        return self.time_in_turns([probe], what, samples=samples, timed=timed)[0].together
 
     def time_in_turns(
         self,
@@ -180,6 +180,21 @@ class Workbench:
                 if number and all(runs.are_enough(samples, known_s, late=late) for runs in found):
                     break
         return [runs.timed for runs in found]
+
+    def run_often(self, probe: Probe, what: str, rest_s: float, long_s: float) -> np.ndarray:
+        """
+        Return every rank's time of each run of a probe, after a rest and then for some time without any.
+
+        The array has shape (runs, num_ranks); errors as of `time_in_turns`.
+        """
+        with self.bound(probe, what) as executable:
+            records = [self.run(executable, what)]  # the first run is slower
+            time.sleep(rest_s)
+            while len(records) < 2 or records[-1][0, 1] - records[1][0, 0] < long_s:  # rank 0's clock, known to all
+                records.append(self.run(executable, what))
+        times = np.array(records[1:])
+        spent: np.ndarray = times[:, :, 1] - times[:, :, 0]
+        return spent
 
     @contextlib.contextmanager
     def bound(self, probe: Probe, what: str) -> Iterator[Executable]:

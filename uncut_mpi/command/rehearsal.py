@@ -25,8 +25,9 @@ _WARM_S: Final = {"cuda": 0.4, "host": 0.0}
 """
 Calls go on for so long before they are timed, at least twice: predictions are of products in loops.
 
-At the power limit clocks sink meanwhile. On an H100 most of 40 shapes in f64 ran at 0.89 of the rate that nine calls
-had told, a few at 0.83; f32 ran as told (``docs/performance.md``, 2026-11-27).
+At the power limit clocks sink meanwhile, which `GemmShape.sustained` tells apart from rates. On an H100 most of 40
+shapes in f64 ran at 0.89 of the rate that nine calls had told, a few at 0.83; f32 ran as told
+(``docs/performance.md``, 2026-11-27).
 """
 _CALLS: Final = 7
 _ALPHA, _BETA = 1.2345, 1.1154
@@ -90,9 +91,9 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
         for options in options_for(piece):
             with session.plan(a, b, c, reads_c=True, options=options) as plan:
                 warm = _calls(session, plan, _WARMUP)
+                trace = plan.trace(_ALPHA, _BETA)  # before clocks sink: how far they do is known apart from rates
                 _calls(session, plan, int(_WARM_S[session.backend_name] / warm[-1]))
                 found = _calls(session, plan, _CALLS)
-                trace = plan.trace(_ALPHA, _BETA)
                 task_s = trace.end_s - trace.start_s
                 observations.append(Observation(plan.schedule, statistics.median(found), task_s, min(found)))
         for matrix in (a, b, c):

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace uncut {
 
@@ -30,6 +31,12 @@ ProductCost::Work ProductCost::work(std::int64_t m, std::int64_t n, std::int64_t
 double ProductCost::moving_s(double extra_bytes, std::int64_t k) const {
     const double hidden = c_half_depth > 0 ? 1 + static_cast<double>(k) / c_half_depth : 1;
     return c_s_per_byte * extra_bytes / hidden;
+}
+
+double ProductCost::block_s(std::int64_t k, std::int64_t multiprocessors, double flop_per_s) const {
+    if (block_rows <= 1 && block_cols <= 1) return std::numeric_limits<double>::infinity();  // a product is one block
+    return 2 * block_rows * block_cols * (static_cast<double>(k) + half_depth) * static_cast<double>(multiprocessors) /
+           flop_per_s;
 }
 
 double ProductCost::seconds(double operations, double flop_per_s, double extra_bytes, std::int64_t k) const {

@@ -12,13 +12,15 @@ struct ProductCost {
     double block_rows = 1, block_cols = 1, half_depth = 0, overhead_s = 0, tail_elements = 0, c_s_per_byte = 0,
            uneven = 0, misaligned = 0, idle_use = 1;
     bool waves = true;
-    double c_half_depth = 0, copy_share = 0;
+    double c_half_depth = 0, copy_share = 0, sum_wait = 0, sustained = 1;
 
     struct Work {
         double operations, occupancy;
     };
     Work work(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t multiprocessors, bool aligned) const;
     double moving_s(double extra_bytes, std::int64_t k) const;
+    // Of one block on its multiprocessor.
+    double block_s(std::int64_t k, std::int64_t multiprocessors, double flop_per_s) const;
     // Of a product with so much work.
     double seconds(double operations, double flop_per_s, double extra_bytes, std::int64_t k) const;
 };

@@ -190,8 +190,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("times",
              [](const KRun &self) {
                  require(self.keeps, "times are kept by who asked for it");
-                 return nb::make_tuple(as_array<double>(std::vector(self.times.start)),
-                                       as_array<double>(std::vector(self.times.end)));
+                 return times_of(self.times);
              })
         .def("progress", [](const KRun &self) { return std::make_tuple(self.progress.end, self.progress.elements); });
     m.def("block_edges", &block_edges, "extent"_a, "blocks"_a, "step"_a, "halvings"_a,

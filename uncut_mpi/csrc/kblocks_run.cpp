@@ -29,6 +29,8 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
         found.end[rank] = std::max(found.end[rank], times.end[i]);
         found.elements[rank] += c.rows * c.cols * depth;
     }
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+        if (found.end[rank] > 0) found.end[rank] += times.throttled[rank];
     return found;
 }
 
@@ -68,8 +70,7 @@ void KRun::make(Workplace &at) {
         at.simulator.run({made.tasks, made.operands, made.regions, made.awaits, layout.buffers, made.lanes,
                           &request.problem.locations},
                          at.times);
-        for (const double end : at.times.end)
-            seconds = std::max(seconds, end);
+        seconds = at.times.seconds();
         progress = progress_of(made, at.times, request.problem.num_ranks);
         moved_bytes = moved_by(made, layout);
         num_products = std::count_if(made.tasks.begin(), made.tasks.end(),

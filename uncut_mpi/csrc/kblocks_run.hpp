@@ -10,8 +10,8 @@
 namespace uncut {
 
 struct KRun {
-    // Of each rank the end of the last product or copy from its device, 0 without any, and how many numbers it
-    // multiplies.
+    // Of each rank the end of the last product or copy from its device, at the power limit, 0 without any, and how many
+    // numbers it multiplies.
     struct Progress {
         std::vector<double> end;
         std::vector<std::int64_t> elements;
@@ -28,7 +28,7 @@ struct KRun {
     bool fits = false;           // whether buffers have the room; there is nothing else if not
     std::int64_t num_tasks = 0;  // one more than there may be if there are too many
     // Nothing if there are too many tasks.
-    double seconds = 0;  // end of the last task
+    double seconds = 0;  // until the last task has ended, at the power limit
     Progress progress{};
     std::int64_t num_products = 0;
     std::int64_t moved_bytes = 0;  // by copies from one memory to another

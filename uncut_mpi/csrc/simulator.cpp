@@ -21,6 +21,7 @@ void Simulator::State::run(const SimulatedTables &tables, Simulated &result) {
     clear();
     result.start.assign(count, 0);
     result.end.assign(count, 0);
+    result.throttled.clear();
     start_ = result.start.data();
     end_ = result.end.data();
     make_bodies();
@@ -62,6 +63,9 @@ void Simulator::State::run(const SimulatedTables &tables, Simulated &result) {
             for (const auto &[flow, rate] : rates_.update())
                 set_rate(flow, rate, now);
     }
+    const double seconds = result.seconds();
+    for (const Multiplied &of : multiplied_)
+        result.throttled.push_back(std::max(0.0, of.longer_s - m_.rest_gain * std::max(0.0, seconds - of.alone_s)));
 }
 
 // What the simulation before has left, if it was given up too.
@@ -81,6 +85,7 @@ void Simulator::State::clear() {
         engine.busy = false;
     }
     tasks_.assign(t_.tasks.size() + 1, {});
+    multiplied_.assign(static_cast<std::size_t>(m_.num_ranks), {});
     starts_.clear();
     due_.clear();
     touched_.clear();
@@ -209,7 +214,14 @@ void Simulator::State::begin(std::int32_t task, double now) {
         const std::int32_t rank = tasks_[task].rank;
         Device &device = devices_[rank];
         advance(device, now);
-        device.kernels.push_back({task, body.amount, body.demand, body.copy_share, 0, infinity});
+        Device::Kernel made{task, body.amount, body.demand, body.copy_share, body.sum_wait, now, -1};
+        const auto product = std::ranges::find_if_not(device.kernels, &Device::Kernel::is_sum);
+        const auto sums = [now](const Device::Kernel &one) { return one.is_sum() && one.ready <= now; };
+        if (made.is_sum() && product != device.kernels.end() && std::ranges::none_of(device.kernels, sums)) {
+            made.behind = product->task;
+            made.ready = now + product->sum_wait;
+        }
+        device.kernels.push_back(made);
         touch(static_cast<std::size_t>(rank));
     }
 }
@@ -304,6 +316,9 @@ void Simulator::State::serve(Engine &engine, double now) {
 void Simulator::State::finish_kernels(std::size_t number, double now) {
     Device &device = devices_[number];
     advance(device, now);
+    for (const Device::Kernel &product : device.kernels)
+        for (Device::Kernel &sum : device.kernels)
+            if (product.finish <= now && sum.behind == product.task) sum.ready = std::min(sum.ready, now);
     std::erase_if(device.kernels, [&](const Device::Kernel &kernel) {
         if (kernel.finish > now) return false;
         done_.push_back(kernel.task);
@@ -316,14 +331,17 @@ void Simulator::State::finish_kernels(std::size_t number, double now) {
 void Simulator::State::share_out(Device &device, std::size_t number) {
     device.changed = false;
     double room = 1, next = infinity;
-    for (Device::Kernel &kernel : device.kernels) {
-        const double part = std::min(room, kernel.demand);
-        kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
-        if (device.copies > 0) kernel.rate *= 1 - kernel.copy_share;
-        room -= part;
-        kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
-        next = std::min(next, kernel.finish);
-    }
+    for (const bool sums : {true, false})
+        for (Device::Kernel &kernel : device.kernels) {
+            if (kernel.is_sum() != sums) continue;
+            const bool waits = sums && kernel.ready > device.now;
+            const double part = waits ? 0 : std::min(room, kernel.demand);
+            kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
+            if (device.copies > 0) kernel.rate *= 1 - kernel.copy_share;
+            room -= part;
+            kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
+            next = std::min(next, waits ? kernel.ready : kernel.finish);
+        }
     if (next < infinity) {
         due_.set(number, next);
     } else {

@@ -1,6 +1,7 @@
 // Discrete-event simulation of a schedule on a machine; planning/simulate.py says what is modelled.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -40,6 +41,7 @@ struct SimulatedMachine {
     double combine_start = 0;
     double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
     double event_latency = 0, engine_latency = 0, kernel_latency = 0, flag_latency = 0;
+    double rest_gain = 1;  // of the time that a device rests: what it takes off `ProductCost::sustained`
     double wait_lane = 0, signal_lane = 0;  // time of a lane for its waits for flags, and for each signal
     double call_s = 0;                      // before anything is issued
     int issuing_threads = 0;                // 0: one per rank
@@ -60,10 +62,17 @@ struct SimulatedTables {
 };
 
 struct Simulated {
-    std::vector<double> start, end;
+    std::vector<double> start, end;  // by task
+    std::vector<double> throttled;   // by rank: what its products take longer at the power limit
     void clear() {
-        start.clear();
-        end.clear();
+        for (std::vector<double> *const one : {&start, &end, &throttled})
+            one->clear();
+    }
+    double seconds() const {
+        const auto most = [](const std::vector<double> &of) {
+            return of.empty() ? 0.0 : *std::ranges::max_element(of);
+        };
+        return most(end) + most(throttled);
     }
 };
 

@@ -53,7 +53,7 @@ nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &hel
         nb::gil_scoped_release unlocked;
         result = simulate(tables, machine);
     }
-    return nb::make_tuple(as_array<double>(std::move(result.start)), as_array<double>(std::move(result.end)));
+    return times_of(std::move(result));
 }
 
 // Simulations on a thread of their own, with what they read and write.
@@ -83,7 +83,7 @@ class HeldSimulations {
 
     nb::tuple wait(std::int64_t ticket) {
         Simulated result = wait_for(ticket);
-        return nb::make_tuple(as_array<double>(std::move(result.start)), as_array<double>(std::move(result.end)));
+        return times_of(std::move(result));
     }
 
     void wait_for_run(std::int64_t ticket) { wait_for(ticket); }
@@ -125,7 +125,8 @@ class HeldSimulations {
 
 void bind_simulator(nb::module_ &m) {
     nb::class_<ProductCost>(m, "ProductCost", "GemmShape of model/costs.py.")
-        .def(nb::init<double, double, double, double, double, double, double, double, double, bool, double, double>())
+        .def(nb::init<double, double, double, double, double, double, double, double, double, bool, double, double,
+                      double, double>())
         .def("work",
              [](const ProductCost &cost, std::int64_t rows, std::int64_t cols, std::int64_t depth,
                 std::int64_t multiprocessors, bool aligned) {
@@ -133,6 +134,7 @@ void bind_simulator(nb::module_ &m) {
                  return std::pair(work.operations, work.occupancy);
              })
         .def("moving_s", &ProductCost::moving_s)
+        .def("block_s", &ProductCost::block_s)
         .def("seconds", &ProductCost::seconds);
     m.def("is_uneven", &is_uneven);
     m.def("row_share", &row_share);
@@ -141,7 +143,7 @@ void bind_simulator(nb::module_ &m) {
     machine.def(nb::init<>()).def("prepare", &SimulatedMachine::prepare);
     FOR_EACH(FIELD, SimulatedMachine, num_ranks, num_ends, bandwidth, latency, port_capacity, port_first, port_links,
              port_weights, gemm_rate, products, multiprocessors, combine_rate, half_combine_rate, combine_start,
-             row_device, row_local, row_in, row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s,
+             rest_gain, row_device, row_local, row_in, row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s,
              event_latency, engine_latency, kernel_latency, flag_latency, wait_lane, signal_lane, host_copy_rate,
              file_read_rate, file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s,
              issuing_threads, serial_copies)
@@ -154,7 +156,7 @@ void bind_simulator(nb::module_ &m) {
         .def("wait", &HeldSimulations::wait)
         .def("wait_for_run", &HeldSimulations::wait_for_run)
         .def("close", &HeldSimulations::close);
-    m.def("simulate", &simulate_tables, "Return (start, end) of every task in seconds.");
+    m.def("simulate", &simulate_tables, "Return (start, end) of every task and what throttles every rank, in seconds.");
 }
 
 }  // namespace uncut

@@ -267,7 +267,7 @@ bool Simulator::State::is_aligned(const TaskRecord &task) const {
     return b.rows % step == 0 && (!turned || a.rows % step == 0);
 }
 
-Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const {
+Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) {
     const OperandRecord &a = operand(task, 1);
     const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
     const int dtype = t_.buffers[left.buffer].dtype;
@@ -280,11 +280,15 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) const
     const auto [operations, occupancy] = cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task));
     body.demand = 1 - cost.idle_use * (1 - occupancy);  // what another kernel cannot have
     body.copy_share = cost.copy_share;
+    body.sum_wait = cost.sum_wait * cost.block_s(k, m_.multiprocessors[task.rank], rate);
     // C is written once in any case, which is part of `half_depth`.
     const std::int64_t item = bytes_of(t_.buffers[c.buffer].dtype);
     const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - bytes_of(accumulator_of(dtype));
     const double extra_bytes = static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
     body.amount = cost.seconds(operations, rate, extra_bytes, k);
+    Multiplied &all = multiplied_[static_cast<std::size_t>(task.rank)];
+    all.alone_s += body.amount;
+    all.longer_s += (cost.sustained - 1) * body.amount;
     return body;
 }
 

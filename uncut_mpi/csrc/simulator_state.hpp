@@ -34,15 +34,20 @@ class Simulator::State {
         double left = 0, since = 0, rate = 0;
     };
 
-    // A device's kernels, first come, first served: a later one gets what the earlier ones leave free.
+    // A device's kernels, first come, first served: a later one gets what the earlier ones leave free. But sums go
+    // before the blocks of products that have not begun.
     struct Device {
         struct Kernel {
             std::int32_t task;
             double left;        // seconds alone
             double demand;      // part of the device that it can keep busy
             double copy_share;  // part of it that copies within the device take while there are any
-            double rate;
-            double finish;
+            double sum_wait;
+            double ready;         // of a sum: when blocks of the product behind which it came have ended
+            std::int32_t behind;  // that product, or -1
+            double rate = 0, finish = infinity;
+
+            bool is_sum() const { return sum_wait < 0; }
         };
         std::vector<Kernel> kernels;
         int copies = 0;  // within the device, under way
@@ -67,6 +72,7 @@ class Simulator::State {
         double amount = 0;   // copy: bytes; kernel: seconds alone
         double latency = 0;  // before a copy moves its first byte
         double demand = 1, copy_share = 0;
+        double sum_wait = -1;            // of a product: until a sum beside it has multiprocessors
         std::int32_t of = -1;            // copy: class of shared rates
         std::int32_t local_device = -1;  // copy: the device that it does not leave
         std::int32_t engine = -1;        // copy: that serves it, if copies are served one after another
@@ -92,6 +98,11 @@ class Simulator::State {
         std::array<std::int32_t, 2> buffers{-1, -1};
     };
 
+    // A rank's products: their time if each is alone, and what they take longer on a device that never rests.
+    struct Multiplied {
+        double alone_s = 0, longer_s = 0;
+    };
+
     // What it takes to issue a task.
     struct Issue {
         double own = 0, extra = 0;  // for itself, and for records and signals that its waiters ask of it
@@ -112,7 +123,7 @@ class Simulator::State {
 
     void make_bodies();
     Body copy_body(const TaskRecord &task);
-    Body gemm_body(const TaskRecord &task) const;
+    Body gemm_body(const TaskRecord &task);
     Body combine_body(const TaskRecord &task) const;
     Body transposing_body(const TaskRecord &task) const;
     void pack_copies();
@@ -164,6 +175,7 @@ class Simulator::State {
     std::vector<Engine> engines_;
 
     std::vector<Task> tasks_;  // and one more behind the last
+    std::vector<Multiplied> multiplied_;
     std::vector<std::int32_t> after_, last_on_lane_;
     std::vector<Issue> issues_;
     std::vector<Pack> packs_;  // by lane

@@ -27,6 +27,13 @@ auto as_bytes(std::vector<Record> &&records) {
     return as_array<std::uint8_t>(std::move(records));
 }
 
+// (start, end, throttled) of a simulated run.
+template <typename Times>
+nanobind::tuple times_of(Times times) {
+    return nanobind::make_tuple(as_array<double>(std::move(times.start)), as_array<double>(std::move(times.end)),
+                                as_array<double>(std::move(times.throttled)));
+}
+
 // What an array holds, contiguous, for as long as this lives.
 class ArrayBytes {
   public:

@@ -27,6 +27,17 @@ The same core transposed 0.75 to 0.9 of 10⁹ elements a second in f64, 0.7 to 1
 copied 17 to 20 GB/s: half of it here, as of a copy above.
 """
 
+HELD: Final = 1000.0
+"""`GemmShape.sum_wait` of kernels that keep their multiprocessors to their end."""
+
+REST_GAIN: Final = 0.46
+"""
+What a second of rest takes off the time that a device's products take longer at its power limit (s).
+
+On an H200 products of four types rested for 0.1, 0.25 and 0.5 of their time, 0.7 s each. It is what fits f64, f16 and
+bf16: 0.35 to 0.54 (``docs/performance.md``, 2026-11-28).
+"""
+
 TRANSPOSING_SHARE: Final = 0.5
 """Part of the rate of a COMBINE at which a device transposes: a guess, measured on no device so far."""
 
@@ -97,8 +108,11 @@ class GemmShape(_NonNegative):
     or end at no multiple of 16 bytes it counts 1 + `misaligned` times. Tensor cores are fed by loads that need them
     there. Another product beside it can use `idle_use` of what it leaves idle. A copy within the device is a kernel
     too, and goes before blocks that have not begun. While there is one the product has 1 - `copy_share` of its rate;
-    a COMBINE is not slowed. Of all this no paper has more than blocks, waves, `half_depth` and `overhead_s`. The rest
-    is what measured products asked for (``docs/performance.md``, 2026-11-22, 23 and 27).
+    a COMBINE is not slowed. A COMBINE too goes before blocks that have not begun. It has to wait for some that have,
+    `sum_wait` times as long as a block takes, but no longer than to the product's end. On a device that never rests
+    products take `sustained` times as long: its clocks sink at the power limit. Of all this no paper has more than
+    blocks, waves, `half_depth` and `overhead_s`. The rest is what measured products asked for
+    (``docs/performance.md``, 2026-11-22, 23, 27 and 28).
 
     Attributes
     ----------
@@ -124,6 +138,12 @@ class GemmShape(_NonNegative):
         Steps of k at which half of what moving C takes is hidden behind the arithmetic; 0: nothing ever is.
     copy_share : float
         Part of a product's rate that is lost while a copy within its device runs; in [0, 1].
+    sum_wait : float
+        For how many times as long as a block takes a COMBINE waits for one; `HELD` where kernels keep their
+        multiprocessors to their end.
+    sustained : float
+        How many times as long products take in loops on a device that never rests; at least 1. What it saves while it
+        rests it may spend (`REST_GAIN`).
     """
 
     block_rows: float = 1.0
@@ -138,11 +158,15 @@ class GemmShape(_NonNegative):
     waves: bool = True
     c_half_depth: float = 0.0
     copy_share: float = 0.0
+    sum_wait: float = 0.5
+    sustained: float = 1.0
 
     def __post_init__(self) -> None:
         _NonNegative.__post_init__(self)
         if not isinstance(self.waves, bool):
             raise ParamError(f"waves = {self.waves!r} of GemmShape is neither true nor false")
+        if self.sustained < 1.0:
+            raise ParamError(f"sustained = {self.sustained} of GemmShape: without rest products are no faster than 1")
         if self.idle_use > 1.0:
             raise ParamError(f"idle_use = {self.idle_use} of GemmShape: no more than all of it, 1, can be used")
         if self.copy_share > 1.0:
@@ -208,6 +232,17 @@ class GemmShape(_NonNegative):
             As for `seconds`.
         """
         return self.native().moving_s(extra_bytes, k)
+
+    def block_s(self, k: int, multiprocessors: int, flop_per_s: float) -> float:
+        """
+        Return what one block of a product takes on its multiprocessor (s).
+
+        Parameters
+        ----------
+        k, multiprocessors, flop_per_s
+            As for `seconds`.
+        """
+        return self.native().block_s(k, multiprocessors, flop_per_s)
 
     def native(self) -> ProductCost:
         """Return this as the core has it, where the formula stands that the simulator uses too."""

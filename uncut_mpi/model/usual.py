@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
+from uncut_mpi.model.costs import HELD, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.ports import device_ports
 
 _CUDA_COSTS: Final = IssueCosts(
@@ -59,8 +59,17 @@ _CUDA_COPY_SHARES: Final = {
     "c64": 0.67,
     "c128": 0.77,
 }
+# One H200 (docs/performance.md, 2026-11-28). Kernels of half types keep their multiprocessors there.
+_CUDA_SUSTAINED: Final = {"f64": 1.11, "f16": 1.15, "bf16": 1.15, "c128": 1.11}
+_CUDA_SUM_WAITS: Final = {"f16": HELD, "bf16": HELD, "tf32": HELD}
 _CUDA_SHAPES: Final = {
-    dtype: GemmShape(*figures, waves=False, copy_share=_CUDA_COPY_SHARES[dtype])
+    dtype: GemmShape(
+        *figures,
+        waves=False,
+        copy_share=_CUDA_COPY_SHARES[dtype],
+        sum_wait=_CUDA_SUM_WAITS.get(dtype, 0.5),
+        sustained=_CUDA_SUSTAINED.get(dtype, 1.0),
+    )
     for dtype, figures in _CUDA_FIGURES.items()
 }
 _HOST_SHAPES: Final = {

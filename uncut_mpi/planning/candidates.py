@@ -144,6 +144,7 @@ def progress_of(simulation: Simulation) -> Progress:
         ranks, ends = ranks[own], ends[own]
     last = np.zeros(schedule.num_ranks)
     np.maximum.at(last, ranks, ends)
+    last[last > 0] += simulation.throttled_s[last > 0]
     return last, products_flops(schedule)
 
 

@@ -19,6 +19,7 @@ from uncut_mpi.errors import ParamError, TopologyError, reason
 from uncut_mpi.model.costs import (
     HOST_COPY_GB_PER_S,
     HOST_TRANSPOSED_PER_S,
+    REST_GAIN,
     TRANSPOSING_SHARE,
     GemmShape,
 )
@@ -40,18 +41,22 @@ class Simulation:
     machine : Machine
         On what.
     start_s, end_s : ndarray of float64, shape (number of tasks,)
-        When each task begins and ends, from the moment that every rank begins to issue.
+        When each task begins and ends, from the moment that every rank begins to issue, with clocks as they are
+        after a rest.
+    throttled_s : ndarray of float64, shape (num_ranks,)
+        What the products of each rank take longer in a loop, at the power limit of its device.
     """
 
     schedule: Schedule
     machine: Machine
     start_s: np.ndarray
     end_s: np.ndarray
+    throttled_s: np.ndarray
 
     @property
     def seconds(self) -> float:
-        """End of the last task."""
-        return float(self.end_s.max(initial=0.0))
+        """Until the last task has ended, at the power limit."""
+        return float(self.end_s.max(initial=0.0) + self.throttled_s.max(initial=0.0))
 
     @property
     def compute_busy_s(self) -> np.ndarray:
@@ -69,7 +74,7 @@ class Simulation:
         """Return which part of the run each rank's device computes nothing, shape (num_ranks,)."""
         if self.seconds == 0:
             return np.zeros(self.schedule.num_ranks)
-        share: np.ndarray = 1.0 - self.compute_busy_s / self.seconds
+        share: np.ndarray = 1.0 - (self.compute_busy_s + self.throttled_s) / self.seconds
         return share
 
     def transfers(self) -> np.ndarray:
@@ -129,17 +134,19 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     * **Products** take the time of `GemmShape` alone on their device. A device serves kernels first come, first served;
       a later one gets the part that the earlier leave idle (their last wave), as far as it can use it
       (`GemmShape.idle_use`). Beside copies within the device a product is slower (`GemmShape.copy_share`).
+    * **Power.** A device that never rests takes `GemmShape.sustained` times as long. What it takes longer is
+      less by `REST_GAIN` of the time that it rests, and counts at the end: the slowest device decides.
     * **COMBINE** takes its bytes at `Machine.combine_gb_per_s`, half types at a rate of their own, and the whole device
-      meanwhile. A COPY that transposes within a device is such a kernel, at `TRANSPOSING_SHARE` of the rate.
+      meanwhile. It goes before products, but waits for blocks that have begun (`GemmShape.sum_wait`). A COPY that
+      transposes within a device is such a kernel, at `TRANSPOSING_SHARE` of the rate.
     * **JOIN** takes no time.
     """
     _check(schedule, machine)
     native = _native_machine(machine, issuing_threads)
     try:
-        start, end = _native.simulate(native, _tables(schedule))
+        return Simulation(schedule, machine, *_native.simulate(native, _tables(schedule)))
     except ValueError as error:
         raise _cannot(machine, error) from None
-    return Simulation(schedule, machine, start, end)
 
 
 class Simulations:
@@ -310,6 +317,7 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.file_call_s = disk.call_s
     native.on_disk = machine.on_disk
     native.host_transposed_rate, native.transposing_share = HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE
+    native.rest_gain = REST_GAIN
     costs = machine.costs
     native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
     native.combine_start = costs.combine_start_s
