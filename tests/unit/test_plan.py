@@ -105,7 +105,7 @@ def test_alpha_of_zero_is_a_plan_without_a_product():
     [
         ("--timeline t.pdf", "does not say which picture"),
         ("--transfers t.json", r"let the name end in \.png"),
-        ("--timeline x.json --json x.json", "two results would go into x.json"),
+        ("--timeline x.json --json x.json", "--timeline and --json both name x.json"),
         ("--ranks 0", "at least 1"),
         ("-n 5", "without -m"),
         ("A.npy B.npy", "unrecognized arguments"),

@@ -13,9 +13,10 @@ from uncut_mpi.bench.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia
 from uncut_mpi.bench.processes import BASELINES
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.bench.rivals.cyclic import VARIANTS as CYCLIC_VARIANTS
-from uncut_mpi.command.arguments import check_devices
+from uncut_mpi.command.arguments import check_devices, filled
 from uncut_mpi.command.flag_values import MOST_EXTENT, bytes_of, dtype_of, one_of, path, positive, shown, whole, written
 from uncut_mpi.command.flags import add_machine, base_parser
+from uncut_mpi.command.schedule_flags import adder
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.dtypes import DType
@@ -190,29 +191,7 @@ def parse_bench(argv: Sequence[str]) -> BenchArguments:
             f"other places or another --dataset. Its extents, before --scale, are {some}"
         )
     _check_scale(given)
-    return BenchArguments(
-        backend=given.backend,
-        devices=given.devices,
-        allow_shared_gpu=given.allow_shared_gpu,
-        dataset=given.dataset,
-        only=given.only,
-        sample=given.sample,
-        scale=given.scale,
-        dtypes=given.dtypes,
-        methods=given.methods,
-        compute=given.compute,
-        warmup=given.warmup,
-        repeat=given.repeat,
-        rounds=given.rounds,
-        time_cap_s=given.time_cap,
-        time_limit_s=given.time_limit,
-        tune_products=given.tune_products,
-        device_memory=given.device_memory,
-        check=given.check,
-        output=given.output,
-        plot=given.plot,
-        seed=given.seed,
-    )
+    return filled(BenchArguments, given)
 
 
 def _check_scale(given: argparse.Namespace) -> None:
@@ -230,99 +209,71 @@ def make_bench_parser() -> argparse.ArgumentParser:
     parser = base_parser(
         "python -m uncut_mpi.bench", "Measures the papers' problems with several methods and sums them up.", _EPILOG
     )
-    problems = parser.add_argument_group("problems")
-    problems.add_argument(
-        "--dataset",
-        type=one_of(*DATASETS),
+    add = adder(parser.add_argument_group("problems"))
+    add(
+        f"--dataset {'|'.join(DATASETS)}",
+        one_of(*DATASETS),
+        "whose problems; default %(default)s",
         default="uncut-regular",
-        metavar="|".join(DATASETS),
-        help="whose problems; default %(default)s",
     )
-    problems.add_argument(
-        "--only",
-        type=_kinds,
-        default=(),
-        metavar="NAME0,NAME1,…",
-        help=f"the problems of these shapes ({', '.join(SHAPES)}) or extents (4096 or 4096x4096x65536) with data at "
+    add(
+        "--only NAME0,NAME1,…",
+        _kinds,
+        f"the problems of these shapes ({', '.join(SHAPES)}) or extents (4096 or 4096x4096x65536) with data at "
         f"these places ({', '.join(DATA)}), dealt so ({', '.join(DEALT)}); default all",
+        default=(),
     )
-    problems.add_argument(
-        "--sample", type=whole(1), metavar="N", help="so many of these problems, spread evenly; default all"
-    )
-    problems.add_argument(
-        "--scale", type=positive, metavar="X", help="factor of every extent; default 1 with GPUs, 0.03125 without"
-    )
-    problems.add_argument(
-        "--dtypes",
-        type=_dtypes,
-        default=(DType.f64,),
-        metavar="T0,T1,…",
-        help="f64, f32, tf32, f16, bf16, c64, c128; default f64",
-    )
-    problems.add_argument(
-        "--seed", type=whole(0, MOST_EXTENT), default=0, metavar="N", help="of random data; default %(default)s"
-    )
-    methods = parser.add_argument_group("methods")
-    methods.add_argument(
-        "--methods",
-        type=_methods,
-        default=("auto", "uncut", "one"),
-        metavar="M0,M1,…",
-        help="see below; default auto,uncut,one",
-    )
-    methods.add_argument(
-        "--compute", type=_counts, metavar="G0,G1,…", help="how many ranks compute, for strong scaling; default all"
-    )
+    add("--sample N", whole(1), "so many of these problems, spread evenly; default all")
+    add("--scale X", positive, "factor of every extent; default 1 with GPUs, 0.03125 without")
+    add("--dtypes T0,T1,…", _dtypes, "f64, f32, tf32, f16, bf16, c64, c128; default f64", default=(DType.f64,))
+    add("--seed N", whole(0, MOST_EXTENT), "of random data; default %(default)s", default=0)
+    add = adder(parser.add_argument_group("methods"))
+    add("--methods M0,M1,…", _methods, "see below; default auto,uncut,one", default=("auto", "uncut", "one"))
+    add("--compute G0,G1,…", _counts, "how many ranks compute, for strong scaling; default all")
     add_machine(parser.add_argument_group("ranks and devices"))
     run = parser.add_argument_group("run and report")
-    run.add_argument(
-        "--warmup", type=whole(0), default=10, metavar="N", help="untimed calls first; default %(default)s"
-    )
-    run.add_argument(
-        "--repeat", type=whole(1), default=100, metavar="N", help="timed calls at most; default %(default)s"
-    )
-    run.add_argument(
-        "--rounds",
-        type=whole(1),
-        default=1,
-        metavar="N",
-        help="divide them into rounds, each with all methods and every other one backwards, so that a clock that "
+    add = adder(run)
+    add("--warmup N", whole(0), "untimed calls first; default %(default)s", default=10)
+    add("--repeat N", whole(1), "timed calls at most; default %(default)s", default=100)
+    add(
+        "--rounds N",
+        whole(1),
+        "divide them into rounds, each with all methods and every other one backwards, so that a clock that "
         "sinks meets them all alike; default %(default)s",
+        default=1,
     )
-    run.add_argument(
-        "--time-cap",
-        type=positive,
+    add(
+        "--time-cap S",
+        positive,
+        "time for the timed calls of a method; default %(default)g",
         default=2.0,
-        metavar="S",
-        help="time for the timed calls of a method; default %(default)g",
+        dest="time_cap_s",
     )
-    run.add_argument(
-        "--time-limit",
-        type=positive,
-        metavar="S",
-        help="begin no more problems after so long, and leave them to the next run; default: all begin",
+    add(
+        "--time-limit S",
+        positive,
+        "begin no more problems after so long, and leave them to the next run; default: all begin",
+        dest="time_limit_s",
     )
     run.add_argument(
         "--tune-products",
         action="store_true",
         help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
     )
-    run.add_argument(
-        "--device-memory",
-        type=bytes_of,
-        metavar="BYTES",
-        help="what each rank may use of its device's memory beside the matrices there, as 16GiB; default: four fifths "
+    add(
+        "--device-memory BYTES",
+        bytes_of,
+        "what each rank may use of its device's memory beside the matrices there, as 16GiB; default: four fifths "
         "of what is free",
     )
     run.add_argument("--no-check", dest="check", action="store_false", help="do not verify results")
-    run.add_argument(
-        "--output",
-        type=written,
+    add(
+        "--output FILE",
+        written,
+        "add results there and go on where it ends; default %(default)s",
         default="bench.jsonl",
-        metavar="FILE",
-        help="add results there and go on where it ends; default %(default)s",
     )
-    run.add_argument("--plot", type=_png, metavar="FILE.png", help="draw the rates there; default: nowhere")
+    add("--plot FILE.png", _png, "draw the rates there; default: nowhere")
     return parser
 
 

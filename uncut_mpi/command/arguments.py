@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeVar
 
 from uncut_mpi.command.flag_values import scalar_text
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, join_negative_values, make_parser
@@ -17,6 +17,8 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import MOST_TRIED, ScheduleOptions
+
+Arguments = TypeVar("Arguments")
 
 # Scalars that no shortcut of a library or of ours can skip; generated problems use them by default.
 GENERATED_ALPHA: Final = 1.2345
@@ -127,44 +129,33 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     given = make_parser().parse_args(join_negative_values(argv))
     _check_files(given)
     check_devices(given)
-    _check_written(given)
+    check_different({"-o": given.out_path, "--json": given.json_path, "--trace": given.trace_path})
     if any(given.place.in_files):
         raise ParamError("f in --place is for the plan command: name the files themselves, A.npy B.npy -o OUT.npy")
     m, n, k = extents_of(given)
     alpha, beta = scalars_of(given)
     options = options_of(given)
     # Files are there to be multiplied, generated matrices to be measured.
-    measured = given.a is None or options.tune > 1 or given.warmup is not None or given.repeat is not None
+    measured = given.a_path is None or options.tune > 1 or given.warmup is not None or given.repeat is not None
     usual = (USUAL_WARMUP, USUAL_REPEAT) if measured else (0, 0)
-    return GemmArguments(
+    return filled(
+        GemmArguments,
+        given,
         m=m,
         n=n,
         k=k,
-        dtype=given.dtype,
-        trans_a=given.trans_a,
-        trans_b=given.trans_b,
         alpha=alpha,
         beta=beta,
-        place=given.place,
-        backend=given.backend,
-        devices=given.devices,
-        allow_shared_gpu=given.allow_shared_gpu,
-        machine=given.machine,
         options=options,
         warmup=usual[0] if given.warmup is None else given.warmup,
         repeat=usual[1] if given.repeat is None else given.repeat,
-        timeout_s=given.timeout,
-        tune_products=given.tune_products,
-        check=given.check,
-        overwrite=given.overwrite,
-        json_path=given.json,
-        trace_path=given.trace,
-        seed=given.seed,
-        a_path=given.a,
-        b_path=given.b,
-        c_path=given.c,
-        out_path=given.o,
     )
+
+
+def filled(kind: type[Arguments], given: argparse.Namespace, **found: Any) -> Arguments:
+    """Return the arguments of a command: what was found, and of all other fields what flags gave."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(given, name) for name in names if name not in found}, **found)
 
 
 def check_devices(given: argparse.Namespace) -> None:
@@ -182,22 +173,23 @@ def check_devices(given: argparse.Namespace) -> None:
 
 
 def _check_files(given: argparse.Namespace) -> None:
-    if given.overwrite and given.o is None:
+    if given.overwrite and given.out_path is None:
         raise ParamError("--overwrite was given, but nothing is written without -o: leave it out")
-    if given.a is None:
-        for flag, value in (("-c", given.c), ("-o", given.o)):
+    if given.a_path is None:
+        for flag, value in (("-c", given.c_path), ("-o", given.out_path)):
             if value is not None:
                 raise ParamError(f"{flag} {value} was given without matrix files: name A.npy and B.npy first")
         return
-    if given.b is None:
-        raise ParamError(f"one matrix file was given ({given.a}): name A.npy and B.npy, or none for generated matrices")
+    if given.b_path is None:
+        raise ParamError(
+            f"one matrix file was given ({given.a_path}): name A.npy and B.npy, or none for generated matrices"
+        )
 
 
-def _check_written(given: argparse.Namespace) -> None:
-    written = [
-        (flag, path) for flag, path in (("-o", given.o), ("--json", given.json), ("--trace", given.trace)) if path
-    ]
-    for (first, path), (second, other) in itertools.combinations(written, 2):
+def check_different(written: Mapping[str, str | None]) -> None:
+    """Refuse one name for the files of two flags."""
+    named = [(flag, path) for flag, path in written.items() if path is not None]
+    for (first, path), (second, other) in itertools.combinations(named, 2):
         if path == other:
             raise ParamError(f"{first} and {second} both name {path}: give them different files")
 
@@ -206,7 +198,7 @@ def extents_of(given: argparse.Namespace) -> tuple[int | None, int | None, int |
     """Return m, n and k, all None where none was given."""
     named = {f"-{name}": getattr(given, name) for name in "mnk"}
     found = [f"{flag} {value}" for flag, value in named.items() if value is not None]
-    if given.a is not None and found:
+    if given.a_path is not None and found:
         raise ParamError(f"{' '.join(found)} was given with matrix files, which say it themselves: leave it out")
     if given.m is None:
         if found:
@@ -217,16 +209,16 @@ def extents_of(given: argparse.Namespace) -> tuple[int | None, int | None, int |
 
 def scalars_of(given: argparse.Namespace) -> tuple[Number, Number]:
     """Return alpha and beta, by default those for generated matrices or for files."""
-    generated = given.a is None
+    generated = given.a_path is None
     alpha = given.alpha if given.alpha is not None else (GENERATED_ALPHA if generated else 1.0)
     if given.beta is not None:
         beta = given.beta
-        if beta != 0 and not generated and given.c is None:
+        if beta != 0 and not generated and given.c_path is None:
             raise ParamError(f"beta = {beta} needs a C to scale, and none was given: add -c C.npy or take --beta 0")
     elif generated:
         beta = GENERATED_BETA
     else:
-        beta = 1.0 if given.c is not None else 0.0
+        beta = 1.0 if given.c_path is not None else 0.0
     dtype = given.dtype or (DType.f64 if generated else DType.c128)  # files say theirs later
     for flag, value in (("--alpha", alpha), ("--beta", beta)):
         if isinstance(value, complex) and not dtype.is_complex:

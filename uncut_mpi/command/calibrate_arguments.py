@@ -7,9 +7,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Final
 
-from uncut_mpi.command.arguments import check_devices
+from uncut_mpi.command.arguments import check_devices, check_different, filled
 from uncut_mpi.command.flag_values import path, positive, written
-from uncut_mpi.command.flags import add_machine, base_parser
+from uncut_mpi.command.flags import add_json, add_machine, base_parser
+from uncut_mpi.command.schedule_flags import adder
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BackendName
 
@@ -77,20 +78,11 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
     """
     given = make_calibrate_parser().parse_args(list(argv))
     check_devices(given)
-    if given.json is not None and given.json == given.output:
-        raise ParamError(f"--output and --json both name {given.json}: give them different files")
-    if given.quick and given.time_limit is not None:
-        raise ParamError(f"--time-limit {given.time_limit:g} was given with --quick, which has none: leave one out")
-    return CalibrateArguments(
-        backend=given.backend,
-        devices=given.devices,
-        allow_shared_gpu=given.allow_shared_gpu,
-        quick=given.quick,
-        time_limit_s=DEFAULT_TIME_LIMIT_S if given.time_limit is None else given.time_limit,
-        disk=given.disk,
-        output=given.output,
-        json_path=given.json,
-    )
+    check_different({"--output": given.output, "--json": given.json_path})
+    limit_s = given.time_limit_s
+    if given.quick and limit_s is not None:
+        raise ParamError(f"--time-limit {limit_s:g} was given with --quick, which has none: leave one out")
+    return filled(CalibrateArguments, given, time_limit_s=DEFAULT_TIME_LIMIT_S if limit_s is None else limit_s)
 
 
 def make_calibrate_parser() -> argparse.ArgumentParser:
@@ -100,31 +92,20 @@ def make_calibrate_parser() -> argparse.ArgumentParser:
     )
     add_machine(parser.add_argument_group("ranks and devices"))
     run = parser.add_argument_group("run and report")
+    add = adder(run)
     run.add_argument("--quick", action="store_true", help="one transfer per link and one product per type, under 5 s")
-    run.add_argument(
-        "--time-limit",
-        type=positive,
-        metavar="S",
-        help="after so long probes are repeated 3 times only and pairs of links left out; default "
-        f"{DEFAULT_TIME_LIMIT_S:g}",
+    add(
+        "--time-limit S",
+        positive,
+        f"after so long probes are repeated 3 times only and pairs of links left out; default {DEFAULT_TIME_LIMIT_S:g}",
+        dest="time_limit_s",
     )
-    run.add_argument(
-        "--disk",
-        type=path,
-        metavar="FOLDER",
-        help="measure the disk of that folder too, with a file of 2 GiB: for products of matrices in files; default: a "
+    add(
+        "--disk FOLDER",
+        path,
+        "measure the disk of that folder too, with a file of 2 GiB: for products of matrices in files; default: a "
         "common disk is assumed",
     )
-    run.add_argument(
-        "--output",
-        type=written,
-        metavar="FILE",
-        help="keep the machine there, - is standard output; default: where sessions look for it",
-    )
-    run.add_argument(
-        "--json",
-        type=written,
-        metavar="FILE",
-        help="write the machine file there too, - is standard output; replaced if it exists; default: nowhere",
-    )
+    add("--output FILE", written, "keep the machine there, - is standard output; default: where sessions look for it")
+    add_json(add, "the machine file")
     return parser

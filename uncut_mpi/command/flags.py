@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import uncut_mpi
@@ -25,13 +25,11 @@ from uncut_mpi.command.flag_values import (
     written,
 )
 from uncut_mpi.command.help import HelpRequested
-from uncut_mpi.command.schedule_flags import add_schedule
+from uncut_mpi.command.schedule_flags import add_schedule, adder
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
 from uncut_mpi.model.places import Places
-from uncut_mpi.planning.options import (
-    MOST_TRIED,
-)
+from uncut_mpi.planning.options import MOST_TRIED
 
 USUAL_WARMUP: Final = 2
 USUAL_REPEAT: Final = 5
@@ -53,11 +51,12 @@ examples:
 
 
 _MOST_USED: Final = (
-    "a", "b", "c", "o", "m", "n", "k", "dtype", "alpha", "beta", "place", "scheduler", "grid", "compute_ranks",
-    "options", "repeat", "overwrite", "json",
+    "a_path", "b_path", "c_path", "out_path", "m", "n", "k", "dtype", "alpha", "beta", "place", "scheduler", "grid",
+    "compute_ranks", "options", "repeat", "overwrite", "json_path",
 )  # fmt: skip
 _MOST_USED_OF_PLAN: Final = (
-    "m", "n", "k", "dtype", "place", "machine", "ranks", "scheduler", "options", "timeline", "transfers", "json",
+    "m", "n", "k", "dtype", "place", "machine", "ranks", "scheduler", "options", "timeline_path", "transfers_path",
+    "json_path",
 )  # fmt: skip
 
 
@@ -134,18 +133,17 @@ def make_parser() -> argparse.ArgumentParser:
     _add_problem(problem, "default 8192 on GPUs, 1024 on the host backend", files=True)
     machine = parser.add_argument_group("ranks and devices")
     add_machine(machine)
-    machine.add_argument(
-        "--machine",
-        type=path,
-        metavar="NAME|FILE",
-        help="machine to plan for, of as many ranks: one that ships with the package, a file, or uniform (equal links "
+    add = adder(machine)
+    add(
+        "--machine NAME|FILE",
+        path,
+        "machine to plan for, of as many ranks: one that ships with the package, a file, or uniform (equal links "
         "and devices); default: what is there, as it was measured",
     )
-    machine.add_argument(
-        "--host-memory",
-        type=bytes_of,
-        metavar="BYTES",
-        help="what each rank may use of host memory for copies of matrices that no device reaches: those in files, or "
+    add(
+        "--host-memory BYTES",
+        bytes_of,
+        "what each rank may use of host memory for copies of matrices that no device reaches: those in files, or "
         "in private memory that cannot be page-locked. Default: half of what is free, shared by the ranks",
     )
     add_schedule(parser)
@@ -162,53 +160,39 @@ def make_plan_parser() -> argparse.ArgumentParser:
         most_used=_MOST_USED_OF_PLAN,
     )
     # What only the gemm command has, and checks of shared flags ask for.
-    parser.set_defaults(a=None, b=None, c=None, o=None, tune=None)
+    parser.set_defaults(a_path=None, b_path=None, c_path=None, out_path=None, tune=None)
     _add_problem(parser.add_argument_group("problem"), "default 8192", files=False)
-    group = parser.add_argument_group("machine")
-    group.add_argument(
-        "--machine",
-        type=path,
+    add = adder(parser.add_argument_group("machine"))
+    add(
+        "--machine NAME|FILE",
+        path,
+        "measured machine: one that ships with the package, or a file; default %(default)s, equal links and devices",
         default="uniform",
-        metavar="NAME|FILE",
-        help="measured machine: one that ships with the package, or a file; default %(default)s, equal links and "
-        "devices",
     )
-    group.add_argument(
-        "--ranks", type=whole(1, MOST_RANKS), metavar="N", help="ranks; default those of the machine, uniform: 4"
+    add("--ranks N", whole(1, MOST_RANKS), "ranks; default those of the machine, uniform: 4")
+    add(
+        "--devices D0,D1,…",
+        numbers,
+        "device of the machine that each rank has, others take no part; default: rank i has device i",
     )
-    group.add_argument(
-        "--devices",
-        type=numbers,
-        metavar="D0,D1,…",
-        help="device of the machine that each rank has, others take no part; default: rank i has device i",
-    )
-    group.add_argument(
-        "--host-memory",
-        type=bytes_of,
-        metavar="BYTES",
-        help="what each rank may use of host memory for copies of matrices in files (f in --place); default: half "
+    add(
+        "--host-memory BYTES",
+        bytes_of,
+        "what each rank may use of host memory for copies of matrices in files (f in --place); default: half "
         "of the machine's, shared by the ranks, or as much as they take where that is not known",
     )
     add_schedule(parser)
-    group = parser.add_argument_group("search and report")
-    group.add_argument(
-        "--timeline",
-        type=picture,
-        metavar="FILE",
-        help="write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
+    add = adder(parser.add_argument_group("search and report"))
+    add(
+        "--timeline FILE",
+        picture,
+        "write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
+        dest="timeline_path",
     )
-    group.add_argument(
-        "--transfers",
-        type=path,
-        metavar="FILE.png",
-        help="draw its transfers over each link there; default: nowhere",
+    add(
+        "--transfers FILE.png", path, "draw its transfers over each link there; default: nowhere", dest="transfers_path"
     )
-    group.add_argument(
-        "--json",
-        type=written,
-        metavar="FILE",
-        help="write the facts there too, - is standard output; replaced if it exists; default: nowhere",
-    )
+    add_json(add, "the facts")
     return parser
 
 
@@ -244,16 +228,15 @@ def base_parser(
 
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("a", type=path, nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
-    group.add_argument("b", type=path, nargs="?", metavar="B.npy", help="file of B")
-    group.add_argument(
-        "-c", type=path, metavar="C.npy", help="file of C, read where beta is not 0; default: there is none"
-    )
-    group.add_argument(
-        "-o",
-        type=written,
-        metavar="OUT.npy",
-        help="file for the result; appears only when complete; default: there is none",
+    group.add_argument("a_path", type=path, nargs="?", metavar="A.npy", help="file of A (with B.npy and -o)")
+    group.add_argument("b_path", type=path, nargs="?", metavar="B.npy", help="file of B")
+    add = adder(group)
+    add("-c C.npy", path, "file of C, read where beta is not 0; default: there is none", dest="c_path")
+    add(
+        "-o OUT.npy",
+        written,
+        "file for the result; appears only when complete; default: there is none",
+        dest="out_path",
     )
 
 
@@ -261,87 +244,68 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
     own, with_files, without_c = (
         (", or the files' own", ", with files 1", ", or 0 without -c") if files else ("", "", "")
     )
+    add = adder(group)
     for name, text in (
         ("m", f"rows of op(A) and C; {default_m}"),
         ("n", "columns of op(B) and C; default M"),
         ("k", "columns of op(A), rows of op(B); default M"),
     ):
-        group.add_argument(f"-{name}", type=whole(0, MOST_EXTENT), metavar=name.upper(), help=text)
-    group.add_argument(
-        "--dtype", type=dtype_of, metavar="f64|f32|tf32|f16|bf16|c64|c128", help=f"element type; default f64{own}"
-    )
+        add(f"-{name} {name.upper()}", whole(0, MOST_EXTENT), text)
+    add("--dtype f64|f32|tf32|f16|bf16|c64|c128", dtype_of, f"element type; default f64{own}")
     for name in ("a", "b"):
-        group.add_argument(
-            f"--trans-{name}",
-            type=one_of("N", "T", "C"),
+        add(
+            f"--trans-{name} N|T|C",
+            one_of("N", "T", "C"),
+            f"op({name.upper()}), C the conjugate transpose; default %(default)s",
             default="N",
-            metavar="N|T|C",
-            help=f"op({name.upper()}), C the conjugate transpose; default %(default)s",
         )
-    group.add_argument(
-        "--alpha",
-        type=scalar,
-        metavar="X",
-        help=f"factor of the product, of complex types also as 1+2j; default 1.2345{with_files}",
-    )
-    group.add_argument("--beta", type=scalar, metavar="X", help=f"factor of C; default 1.1154{with_files}{without_c}")
-    group.add_argument(
-        "--place",
-        type=places_of,
-        default=Places.parse("h,h,h"),
-        metavar="A,B,C",
-        help="where A, B and C live: h = host memory that all ranks read, a number = that rank's device, h and a "
+    add("--alpha X", scalar, f"factor of the product, of complex types also as 1+2j; default 1.2345{with_files}")
+    add("--beta X", scalar, f"factor of C; default 1.1154{with_files}{without_c}")
+    add(
+        "--place A,B,C",
+        places_of,
+        "where A, B and C live: h = host memory that all ranks read, a number = that rank's device, h and a "
         "number = host memory of that rank alone; or how each is dealt to ranks, as rows, cols(3,4), blocks(3,4;5,6) "
         "or replicated, on their devices or with @host or @shared in host memory, and @C for parts stored row-major; "
         f"{'' if files else 'f = a file; '}default %(default)s",
+        default=Places.parse("h,h,h"),
     )
 
 
 def add_machine(group: argparse._ArgumentGroup) -> None:
     """Add the flags that choose the backend and its devices."""
-    group.add_argument(
-        "--backend",
-        type=one_of(*BACKENDS),
+    add = adder(group)
+    add(
+        f"--backend {'|'.join(BACKENDS)}",
+        one_of(*BACKENDS),
+        "cuda never falls back, auto takes cuda where every rank can have a GPU, else host; default %(default)s",
         default="auto",
-        metavar="|".join(BACKENDS),
-        help="cuda never falls back, auto takes cuda where every rank can have a GPU, else host; default %(default)s",
     )
-    group.add_argument(
-        "--devices",
-        type=numbers,
-        metavar="D0,D1,…",
-        help="device of each rank; default: process i of the node takes device i",
-    )
+    add("--devices D0,D1,…", numbers, "device of each rank; default: process i of the node takes device i")
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
 
 
+def add_json(add: Callable[..., None], what: str) -> None:
+    """Add the flag that asks for JSON."""
+    text = f"write {what} there too, - is standard output; replaced if it exists; default: nowhere"
+    add("--json FILE", written, text, dest="json_path")
+
+
 def _add_run(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--tune",
-        type=whole(0),
-        metavar="N",
-        help=f"try the N schedules predicted best, at most {MOST_TRIED}, in the first calls and keep the fastest; "
+    add = adder(group)
+    add(
+        "--tune N",
+        whole(0),
+        f"try the N schedules predicted best, at most {MOST_TRIED}, in the first calls and keep the fastest; "
         "default: the one predicted best",
     )
-    group.add_argument(
-        "--warmup",
-        type=whole(0),
-        metavar="N",
-        help=f"untimed calls first; default {USUAL_WARMUP}, with files 0 unless --repeat or --tune is given",
+    add(
+        "--warmup N",
+        whole(0),
+        f"untimed calls first; default {USUAL_WARMUP}, with files 0 unless --repeat or --tune is given",
     )
-    group.add_argument(
-        "--repeat",
-        type=whole(1),
-        metavar="N",
-        help=f"timed calls; default {USUAL_REPEAT}, with files none: one product and no measurement",
-    )
-    group.add_argument(
-        "--timeout",
-        type=positive,
-        default=60.0,
-        metavar="S",
-        help="longest time without progress; default %(default)g",
-    )
+    add("--repeat N", whole(1), f"timed calls; default {USUAL_REPEAT}, with files none: one product and no measurement")
+    add("--timeout S", positive, "longest time without progress; default %(default)g", default=60.0, dest="timeout_s")
     group.add_argument(
         "--tune-products",
         action="store_true",
@@ -349,22 +313,15 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
-    group.add_argument(
-        "--json",
-        type=written,
-        metavar="FILE",
-        help="write the facts of the run there too, - is standard output; replaced if it exists; default: nowhere",
-    )
-    group.add_argument(
-        "--trace",
-        type=picture,
-        metavar="FILE",
-        help="measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
+    add_json(add, "the facts of the run")
+    add(
+        "--trace FILE",
+        picture,
+        "measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
         "default: nowhere",
+        dest="trace_path",
     )
-    group.add_argument(
-        "--seed", type=whole(0, MOST_EXTENT), default=0, metavar="N", help="of random data; default %(default)s"
-    )
+    add("--seed N", whole(0, MOST_EXTENT), "of random data; default %(default)s", default=0)
 
 
 def join_negative_values(argv: Sequence[str]) -> list[str]:

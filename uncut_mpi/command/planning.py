@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import shutil
 import time
 from collections.abc import Sequence
 from typing import Final
 
-from uncut_mpi.command.arguments import extents_of, options_of, scalars_of
+from uncut_mpi.command.arguments import check_different, extents_of, filled, options_of, scalars_of
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
@@ -96,7 +95,9 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         If ``-h``, ``--help`` or ``--version`` is among them.
     """
     given = make_plan_parser().parse_args(join_negative_values(argv))
-    _check_written(given)
+    check_different({"--timeline": given.timeline_path, "--transfers": given.transfers_path, "--json": given.json_path})
+    if given.transfers_path is not None and not given.transfers_path.endswith(".png"):
+        raise ParamError(f"--transfers {given.transfers_path} is drawn as a PNG: let the name end in .png")
     m, n, k = (_EDGE if extent is None else extent for extent in extents_of(given))
     alpha, beta = scalars_of(given)
     options = options_of(given)
@@ -108,28 +109,9 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         raise ParamError(
             "--host-memory is for copies of matrices in files, of which --place names none (f): leave it out"
         )
-    return PlanArguments(
-        problem=GemmProblem(
-            m,
-            n,
-            k,
-            given.dtype or DType.f64,
-            given.trans_a,
-            given.trans_b,
-            reads_c=beta != 0,
-            scales_only=alpha == 0,
-        ),
-        alpha=alpha,
-        beta=beta,
-        place=given.place,
-        machine=given.machine,
-        ranks=given.ranks,
-        devices=given.devices,
-        options=options,
-        timeline_path=given.timeline,
-        transfers_path=given.transfers,
-        json_path=given.json,
-    )
+    shape = m, n, k, given.dtype or DType.f64, given.trans_a, given.trans_b
+    problem = GemmProblem(*shape, reads_c=beta != 0, scales_only=alpha == 0)
+    return filled(PlanArguments, given, problem=problem, alpha=alpha, beta=beta, options=options)
 
 
 def run(arguments: PlanArguments, say: Say) -> None:
@@ -275,15 +257,6 @@ def _check_of_files(options: ScheduleOptions) -> None:
         raise ParamError(
             "--metric was given with matrices in files (f in --place), of which it knows nothing: leave it out"
         )
-
-
-def _check_written(given: argparse.Namespace) -> None:
-    paths = [path for path in (given.timeline, given.transfers, given.json) if path is not None]
-    for path in paths:
-        if paths.count(path) > 1:
-            raise ParamError(f"two results would go into {path}: give them different files")
-    if given.transfers is not None and not given.transfers.endswith(".png"):
-        raise ParamError(f"--transfers {given.transfers} is drawn as a PNG: let the name end in .png")
 
 
 def _check_results(arguments: PlanArguments) -> None:

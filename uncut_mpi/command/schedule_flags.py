@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from uncut_mpi.command.flag_values import bytes_of, grid_of, numbers, one_of, options_of
 from uncut_mpi.command.help import HelpRequested
@@ -60,45 +61,52 @@ def _lines(name: str, about: About) -> list[str]:
     ]
 
 
+def adder(group: argparse._ArgumentGroup) -> Callable[..., None]:
+    """Return what adds a flag with a value, as ``"--json FILE"``: by what reads the value, and what the help says."""
+
+    def add(flag: str, read: Callable[[str], Any], text: str, **more: Any) -> None:
+        name, metavar = flag.split(" ")
+        group.add_argument(name, type=read, metavar=metavar, help=text, **more)
+
+    return add
+
+
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Add the flags that fix something about the schedule."""
     group = parser.add_argument_group(
         "schedule", "What is given stays fixed; the rest is chosen by simulation, or with --scheduler by its own rules."
     )
+    add = adder(group)
     group.add_argument(
         "--scheduler",
         metavar="|".join(("auto", *SEARCHED, *others.names())),
         help="auto: whichever simulation finds best; others: that one; default auto",
     )
-    group.add_argument(
-        "--metric",
-        type=one_of(*METRICS),
-        metavar="|".join(METRICS),
-        help="what the search of auto minimises. "
+    add(
+        f"--metric {'|'.join(METRICS)}",
+        one_of(*METRICS),
+        "what the search of auto minimises. "
         + "; ".join(f"{name}: {metric.about}" for name, metric in METRICS.items())
         + ". All but time need a machine file with the devices' power; default time",
     )
-    group.add_argument("--grid", type=grid_of, metavar="RxC", help="process grid; default: chosen")
-    group.add_argument(
-        "--compute-ranks",
-        type=numbers,
-        metavar="R0,R1,…",
-        help="ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
+    add("--grid RxC", grid_of, "process grid; default: chosen")
+    add(
+        "--compute-ranks R0,R1,…",
+        numbers,
+        "ranks that compute, in the order in which they fill the process grid; the others start too: they hold "
         "what --place puts there, and forward. Default: the search decides, with --scheduler all",
     )
-    group.add_argument(
-        "--device-memory",
-        type=bytes_of,
-        metavar="BYTES",
-        help="what each rank may use of its device's memory beside the matrices there, as 16GiB or 500MB; a product "
+    add(
+        "--device-memory BYTES",
+        bytes_of,
+        "what each rank may use of its device's memory beside the matrices there, as 16GiB or 500MB; a product "
         "that does not fit is computed one block of C after the other. Default: four fifths of what is free, for plan "
         "all",
     )
-    group.add_argument(
-        "--options",
-        type=options_of,
-        metavar="JSON|FILE",
-        help="more about the schedule, as '{\"tile\": 2048}'; --help-schedulers lists it all; default: nothing",
+    add(
+        "--options JSON|FILE",
+        options_of,
+        "more about the schedule, as '{\"tile\": 2048}'; --help-schedulers lists it all; default: nothing",
     )
     parser.add_argument(
         "--help-schedulers", action=_HelpSchedulers, nargs=0, help="explain what --options can say and end"
