@@ -27,7 +27,7 @@ def test_parts_of_files_are_those_of_arrays(tmp_path: pathlib.Path, order: str) 
     np.save(path, np.array(values, order=order))
     rng = random.Random(4)
     for _ in range(300):
-        matrix, part = values, FileArray(open_matrix(str(path)))
+        matrix, part = values, FileArray.of(open_matrix(str(path)))
         if rng.random() < 0.4:
             matrix, part = matrix.T, part.T
         rows = random_places(rng, matrix.shape[0])

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.model.problem import Order
 
 _Places: TypeAlias = Any
 """A range, or an array of numbers."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class FileArray:
     """
     Some rows and columns of a matrix file, read when an array is made of them.
@@ -21,45 +24,59 @@ class FileArray:
 
     Attributes
     ----------
-    shape : tuple of int
-        Rows and columns.
-    size : int
-        Elements.
-    dtype : numpy.dtype
-        Their type.
+    file : MatrixFile
+        Whose they are.
+    rows, cols : range or ndarray of int
+        Which of its rows and columns.
+    turned : bool
+        Whether this is their transpose.
     """
 
-    def __init__(self, file: MatrixFile, rows: _Places | None = None, cols: _Places | None = None) -> None:
-        self._file = file
-        self._rows = range(file.rows) if rows is None else rows
-        self._cols = range(file.cols) if cols is None else cols
-        self._turned = False
-        self.dtype = file.dtype.numpy
+    file: MatrixFile
+    rows: _Places
+    cols: _Places
+    turned: bool = False
+
+    @classmethod
+    def of(cls, file: MatrixFile) -> FileArray:
+        """Return all of a file."""
+        return cls(file, range(file.rows), range(file.cols))
+
+    @property
+    def order(self) -> Order:
+        """In which order the file has its elements."""
+        return self.file.order
+
+    @property
+    def array(self) -> Any:
+        """Itself, as a matrix of a session has its elements."""
+        return self
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements."""
+        return self.file.dtype.numpy
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        shape = len(self._rows), len(self._cols)
-        return shape[::-1] if self._turned else shape
+        shape = len(self.rows), len(self.cols)
+        return shape[::-1] if self.turned else shape
 
     @property
     def size(self) -> int:
         """Elements."""
-        return len(self._rows) * len(self._cols)
+        return len(self.rows) * len(self.cols)
 
     @property
     def T(self) -> FileArray:
         """The transposed matrix."""
-        made = FileArray(self._file, self._rows, self._cols)
-        made._turned = not self._turned
-        return made
+        return dataclasses.replace(self, turned=not self.turned)
 
     def __getitem__(self, key: Any) -> FileArray:
         keys: tuple[Any, Any] = key if isinstance(key, tuple) else (key, slice(None))
-        down, along = keys[::-1] if self._turned else keys
-        made = FileArray(self._file, _some(self._rows, down), _some(self._cols, along))
-        made._turned = self._turned
-        return made
+        down, along = keys[::-1] if self.turned else keys
+        return dataclasses.replace(self, rows=_some(self.rows, down), cols=_some(self.cols, along))
 
     def astype(self, dtype: Any) -> np.ndarray:
         """Read it, and return it in another type."""
@@ -67,25 +84,24 @@ class FileArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Read it; raises `DataFileError` if that fails."""
-        in_columns = self._file.order == "F"
-        lines, within = (self._cols, self._rows) if in_columns else (self._rows, self._cols)
-        shape = len(lines), len(within)
-        out = np.empty(shape, self.dtype)  # line by line, as the file has them
+        in_columns = self.file.order == "F"
+        lines, within = (self.cols, self.rows) if in_columns else (self.rows, self.cols)
+        out = np.empty((len(lines), len(within)), self.dtype)  # line by line, as the file has them
         if out.size:
             self._read(out, lines, within)
-        found = out.T if in_columns != self._turned else out
+        found = out.T if in_columns != self.turned else out
         return found if dtype is None else found.astype(dtype)
 
     def _read(self, out: np.ndarray, lines: _Places, within: _Places) -> None:
         first, last = int(min(within)), int(max(within)) + 1
         span = slice(first, last)
-        in_columns = self._file.order == "F"
+        in_columns = self.file.order == "F"
         if isinstance(lines, range) and isinstance(within, range):
-            self._file.read_into(out.T if in_columns else out, slice(lines.start, lines.stop), span)
+            self.file.read_into(out.T if in_columns else out, slice(lines.start, lines.stop), span)
             return
         line = np.empty((1, last - first), self.dtype)
         for at, number in enumerate(lines):
-            self._file.read_into(line.T if in_columns else line, slice(int(number), int(number) + 1), span)
+            self.file.read_into(line.T if in_columns else line, slice(int(number), int(number) + 1), span)
             out[at] = line[0, np.asarray(within) - first]
 
 

@@ -23,11 +23,11 @@ from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT
 from uncut_mpi.command.entry import Say
+from uncut_mpi.command.file_array import FileArray
 from uncut_mpi.command.output import check_output
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
-    Source,
     file_source,
     generated_sources,
     make_product,
@@ -37,14 +37,13 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
-from uncut_mpi.command.streaming import InFile, Streamed, are_streamed
+from uncut_mpi.command.streaming import Streamed, are_streamed
 from uncut_mpi.command.tracing import draw_trace
 from uncut_mpi.errors import DataFileError, ParamError, agreed
-from uncut_mpi.model.bounds import Bound, bound_of_files
+from uncut_mpi.model.bounds import bound_of_files
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -144,7 +143,7 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
                     raise DataFileError(f"-o {out_path} is the file of {name}, which would be lost: name another file")
     a, b, c = session.gather_values(opened)[0]
     extents = _extents(arguments, a, b, c)
-    sources = (_source(a), _source(b), file_source(c) if arguments.beta != 0 else None)
+    sources = file_source(a), file_source(b), file_source(c) if c is not None and arguments.beta != 0 else None
     order = output_order({"A": a, "B": b, "C": c})
     if are_streamed(session, arguments, (a, b, c), extents[:2]):
         if arguments.out_path is None:
@@ -166,7 +165,7 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
     DataFileError
         If there are some and the product is too large for a check that can tell where they belong.
     """
-    read: list[tuple[str, str | None, Matrix | InFile]] = []
+    read: list[tuple[str, str | None, Matrix | FileArray]] = []
     if product.streamed is not None and not arguments.check:
         return []  # to look for them would take as long as to multiply
     if arguments.has_files and arguments.alpha != 0:
@@ -189,12 +188,6 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
     return there
 
 
-def _source(file: MatrixFile) -> Source:
-    source = file_source(file)
-    assert source is not None  # a file was opened
-    return source
-
-
 def _extents(arguments: GemmArguments, a: MatrixFile, b: MatrixFile, c: MatrixFile | None) -> tuple[int, int, int]:
     m, k = (a.rows, a.cols) if arguments.trans_a == "N" else (a.cols, a.rows)
     k_b, n = (b.rows, b.cols) if arguments.trans_b == "N" else (b.cols, b.rows)
@@ -215,7 +208,16 @@ def _measure(
     reset_result(session, product)
     session.barrier()
     started = time.perf_counter()
-    with _plan(session, arguments, product, arguments.options) as plan:
+    with session.plan(
+        product.a,
+        product.b,
+        product.c,
+        reads_c=arguments.beta != 0,
+        trans_a=arguments.trans_a,
+        trans_b=arguments.trans_b,
+        scales_only=arguments.alpha == 0,
+        options=arguments.options,
+    ) as plan:
         planned_s = time.perf_counter() - started
         timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
         verdict = verify_product(session, product, arguments) if arguments.check and product.has_result else None
@@ -227,9 +229,10 @@ def _measure(
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
             picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
-        bound, staged = _bound(session, product, plan), _staged(product, plan)
+        in_files = (product.streamed is not None,) * 3
+        bound = bound_of_files(plan.problem, plan.placement, session.machine, in_files)
         explanation, warning = _explained(session, arguments, product, plan)
-        said = about, plan.summary, timing, bound, verdict, shown, staged, explanation, warning
+        said = about, plan.summary, timing, bound, verdict, shown, _staged(product, plan), explanation, warning
         return report.Facts(*said), picture
 
 
@@ -240,16 +243,8 @@ def _explained(
     if session.rank != 0:
         return None, ""
     explanation = explain(simulate(plan.schedule, session.machine))
-    written = GemmProblem(
-        product.m,
-        product.n,
-        product.k,
-        product.dtype,
-        arguments.trans_a,
-        arguments.trans_b,
-        reads_c=arguments.beta != 0,
-        scales_only=arguments.alpha == 0,
-    )
+    shape = product.m, product.n, product.k, product.dtype, arguments.trans_a, arguments.trans_b
+    written = GemmProblem(*shape, reads_c=arguments.beta != 0, scales_only=arguments.alpha == 0)
     if product.streamed is not None:  # which is not placed elsewhere
         return explanation, ""
     return explanation, costly_place(written, arguments.place, plan.summary.predicted_s, session.machine)
@@ -266,24 +261,6 @@ def _staged(product: Product, plan: GemmPlan) -> list[str]:
         for name, obstacle in obstacles.items()
     }
     return [f"{name}, {why[name]}" for name in summary.staged]
-
-
-def _plan(session: Session, arguments: GemmArguments, product: Product, options: ScheduleOptions) -> GemmPlan:
-    return session.plan(
-        product.a,
-        product.b,
-        product.c,
-        reads_c=arguments.beta != 0,
-        trans_a=arguments.trans_a,
-        trans_b=arguments.trans_b,
-        scales_only=arguments.alpha == 0,
-        options=options,
-    )
-
-
-def _bound(session: Session, product: Product, plan: GemmPlan) -> Bound:
-    in_files = (product.streamed is not None,) * 3
-    return bound_of_files(plan.problem, plan.placement, session.machine, in_files)
 
 
 def _about(

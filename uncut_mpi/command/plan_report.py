@@ -9,14 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.command.flag_values import scalar_json, scalar_text
-from uncut_mpi.command.report import explained
+from uncut_mpi.command.flag_values import scalar_json
+from uncut_mpi.command.report import explained, labelled, line, product_text
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.problem import OP_MARKS, GemmProblem
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_bytes
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.chunks import Chunks
@@ -32,7 +32,6 @@ from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
 
-_LABEL_WIDTH: Final = 11
 _RUNNERS_UP: Final = 5
 # What None says of an option.
 _WITHOUT: Final = {"devices": "all", "row_shares": "equal", "col_shares": "equal", "grid": "none", "areas": "none"}
@@ -110,20 +109,20 @@ def to_text(facts: PlanFacts, width: int) -> str:
     searched = f"{len(facts.result.candidates)} schedules, {facts.result.tasks_simulated} tasks simulated"
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
-        _line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
+        line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
         *_borrowed_rate(machine, facts.problem.arithmetic),
-        _line("problem", _problem(facts)),
-        _line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
-        _line("plan", _plan(best)),
-        *_labelled("chunks", _chunks(facts)),
-        _line("predicted", _predicted(facts)),
+        line("problem", _problem(facts)),
+        line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
+        line("plan", _plan(best)),
+        *labelled("chunks", _chunks(facts)),
+        line("predicted", _predicted(facts)),
         *explained(facts.explanation, facts.warning, in_chunks=facts.chunks is not None),
-        _line("bound", _bound(facts.bound)),
-        *_labelled("others", _others(facts)),
-        *_labelled("runners-up", _runners_up(facts)),
-        *_labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
-        *_labelled("ports", [_port(one) for one in facts.traffic.ports]),
-        *_labelled("memory", _memory(facts)),
+        line("bound", _bound(facts.bound)),
+        *labelled("others", _others(facts)),
+        *labelled("runners-up", _runners_up(facts)),
+        *labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
+        *labelled("ports", [_port(one) for one in facts.traffic.ports]),
+        *labelled("memory", _memory(facts)),
         "",
     ]
     return "\n".join(lines) + "\n" + timeline_text([facts.timeline], width)
@@ -194,22 +193,10 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _line(label: str, content: str) -> str:
-    return f"{label:<{_LABEL_WIDTH}} {content}"
-
-
-def _labelled(label: str, contents: Sequence[str]) -> list[str]:
-    return [_line("" if number else label, content) for number, content in enumerate(contents)]
-
-
 def _problem(facts: PlanFacts) -> str:
     problem = facts.problem
-    first, second = (f"{name}{OP_MARKS[trans]}" for name, trans in (("A", problem.trans_a), ("B", problem.trans_b)))
-    old = f" + {scalar_text(facts.beta)} C" if problem.reads_c else ""
-    return (
-        f"C := {scalar_text(facts.alpha)} {first} {second}{old}, m×n×k = {problem.shape_text}, "
-        f"{problem.arithmetic.name}, A, B, C at {facts.place}"
-    )
+    asked = problem.trans_a, problem.trans_b, problem.callers_shape, problem.arithmetic.name, facts.place
+    return product_text(facts.alpha, facts.beta, *asked)
 
 
 def _chunks(facts: PlanFacts) -> list[str]:
@@ -380,4 +367,4 @@ def _borrowed_rate(machine: Machine, dtype: DType) -> list[str]:
         found = f"a quarter of those of {dtype.real.name} is taken: a complex operation is four real ones"
     else:
         found = "those of f32 are taken, so predictions are too long"
-    return [_line("rates", f"none measured for {dtype.name}: {found}")]
+    return [line("rates", f"none measured for {dtype.name}: {found}")]

@@ -17,8 +17,9 @@ from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
+from uncut_mpi.command.file_array import FileArray
 from uncut_mpi.command.progress import Watch
-from uncut_mpi.command.streaming import InFile, Streamed
+from uncut_mpi.command.streaming import Streamed
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
@@ -92,9 +93,9 @@ class Product:
     a: Matrix
     b: Matrix
     c: Matrix
-    host_a: Matrix | InFile
-    host_b: Matrix | InFile
-    first_c: Matrix | InFile
+    host_a: Matrix | FileArray
+    host_b: Matrix | FileArray
+    first_c: Matrix | FileArray
     streamed: Streamed | None = None
 
     @property
@@ -140,10 +141,8 @@ def generated_sources(arguments: GemmArguments, m: int, n: int, k: int) -> tuple
     return a, b, source("C", m, n) if arguments.beta != 0 else None
 
 
-def file_source(file: MatrixFile | None) -> Source | None:
+def file_source(file: MatrixFile) -> Source:
     """Return the elements of a matrix file."""
-    if file is None:
-        return None
 
     def fill(out: np.ndarray, rows: slice, cols: slice) -> None:
         file.read_into(out, *((cols, rows) if file.order == "F" else (rows, cols)))
@@ -268,7 +267,7 @@ def verify_product(session: Session, product: Product, arguments: GemmArguments)
 
 
 def check_result(
-    session: Session, product: Product, result: Matrix | InFile, arguments: GemmArguments
+    session: Session, product: Product, result: Matrix | FileArray, arguments: GemmArguments
 ) -> check.CheckResult:
     """Check a result in host memory, complete on every rank; the same verdict on every rank. Collective."""
     return check.check_shared(
@@ -358,7 +357,7 @@ def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place,
     return session.register(array, root=place.rank)
 
 
-def share_of(session: Session, matrix: Matrix | InFile) -> slice:
+def share_of(session: Session, matrix: Matrix | FileArray) -> slice:
     """Return the lines (columns in F order, rows in C order) that are this rank's share of a matrix."""
     rows, cols = matrix.shape
     return lines_of(cols if matrix.order == "F" else rows, session.rank, session.size)

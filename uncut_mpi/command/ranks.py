@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,12 +46,7 @@ class RankCommand:
         comm : mpi4py.MPI.Comm, optional
             The ranks; all of the job by default.
         """
-        return run_on_ranks(self.name, self.parse, self._load, argv, comm)
-
-    def _load(self) -> Callable[[Any, Any, Sequence[str], Say], bool]:
-        module, _, function = self.work.partition(":")
-        work: Callable[[Any, Any, Sequence[str], Say], bool] = getattr(importlib.import_module(module), function)
-        return work
+        return run_on_ranks(self.name, self.parse, lambda: pkgutil.resolve_name(self.work), argv, comm)
 
 
 def _agreed(comm: Any, arguments: Arguments | UncutError) -> Arguments:

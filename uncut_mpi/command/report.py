@@ -188,14 +188,14 @@ def text(facts: Facts) -> str:
     """Return the report of one run, ending in a newline."""
     lines = [
         *_header(facts.about),
-        _line("problem", _problem(facts.about)),
+        line("problem", _problem(facts.about)),
         *_inputs(facts.about),
-        _line("plan", _plan(facts)),
+        line("plan", _plan(facts)),
         *_memory(facts.summary),
-        *(_line("staged", one) for one in facts.staged),
+        *(line("staged", one) for one in facts.staged),
         *(explained(facts.explanation, facts.warning, in_chunks=facts.summary.chunks > 1) if facts.explanation else []),
         *_times(facts),
-        *([_line("trace", facts.trace)] if facts.trace else []),
+        *([line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
         facts.verdict,
     ]
@@ -207,7 +207,7 @@ def _memory(plan: PlanSummary) -> list[str]:
     if any(plan.host_bytes):
         kinds.append(("host memory for copies", plan.host_bytes, plan.host_memory))
     return [
-        _line("memory", f"{_by_rank(taken)} of {what}, of {bytes_text(allowed)} allowed")
+        line("memory", f"{_by_rank(taken)} of {what}, of {bytes_text(allowed)} allowed")
         for what, taken, allowed in kinds
     ]
 
@@ -234,12 +234,18 @@ def to_json(facts: Facts) -> str:
 def explained(explanation: Explanation, warning: str, *, in_chunks: bool) -> list[str]:
     """Return the lines that say what a plan does, what limits it and, if a place costs most of its time, which."""
     of = "of the first chunk: " if in_chunks else ""
-    lines = [_line("" if number else "in short", f"{of}{line}") for number, line in enumerate(explanation.lines)]
-    return [*lines, _line("warning", warning)] if warning else lines
+    lines = labelled("in short", [f"{of}{one}" for one in explanation.lines])
+    return [*lines, *labelled("warning", [warning] * bool(warning))]
 
 
-def _line(label: str, content: str) -> str:
+def line(label: str, content: str) -> str:
+    """Return a line of a report."""
     return f"{label:<{_LABEL_WIDTH}} {content}"
+
+
+def labelled(label: str, contents: Sequence[str]) -> list[str]:
+    """Return lines of a report, of which the first has the label."""
+    return [line("" if number else label, content) for number, content in enumerate(contents)]
 
 
 def _header(about: Circumstances) -> list[str]:
@@ -265,7 +271,7 @@ def _software(versions: Mapping[str, str]) -> list[str]:
 
 
 def _inputs(about: Circumstances) -> list[str]:
-    return [_line("input", f"{one}; they spread to C as in any BLAS") for one in about.nonfinite]
+    return [line("input", f"{one}; they spread to C as in any BLAS") for one in about.nonfinite]
 
 
 def _rate(facts: Facts) -> str:
@@ -273,13 +279,19 @@ def _rate(facts: Facts) -> str:
     return f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median{four})"
 
 
+def product_text(
+    alpha: Number, beta: Number, trans_a: str, trans_b: str, extents: Sequence[int], dtype: str, place: str
+) -> str:
+    """Return what is computed, of what, and where its matrices live."""
+    first, second = f"A{OP_MARKS[trans_a]}", f"B{OP_MARKS[trans_b]}"
+    old = f" + {scalar_text(beta)} C" if beta != 0 else ""
+    m, n, k = extents
+    return f"C := {scalar_text(alpha)} {first} {second}{old}, m×n×k = {m}×{n}×{k}, {dtype}, A, B, C at {place}"
+
+
 def _problem(about: Circumstances) -> str:
-    first, second = (f"{name}{OP_MARKS[trans]}" for name, trans in (("A", about.trans_a), ("B", about.trans_b)))
-    old = f" + {scalar_text(about.beta)} C" if about.beta != 0 else ""
-    return (
-        f"C := {scalar_text(about.alpha)} {first} {second}{old}, m×n×k = {about.m}×{about.n}×{about.k}, {about.dtype}, "
-        f"A, B, C at {about.place}"
-    )
+    extents = about.m, about.n, about.k
+    return product_text(about.alpha, about.beta, about.trans_a, about.trans_b, extents, about.dtype, about.place)
 
 
 def _plan(facts: Facts) -> str:
@@ -310,13 +322,13 @@ def _times(facts: Facts) -> list[str]:
             f"{time_text(timing.first_call_s)}: planned and reserved in {time_text(timing.planned_s)}, multiplied in "
             f"{time_text(timing.call_s)} (slowest rank; one call, --repeat N measures)"
         )
-        return [_line("took", took)]
+        return [line("took", took)]
     return [
-        _line("first call", time_text(timing.first_call_s)),
-        _line("calls", _calls(facts)),
-        _line("rate", _rate(facts)),
-        _line("predicted", _against(facts.summary.predicted_s, facts.median_s, _basis(facts))),
-        _line("bound", _against(facts.bound.seconds, facts.median_s, _bound(facts))),
+        line("first call", time_text(timing.first_call_s)),
+        line("calls", _calls(facts)),
+        line("rate", _rate(facts)),
+        line("predicted", _against(facts.summary.predicted_s, facts.median_s, _basis(facts))),
+        line("bound", _against(facts.bound.seconds, facts.median_s, _bound(facts))),
     ]
 
 
@@ -337,9 +349,9 @@ def _against(expected_s: float, median_s: float, how: str) -> str:
 def _check(facts: Facts) -> list[str]:
     check = facts.check
     if check is None:
-        return [_line("check", _detail(facts) or "none")]
+        return [line("check", _detail(facts) or "none")]
     of = f"of the largest value; RMS {check.rms_error:.3g} of the RMS of C" if check.relative else "(absolute)"
-    return [_line("check", f"error {check.error:.3g}, tolerance {check.tolerance:.3g} {of}"), _line("", check.detail)]
+    return [line("check", f"error {check.error:.3g}, tolerance {check.tolerance:.3g} {of}"), line("", check.detail)]
 
 
 def _detail(facts: Facts) -> str:
@@ -351,28 +363,23 @@ def _detail(facts: Facts) -> str:
 
 def _json_value(facts: Facts) -> dict[str, Any]:
     about, plan, timing, check = facts.about, facts.summary, facts.timing, facts.check
+    measured = ("median_s", "min_s", "max_s", "tflop_per_s")
     names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place", "backend", "ranks", "nodes")
-    value: dict[str, Any] = {name: getattr(about, name) for name in names}
+    value = _fields(about, *names)
     value |= {name: scalar_json(value[name]) for name in ("alpha", "beta")}
     return value | {
         "scheduler": plan.scheduler,
         "grid": f"{plan.grid[0]}x{plan.grid[1]}",
-        "tile": plan.tile,
-        "tasks": plan.tasks,
-        "plan_s": plan.plan_s,
+        **_fields(plan, "tile", "tasks", "plan_s"),
         "first_call_s": timing.first_call_s,
-        **{
-            name: getattr(facts, name) if timing.samples_s else None
-            for name in ("median_s", "min_s", "max_s", "tflop_per_s")
-        },
+        **(_fields(facts, *measured) if timing.samples_s else dict.fromkeys(measured)),
         "bound_s": facts.bound.seconds,
         "predicted_s": plan.predicted_s,
         "bytes": dict(plan.bytes_by_link),
         "error": check and _finite(check.error),
         "tolerance": check and _finite(check.tolerance),
         "passed": check and check.passed,
-        "device": about.device,
-        "version": about.version,
+        **_fields(about, "device", "version"),
         # What a published result needs besides.
         "rms_error": check and _finite(check.rms_error),
         "relative": check and check.relative,
@@ -384,19 +391,11 @@ def _json_value(facts: Facts) -> dict[str, Any]:
             "host_bytes": list(plan.host_bytes),
             "host_memory": plan.host_memory,
         },
-        "splits": plan.splits,
-        "how": plan.how,
-        "tried": plan.tried,
-        "chunks": plan.chunks,
-        "metric": about.metric,
-        "machine": about.machine,
+        **_fields(plan, "splits", "how", "tried", "chunks"),
+        **_fields(about, "metric", "machine"),
         "trace": facts.trace or None,
         "bound_formula": facts.bound.words,
-        "command_line": about.command_line,
-        "date": about.date,
-        "backend_reason": about.backend_reason,
-        "cores": about.cores,
-        "mpi": about.mpi,
+        **_fields(about, "command_line", "date", "backend_reason", "cores", "mpi"),
         **dict.fromkeys(("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver")),
         **about.versions,
         "staged": list(facts.staged),
@@ -409,3 +408,7 @@ def _json_value(facts: Facts) -> dict[str, Any]:
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
+
+
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}

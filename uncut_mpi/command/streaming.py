@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -25,25 +23,6 @@ _PART_OF_HOST = 0.8
 """Files of more than this part of the host memory that is free are not read into it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class InFile:
-    """A matrix file as checks know matrices; `array` is taken parts of as numpy's."""
-
-    array: Any
-    order: Order
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        rows, cols = self.array.shape
-        return rows, cols
-
-    @classmethod
-    def of(cls, file: MatrixFile) -> InFile:
-        """Return all of a file."""
-        return cls(FileArray(file), file.order)
-
-
 class Streamed:
     """
     The files of a product that is multiplied where they are. Methods are collective.
@@ -52,9 +31,9 @@ class Streamed:
     ----------
     a, b, c : Matrix
         Those of the product; C in the unfinished output file.
-    result : InFile
+    result : FileArray
         The same C, for checks.
-    values : tuple of InFile
+    values : tuple of FileArray
         A and B, and C as it was; where that is not read, as it is.
     paths : tuple of str
         Of A, B and C.
@@ -92,9 +71,9 @@ class Streamed:
             if session.rank and lines.start < lines.stop:  # of those it was found to be the file of rank 0
                 with contextlib.suppress(OSError):
                     self._output = Discardable(self._target.open_path, open_regular(self._target.open_path))
-            self.result = InFile.of(self._target)
-            first_c = self.result if self._before is None else InFile.of(self._before)
-            self.values = InFile.of(a), InFile.of(b), first_c
+            self.result = FileArray.of(self._target)
+            first_c = self.result if self._before is None else FileArray.of(self._before)
+            self.values = FileArray.of(a), FileArray.of(b), first_c
             self.paths = a.path, b.path, self._target.path
             self.reset()
         except BaseException:
