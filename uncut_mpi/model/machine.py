@@ -42,7 +42,17 @@ _PER_RANK: Final = {
     "busy_watts": 0.0,
     "node_of": 0,
 }
-_WHOLE: Final = ("multiprocessors", "node_of")
+# Fields of one kind, which are checked, kept in files and read alike.
+_WORDS: Final = ("name", "key", "provenance")
+_FLAGS: Final = ("serial_copies", "steady")
+_TABLES: Final = ("bandwidth_gb_per_s", "latency_s")
+_WHOLE: Final = ("multiprocessors", "node_of", "memory_bytes", "host_bytes")
+_ARRAYS: Final = {
+    name: np.int64 if name in _WHOLE else np.float64 for name in dict.fromkeys((*_TABLES, *_PER_RANK, *_WHOLE))
+}
+_RATES: Final = ("gemm_tflop_per_s", "typical_gemm_tflop_per_s")
+_RECORDS: Final = {"row_rates": RowRates, "costs": IssueCosts, "disk": Disk}
+_NOT_IN_EARLIER_FILES: Final[dict[str, Any]] = {"node_of": (), "host_bytes": (), "disk": {}}
 
 
 def _unknown() -> np.ndarray:
@@ -147,7 +157,7 @@ class Machine(Remade):
     def __post_init__(self) -> None:
         self._convert()
         size = num_ends(self.num_ranks)
-        for name in ("bandwidth_gb_per_s", "latency_s"):
+        for name in _TABLES:
             table = getattr(self, name)
             if table.shape != (size, size):
                 raise ParamError(f"{name} of machine {self.name} has shape {table.shape}, expected {(size, size)}")
@@ -159,7 +169,7 @@ class Machine(Remade):
             raise ParamError(f"machine {self.name} has a link without bandwidth")
         if not self.typical_gemm_tflop_per_s:
             object.__setattr__(self, "typical_gemm_tflop_per_s", self.gemm_tflop_per_s)
-        for name in ("gemm_tflop_per_s", "typical_gemm_tflop_per_s"):
+        for name in _RATES:
             for dtype, rate in getattr(self, name).items():
                 if rate.shape != (self.num_ranks,) or not (rate > 0).all():
                     raise ParamError(f"{name}[{dtype}] of machine {self.name} is not {self.num_ranks} positive rates")
@@ -196,39 +206,30 @@ class Machine(Remade):
 
     def _convert(self) -> None:
         """Turn what was given into arrays of one type each, and Python's own values."""
-
-        def convert(name: str, to: Callable[[str, object], Any]) -> None:
+        kinds: dict[str, Callable[[str, object], Any]] = {
+            **dict.fromkeys(_WORDS, word),
+            **dict.fromkeys((*_FLAGS, "whole"), flag),
+            **{name: _whole_numbers if kind is np.int64 else _numbers for name, kind in _ARRAYS.items()},
+            "ports": items,
+        }
+        for name, to in kinds.items():
             object.__setattr__(self, name, to(f"{name} of a machine", getattr(self, name)))
-
-        for name in ("name", "key", "provenance"):
-            convert(name, word)
-        for name in ("serial_copies", "steady", "whole"):
-            convert(name, flag)
-        for name in ("bandwidth_gb_per_s", "latency_s"):
-            convert(name, _numbers)
-        for name in _PER_RANK:
-            convert(name, _whole_numbers if name in _WHOLE else _numbers)
-        for name in ("memory_bytes", "host_bytes"):
-            convert(name, _whole_numbers)
         if self.memory_bytes.ndim != 1 or not 1 <= len(self.memory_bytes) <= MOST_RANKS or self.memory_bytes.min() < 0:
             raise ParamError(
                 f"memory_bytes of machine {self.name} has shape {self.memory_bytes.shape}: name a number of 0 or more "
                 f"for each rank, of which there are 1 to {MOST_RANKS}"
             )
-        for name in ("gemm_tflop_per_s", "typical_gemm_tflop_per_s", "gemm_shape"):
+        for name in (*_RATES, "gemm_shape"):
             table = getattr(self, name)
             if not isinstance(table, Mapping) or not all(isinstance(key, str) for key in table):
                 raise ParamError(f"{name} of machine {self.name} is {type_text(table)}: pass a dict by names of types")
             if name != "gemm_shape":
                 made = {key: _numbers(f"{name}[{key}] of a machine", rate) for key, rate in table.items()}
                 object.__setattr__(self, name, made)
-        object.__setattr__(self, "ports", items("ports of a machine", self.ports))
         for name, kind, values in (
             ("ports", Port, self.ports),
             ("gemm_shape", GemmShape, self.gemm_shape.values()),
-            ("row_rates", RowRates, [self.row_rates]),
-            ("costs", IssueCosts, [self.costs]),
-            ("disk", Disk, [self.disk]),
+            *((name, kind, [getattr(self, name)]) for name, kind in _RECORDS.items()),
         ):
             for one in values:
                 if not isinstance(one, kind):
@@ -372,18 +373,13 @@ class Machine(Remade):
                 links, weights = zip(*kept, strict=True)
                 ports.append(dataclasses.replace(port, links=links, weights=weights))
         both = np.ix_(ends, ends)
-        return dataclasses.replace(
-            self,
-            name=f"{self.name}[{','.join(map(str, chosen))}]",
-            key=f"{self.key}[{','.join(map(str, chosen))}]",
-            bandwidth_gb_per_s=self.bandwidth_gb_per_s[both],
-            latency_s=self.latency_s[both],
-            gemm_tflop_per_s={name: rate[chosen] for name, rate in self.gemm_tflop_per_s.items()},
-            typical_gemm_tflop_per_s={name: rate[chosen] for name, rate in self.typical_gemm_tflop_per_s.items()},
-            memory_bytes=self.memory_bytes[chosen],
-            ports=tuple(ports),
-            **{name: getattr(self, name)[chosen] for name in _PER_RANK},
-        )
+        fields: dict[str, Any] = {
+            **{name: f"{getattr(self, name)}[{','.join(map(str, chosen))}]" for name in ("name", "key")},
+            **{name: getattr(self, name)[both] for name in _TABLES},
+            **{name: {dtype: rate[chosen] for dtype, rate in getattr(self, name).items()} for name in _RATES},
+            **{name: getattr(self, name)[chosen] for name in ("memory_bytes", *_PER_RANK)},
+        }
+        return dataclasses.replace(self, ports=tuple(ports), **fields)
 
     @classmethod
     def uniform(
@@ -430,17 +426,11 @@ class Machine(Remade):
         """Return all that its file says of it."""
         return {
             "format": FORMAT_VERSION,
-            "name": self.name,
-            "key": self.key,
-            "provenance": self.provenance,
-            "bandwidth_gb_per_s": self.bandwidth_gb_per_s.tolist(),
-            "latency_s": self.latency_s.tolist(),
-            "gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.gemm_tflop_per_s.items()},
-            "typical_gemm_tflop_per_s": {name: rate.tolist() for name, rate in self.typical_gemm_tflop_per_s.items()},
-            "steady": self.steady,
-            "serial_copies": self.serial_copies,
-            "memory_bytes": self.memory_bytes.tolist(),
-            "host_bytes": self.host_bytes.tolist(),
+            **{name: getattr(self, name) for name in (*_WORDS, *_FLAGS)},
+            **{name: getattr(self, name).tolist() for name in _ARRAYS},
+            **{name: {dtype: rate.tolist() for dtype, rate in getattr(self, name).items()} for name in _RATES},
+            **{name: dataclasses.asdict(getattr(self, name)) for name in _RECORDS},
+            "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
             "ports": [
                 {
                     "name": port.name,
@@ -450,11 +440,6 @@ class Machine(Remade):
                 }
                 for port in self.ports
             ],
-            "gemm_shape": {name: dataclasses.asdict(shape) for name, shape in self.gemm_shape.items()},
-            "row_rates": dataclasses.asdict(self.row_rates),
-            "costs": dataclasses.asdict(self.costs),
-            "disk": dataclasses.asdict(self.disk),
-            **{name: getattr(self, name).tolist() for name in _PER_RANK},
         }
 
     @classmethod
@@ -468,25 +453,21 @@ class Machine(Remade):
             If the text is not a machine file of this format.
         """
         try:
-            data: dict[str, Any] = json.loads(text)
+            data: dict[str, Any] = _NOT_IN_EARLIER_FILES | json.loads(text)
             found = data["format"]
             if found not in (FORMAT_VERSION, _FORMAT_WITHOUT_NODES):
                 raise ParamError(
                     f"machine file format {found} was found, this version reads {FORMAT_VERSION}: measure that machine "
                     "again (python -m uncut_mpi.calibrate)"
                 )
-            made = cls(
-                name=_text(data, "name"),
-                key=_text(data, "key"),
-                provenance=_text(data, "provenance"),
-                bandwidth_gb_per_s=np.array(data["bandwidth_gb_per_s"], np.float64),
-                latency_s=np.array(data["latency_s"], np.float64),
-                gemm_tflop_per_s=_rates(data["gemm_tflop_per_s"]),
-                typical_gemm_tflop_per_s=_rates(data["typical_gemm_tflop_per_s"]),
-                steady=bool(data["steady"]),
-                serial_copies=bool(data["serial_copies"]),
-                memory_bytes=np.array(data["memory_bytes"], np.int64),
-                ports=tuple(
+            fields: dict[str, Any] = {
+                **{name: _text(data, name) for name in _WORDS},
+                **{name: bool(data[name]) for name in _FLAGS},
+                **{name: np.array(data[name], kind) for name, kind in _ARRAYS.items()},
+                **{name: {one: np.array(rate, np.float64) for one, rate in data[name].items()} for name in _RATES},
+                **{name: kind(**data[name]) for name, kind in _RECORDS.items()},
+                "gemm_shape": {name: GemmShape(**shape) for name, shape in data["gemm_shape"].items()},
+                "ports": tuple(
                     Port(
                         port["name"],
                         float(port["capacity_gb_per_s"]),
@@ -496,19 +477,8 @@ class Machine(Remade):
                     )
                     for port in data["ports"]
                 ),
-                gemm_shape={name: GemmShape(**shape) for name, shape in data["gemm_shape"].items()},
-                row_rates=RowRates(**data["row_rates"]),
-                costs=IssueCosts(**data["costs"]),
-                disk=Disk(**data.get("disk", {})),
-                multiprocessors=np.array(data["multiprocessors"], np.int64),
-                combine_gb_per_s=np.array(data["combine_gb_per_s"], np.float64),
-                half_combine_gb_per_s=np.array(data["half_combine_gb_per_s"], np.float64),
-                idle_watts=np.array(data["idle_watts"], np.float64),
-                busy_watts=np.array(data["busy_watts"], np.float64),
-                active_watts=np.array(data["active_watts"], np.float64),
-                node_of=np.array(data.get("node_of", ()), np.int64),
-                host_bytes=np.array(data.get("host_bytes", ()), np.int64),
-            )
+            }
+            made = cls(**fields)
             return dataclasses.replace(made, whole=data.get("whole") == _seal(made._figures()))
         except ParamError:
             raise
@@ -562,7 +532,3 @@ def _whole_numbers(name: str, value: object) -> np.ndarray:
     if not (np.abs(found) < 2.0**63).all() or (found != np.rint(found)).any():
         raise ParamError(f"{name} = {shown(value)}: pass whole numbers that fit 64 bits")
     return whole.astype(np.int64)
-
-
-def _rates(data: dict[str, list[float]]) -> dict[str, np.ndarray]:
-    return {name: np.array(rate, np.float64) for name, rate in data.items()}

@@ -32,14 +32,7 @@ class Activity(enum.IntEnum):
         return _LABELS[self]
 
 
-_LABELS: Final = {
-    Activity.GEMM: "product",
-    Activity.COMBINE: "combine",
-    Activity.HOST_IN: "from host",
-    Activity.HOST_OUT: "to host",
-    Activity.PEER: "between devices",
-    Activity.LOCAL: "within a memory",
-}
+_LABELS: Final = ("product", "combine", "from host", "to host", "between devices", "within a memory")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
