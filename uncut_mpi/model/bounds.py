@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from uncut_mpi.model.arguments import counted
@@ -89,19 +89,17 @@ def bound_of_files(
     in_files : (bool, bool, bool)
         Which of A, B and C do.
     """
-    known = bound(problem, placement, machine)
+    terms = _terms(problem, placement, machine)
     names = {matrix.name for matrix, is_one in zip(MATRICES, in_files, strict=True) if is_one}
-    largest, terms = _Term(known.limited_by, known.seconds, known.formula), dict(known.terms)
     rates = machine.disk.read_gb_per_s, machine.disk.write_gb_per_s
-    for name, pieces, rate in zip(("reading files", "writing files"), _pieces(problem, placement), rates, strict=True):
-        mine = [piece for piece in pieces if piece.name in names]
-        if not mine:
-            continue
-        term = _Term(name, _size_of(mine) / rate / 1e9, f"{_bytes_of(mine)} / {rate:.4g} GB/s of the disk")
-        terms[name] = term.seconds
-        largest = max(largest, term, key=lambda one: one.seconds)
-    by_disk = largest.name not in known.terms and machine.disk == Disk()
-    return Bound(largest.seconds, largest.name, largest.formula, terms, _BY_ASSUMED if by_disk else known.basis)
+    of_disk = ("reading files", "writing files")
+    for name, pieces, rate in zip(of_disk, _pieces(problem, placement), rates, strict=True):
+        if mine := [piece for piece in pieces if piece.name in names]:
+            formula = f"{_bytes_of(mine)} / {rate:.4g} GB/s of the disk"
+            terms.append(_Term(name, _size_of(mine) / rate / 1e9, formula))
+    largest = _largest(terms, _basis(problem, machine))
+    by_disk = largest.limited_by in of_disk and machine.disk == Disk()
+    return dataclasses.replace(largest, basis=_BY_ASSUMED) if by_disk else largest
 
 
 @functools.lru_cache(maxsize=256)  # the values are frozen, and a search asks for the same ones again and again
@@ -127,10 +125,6 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
 
     Notes
     -----
-    The module's text derives each term.
-
-    Notes
-    -----
     Compute
         The 2mnk operations at the sum of all ranks' rates.
 
@@ -151,6 +145,10 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         those of the whole matrices Q. At most the share x of all elements stays, so :math:`q - xQ` has to move, and Q
         stands for q in the denominator. It is for all of C: of a part some elements of A and B have few operations.
     """
+    return _largest(_terms(problem, placement, machine), _basis(problem, machine))
+
+
+def _terms(problem: GemmProblem, placement: Placement, machine: Machine) -> list[_Term]:
     placement.check_ranks(machine.num_ranks)
     reads, writes = _pieces(problem, placement)
     terms = []
@@ -158,11 +156,13 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         terms.append(_compute_term(problem, machine))
         if machine.num_ranks > 1 and problem.part is None:
             terms.extend(_owner_terms(problem, reads, writes, machine))
-    terms.extend(_host_terms(reads, writes, machine))
+    return [*terms, *_host_terms(reads, writes, machine)]
+
+
+def _largest(terms: Sequence[_Term], basis: str) -> Bound:
     nothing = _Term("nothing", 0.0, "nothing is multiplied, and nothing has to leave its memory")
     largest = max(terms, key=lambda term: term.seconds, default=nothing)
-    times = {term.name: term.seconds for term in terms}
-    return Bound(largest.seconds, largest.name, largest.formula, times, _basis(problem, machine))
+    return Bound(largest.seconds, largest.name, largest.formula, {term.name: term.seconds for term in terms}, basis)
 
 
 def _basis(problem: GemmProblem, machine: Machine) -> str:

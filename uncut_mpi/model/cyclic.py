@@ -84,16 +84,14 @@ class CyclicOrder:
         every[self.source] -= min(self.skip, shared)
         return tuple(every)
 
-    def index(self, position: int) -> int:
-        """Return which element is at a position, without looking at others."""
-        starts = [*itertools.accumulate(self.counts, initial=0)]
-        part = min(bisect.bisect_right(starts, position), self.num_parts) - 1
-        local = position - starts[part] + (self.skip if part == self.source else 0)
-        return int(indxl2g(local, self.block, part, self.source, self.num_parts)) - self.skip
+    @property
+    def starts(self) -> list[int]:
+        """At which position what each process has begins, and where the last one's ends."""
+        return [*itertools.accumulate(self.counts, initial=0)]
 
     def indices(self, positions: np.ndarray) -> np.ndarray:
-        """Return which element is at each of some positions, as `index` does of one."""
-        starts = np.array([*itertools.accumulate(self.counts, initial=0)])
+        """Return which element is at each of some positions."""
+        starts = np.array(self.starts)
         part = np.minimum(np.searchsorted(starts, positions, side="right"), self.num_parts) - 1
         local = positions - starts[part] + self.skip * (part == self.source)
         found: np.ndarray = indxl2g(local, self.block, part, self.source, self.num_parts) - self.skip
@@ -103,7 +101,7 @@ class CyclicOrder:
         """Return at which position an element is, or each of an array of them, without looking at others."""
         part = indxg2p(index + self.skip, self.block, self.source, self.num_parts)
         local = indxg2l(index + self.skip, self.block, self.num_parts) - self.skip * (part == self.source)
-        return np.array([*itertools.accumulate(self.counts, initial=0)])[part] + local
+        return np.array(self.starts)[part] + local
 
     def window(self, start: int, stop: int) -> CyclicOrder:
         """Return the order of the elements from `start` to before `stop`, as processes have them."""
@@ -113,17 +111,20 @@ class CyclicOrder:
 
     def within(self, positions: tuple[int, int], start: int, stop: int) -> tuple[int, int]:
         """Return which positions of what one process has are of elements from `start` to before `stop`."""
-        span = range(*positions)
-        first, last = (bisect.bisect_left(span, one, key=self.index) for one in (start, stop))
-        return positions[0] + first, positions[0] + last
+        part = self._part(positions[0])
+        ahead = self.starts[part] - (self.skip if part == self.source else 0)
+        ends = (numroc(self.skip + one, self.block, part, self.source, self.num_parts) for one in (start, stop))
+        first, last = (min(max(ahead + end, positions[0]), positions[1]) for end in ends)
+        return first, last
 
     def in_window(self, positions: tuple[int, int], start: int, stop: int) -> tuple[int, int]:
         """Return the positions that `within` finds, counted in the order of the window."""
         first, last = self.within(positions, start, stop)
-        starts = [*itertools.accumulate(self.counts, initial=0)]
-        window = [*itertools.accumulate(self.window(start, stop).counts, initial=0)]
-        begin = window[min(bisect.bisect_right(starts, positions[0]), self.num_parts) - 1] if first < last else 0
+        begin = self.window(start, stop).starts[self._part(positions[0])] if first < last else 0
         return begin, begin + last - first
+
+    def _part(self, position: int) -> int:
+        return min(bisect.bisect_right(self.starts, position), self.num_parts) - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import functools
 import re
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -197,8 +197,6 @@ def end_name(locations: np.ndarray, end: int) -> str:
 
 def memory_of(memory: object) -> Memory:
     """Return a caller's kind of memory, or raise ParamError for what is none."""
-    for known in get_args(Memory):
-        if isinstance(memory, str) and memory == known:
-            kind: Memory = known
-            return kind
+    if isinstance(memory, str) and memory in get_args(Memory):
+        return cast(Memory, str.__str__(memory))
     raise ParamError(f"memory = {shown(memory)}: use 'device', 'host' (each rank's own) or 'shared' (the node's)")

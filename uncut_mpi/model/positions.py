@@ -176,7 +176,7 @@ def runs(own: CyclicOrder | None, extent: Extent, other: CyclicOrder | None) -> 
         return (IndexRun(0, *extent),)
     starts = np.array(extent[:1])
     if own is not None:
-        edges = np.array([*itertools.accumulate(own.counts, initial=0)])
+        edges = np.array(own.starts)
         starts, stops = np.maximum(edges[:-1], extent[0]), np.minimum(edges[1:], extent[1])
         local = starts - edges[:-1] + own.skip * (np.arange(own.num_parts) == own.source)
         some = starts < stops
