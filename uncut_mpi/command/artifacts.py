@@ -69,11 +69,8 @@ def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
     DataFileError
         If the path is an input or a directory, cannot be written to, or its directory is missing or cannot be written.
     """
-    if _is_special(path):
-        check_writable(f"{flag} {path}", path)
-        return
     for name in inputs:
-        if name is not None and is_same(name, path):
+        if name is not None and not _is_special(path) and is_same(name, path):
             raise DataFileError(f"{flag} {path} would replace {name}, which is read: name another file")
     check_writable(f"{flag} {path}", path)
 
@@ -127,10 +124,7 @@ def write_file(flag: str, path: str, content: bytes) -> None:
         If it cannot be written.
     """
     try:
-        if _is_special(path):
-            _write_stream(path, content)
-            return
-        replace_file(path, content)
+        (_write_stream if _is_special(path) else replace_file)(path, content)
     except OSError as error:
         raise DataFileError(f"{flag} {path} cannot be written: {reason(error)}") from None
 

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import uncut_mpi
@@ -63,7 +63,6 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
             devices=arguments.devices,
             allow_shared_gpu=arguments.allow_shared_gpu,
         )
-        closed = False
         samples: Samples | None = None
         try:
             key = machine_key(started.identities)
@@ -71,12 +70,11 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
                 machine = measure(group, started.backend, started.identities, key)
             else:
                 samples, machine = _thorough(group, started, key, arguments)
-            closed = True
-            started.backend.close()
-        finally:
-            if not closed:
-                with contextlib.suppress(UncutError):  # what went wrong is on its way already
-                    started.backend.close()
+        except BaseException:
+            with contextlib.suppress(UncutError):  # what went wrong is on its way already
+                started.backend.close()
+            raise
+        started.backend.close()
         passed = samples is None or not samples.litmus.get("wrong_words")
         if arguments.disk is not None:
             machine = dataclasses.replace(machine, disk=measure_disk(group, arguments.disk))
@@ -94,12 +92,6 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
 
 def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArguments) -> tuple[Machine, Refinement]:
     """Run whole products with the machine and fit it to their times. Collective."""
-    bar = ProgressBar("rehearsing") if group.rank == 0 else None
-
-    def progress(done: int, total: int, what: str) -> None:
-        if bar is not None:
-            bar.show(done, total, what)
-
     with Session(
         comm,
         backend=arguments.backend,
@@ -107,7 +99,7 @@ def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArg
         allow_shared_gpu=arguments.allow_shared_gpu,
         machine=machine,
     ) as session:
-        observations = rehearse(session, progress)
+        observations = rehearse(session, _progress(group, "rehearsing"))
 
     def fit() -> bytes:
         fitted, found = refine(machine, observations)
@@ -117,20 +109,19 @@ def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArg
     return Machine.from_json(text), Refinement(parameters, tuple(errors), tuple(products))
 
 
+def _progress(group: Group, title: str) -> Callable[[int, int, str], None]:
+    """Return what shows how far it is: a bar on rank 0, nothing elsewhere."""
+    return ProgressBar(title).show if group.rank == 0 else lambda done, total, what: None
+
+
 def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArguments) -> tuple[Samples, Machine]:
-    bar = ProgressBar("calibrating") if group.rank == 0 else None
-
-    def progress(done: int, total: int, what: str) -> None:
-        if bar is not None:
-            bar.show(done, total, what)
-
     samples = measure_all(
         group,
         started.backend,
         started.identities,
         EFFORTS[started.backend.name],
         time_limit_s=arguments.time_limit_s,
-        progress=progress,
+        progress=_progress(group, "calibrating"),
     )
     identities = started.identities
 

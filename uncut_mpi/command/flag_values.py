@@ -7,7 +7,7 @@ import cmath
 import json
 import math
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.model.arguments import MOST_BYTES, Number, bytes_in
@@ -15,6 +15,8 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
 from uncut_mpi.regular import read_regular
 from uncut_mpi.view.render import check_suffix
+
+Value = TypeVar("Value")
 
 MOST_COUNT: Final = 2**31 - 1
 """Most of what is counted: calls, blocks, chunks, devices."""
@@ -63,14 +65,17 @@ def whole(least: int, most: int = MOST_COUNT) -> Callable[[str], int]:
     return convert
 
 
-def bytes_of(text: str) -> int:
-    """Return the bytes that a flag's value is: a whole number, or a number of kB, MB, GB, TB, KiB, MiB, GiB or TiB."""
-    if is_number(text):
-        return whole(1, MOST_BYTES)(text)
+def _told(read: Callable[..., Value], *texts: str) -> Value:
+    """Return what is made of texts, or raise its error as flags have it."""
     try:
-        return bytes_in(shown(text), text)
+        return read(*texts)
     except ParamError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes that a flag's value is: a whole number, or a number of kB, MB, GB, TB, KiB, MiB, GiB or TiB."""
+    return whole(1, MOST_BYTES)(text) if is_number(text) else _told(bytes_in, shown(text), text)
 
 
 def finite(text: str) -> float:
@@ -129,10 +134,7 @@ def dtype_of(text: str) -> DType:
 
 def places_of(text: str) -> Places:
     """Return where A, B and C live, as a flag's value says it."""
-    try:
-        return Places.parse(text)
-    except ParamError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return _told(Places.parse, text)
 
 
 def path(text: str) -> str:
@@ -149,10 +151,7 @@ def written(text: str) -> str:
 
 def picture(text: str) -> str:
     """Return the name of a file that a timeline can be drawn into."""
-    try:
-        check_suffix(path(text))
-    except ParamError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    _told(check_suffix, path(text))
     return text
 
 

@@ -24,7 +24,7 @@ from uncut_mpi.command.flag_values import (
     whole,
     written,
 )
-from uncut_mpi.command.help import HelpRequested
+from uncut_mpi.command.help import telling
 from uncut_mpi.command.schedule_flags import add_schedule, adder
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS
@@ -104,20 +104,7 @@ class _Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
 
-class _Help(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
-        raise HelpRequested(parser.format_help())
-
-
-class _ShortHelp(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
-        assert isinstance(parser, _Parser)  # no other has this action
-        raise HelpRequested(parser.format_short())
-
-
-class _Version(argparse.Action):
-    def __call__(self, *unused: object) -> NoReturn:
-        raise HelpRequested(f"uncut_mpi {uncut_mpi.__version__}\n")
+_HELP: Final = telling(_Parser.format_help)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -219,11 +206,14 @@ def base_parser(
     )
     parser.most_used = (*most_used, "help", "help_all", "help_schedulers") if most_used else ()
     if most_used:
-        parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="explain what most users need and end")
-        parser.add_argument("--help-all", action=_Help, nargs=0, help="explain every option and end")
+        parser.add_argument(
+            "-h", "--help", action=telling(_Parser.format_short), nargs=0, help="explain what most users need and end"
+        )
+        parser.add_argument("--help-all", action=_HELP, nargs=0, help="explain every option and end")
     else:
-        parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this text and end")
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and end")
+        parser.add_argument("-h", "--help", action=_HELP, nargs=0, help="show this text and end")
+    version = telling(lambda parser: f"uncut_mpi {uncut_mpi.__version__}\n")
+    parser.add_argument("--version", action=version, nargs=0, help="show the version and end")
     return parser
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.command.flag_values import scalar_json
+from uncut_mpi.command.plan_search import Found
 from uncut_mpi.command.report import explained, labelled, line, product_text
 from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
@@ -19,12 +20,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_bytes
 from uncut_mpi.planning.candidates import Candidate
-from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import areas_text, describe
 from uncut_mpi.planning.schedule import Role
-from uncut_mpi.planning.search import SearchResult
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation
@@ -54,14 +53,13 @@ class PlanFacts:
         Where its matrices live, in words.
     alpha, beta : float or complex
         Scalars.
-    result : SearchResult
-        The schedules tried, the best first.
+    found : Found
+        The schedules tried, in which blocks of C the product is done, its bound and its time. Of a product in chunks,
+        simulation, traffic, timeline and explanation are of the first one.
     search_s : float
         Time the search took; it never decides anything.
     simulation : Simulation
         Of the best.
-    bound : Bound
-        What no schedule on this machine can beat.
     traffic : Movement
         What the best schedule moves per kind of link, and into and out of every rank's device.
     timeline : Timeline
@@ -70,11 +68,6 @@ class PlanFacts:
         What stays, what moves, and what limits the time.
     warning : str
         Of a place that costs more than half of the time; empty if none does.
-    chunks : Chunks or None
-        In which blocks of C the product is done; then result, simulation, traffic, timeline and explanation
-        are of the first one. Of the problem's C.
-    predicted_s : float
-        What the whole product is expected to take.
     """
 
     machine: Machine
@@ -82,21 +75,18 @@ class PlanFacts:
     place: str
     alpha: Number
     beta: Number
-    result: SearchResult
+    found: Found
     search_s: float
     simulation: Simulation
-    bound: Bound
     traffic: Movement
     timeline: Timeline
     explanation: Explanation
-    predicted_s: float
-    chunks: Chunks | None = None
     warning: str = ""
 
     @property
     def memory_bytes(self) -> np.ndarray:
         """Device memory that each rank needs, its matrices included, int64 of shape (num_ranks,)."""
-        schedule = self.result.best.schedule
+        schedule = self.found.result.best.schedule
         needed: np.ndarray = schedule.softbuf_bytes().astype(np.int64)
         there = (schedule.buffers["role"] == Role.USER) & ~schedule.in_host()
         np.add.at(needed, schedule.owners()[there], user_bytes(schedule.buffers[there]))
@@ -105,19 +95,19 @@ class PlanFacts:
 
 def to_text(facts: PlanFacts, width: int) -> str:
     """Return the facts as lines of text with the timeline, which fills `width` columns; ends in a newline."""
-    best, machine = facts.result.best, facts.machine
-    searched = f"{len(facts.result.candidates)} schedules, {facts.result.tasks_simulated} tasks simulated"
+    best, machine = facts.found.result.best, facts.machine
+    searched = f"{len(facts.found.result.candidates)} schedules, {facts.found.result.tasks_simulated} tasks simulated"
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
         line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
         *_borrowed_rate(machine, facts.problem.arithmetic),
         line("problem", _problem(facts)),
-        line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.result.metric}"),
+        line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.found.result.metric}"),
         line("plan", _plan(best)),
         *labelled("chunks", _chunks(facts)),
         line("predicted", _predicted(facts)),
-        *explained(facts.explanation, facts.warning, in_chunks=facts.chunks is not None),
-        line("bound", _bound(facts.bound)),
+        *explained(facts.explanation, facts.warning, in_chunks=facts.found.chunks is not None),
+        line("bound", _bound(facts.found.bound)),
         *labelled("others", _others(facts)),
         *labelled("runners-up", _runners_up(facts)),
         *labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
@@ -137,7 +127,7 @@ def to_json(facts: PlanFacts) -> str:
     first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of all of it; all else is of the
     first chunk.
     """
-    best, problem = facts.result.best, facts.problem
+    best, problem = facts.found.result.best, facts.problem
     value: dict[str, Any] = dict(zip("mnk", problem.callers_shape, strict=True))
     value |= {
         "trans_a": problem.trans_a,
@@ -149,14 +139,16 @@ def to_json(facts: PlanFacts) -> str:
         "machine": facts.machine.name,
         "machine_provenance": facts.machine.provenance,
         "ranks": facts.machine.num_ranks,
-        "metric": facts.result.metric,
+        "metric": facts.found.result.metric,
         **_candidate(best),
-        "predicted_s": facts.predicted_s,
-        "chunks": None if facts.chunks is None else {"of": _lines(facts), "edges": list(facts.chunks.edges)},
-        "bound_s": facts.bound.seconds,
-        "limited_by": facts.bound.limited_by,
-        "bound_formula": facts.bound.words,
-        "bound_terms": dict(facts.bound.terms),
+        "predicted_s": facts.found.predicted_s,
+        "chunks": None
+        if facts.found.chunks is None
+        else {"of": _lines(facts), "edges": list(facts.found.chunks.edges)},
+        "bound_s": facts.found.bound.seconds,
+        "limited_by": facts.found.bound.limited_by,
+        "bound_formula": facts.found.bound.words,
+        "bound_terms": dict(facts.found.bound.terms),
         "digest": best.schedule.digest(),
         "idle_share": facts.simulation.idle_share.tolist(),
         "bytes": {one.link: one.nbytes for one in facts.traffic.links},
@@ -168,11 +160,11 @@ def to_json(facts: PlanFacts) -> str:
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),
         "device_memory": facts.machine.memory_bytes.tolist(),
-        "host_bytes": facts.result.best.schedule.softbuf_bytes(Space.HOST).tolist(),
-        "host_memory": facts.result.best.options.host_memory,
-        "tasks_simulated": facts.result.tasks_simulated,
+        "host_bytes": facts.found.result.best.schedule.softbuf_bytes(Space.HOST).tolist(),
+        "host_memory": facts.found.result.best.options.host_memory,
+        "tasks_simulated": facts.found.result.tasks_simulated,
         "search_s": facts.search_s,
-        "candidates": [_candidate(one) for one in facts.result.candidates],
+        "candidates": [_candidate(one) for one in facts.found.result.candidates],
     }
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
@@ -201,10 +193,10 @@ def _problem(facts: PlanFacts) -> str:
 
 def _chunks(facts: PlanFacts) -> list[str]:
     """Return in which blocks of C a product is done that one schedule would be too large for."""
-    if facts.chunks is None:
+    if facts.found.chunks is None:
         return []
-    count, most = len(facts.chunks.extents), facts.chunks.edges[1]
-    first = time_text(facts.result.best.predicted_s)
+    count, most = len(facts.found.chunks.extents), facts.found.chunks.edges[1]
+    first = time_text(facts.found.result.best.predicted_s)
     return [
         f"{count} of {most} {_lines(facts)} of C, one after another; the first is expected to take {first}",
         "predicted and bound are of all chunks, all else is of the first",
@@ -213,8 +205,8 @@ def _chunks(facts: PlanFacts) -> list[str]:
 
 def _lines(facts: PlanFacts) -> str:
     """Return what chunks have some of, of the caller's C."""
-    assert facts.chunks is not None
-    return "rows" if (facts.chunks.axis == 0) != facts.problem.swapped else "columns"
+    assert facts.found.chunks is not None
+    return "rows" if (facts.found.chunks.axis == 0) != facts.problem.swapped else "columns"
 
 
 def _plan(candidate: Candidate) -> str:
@@ -245,19 +237,19 @@ def _bound(bound: Bound) -> str:
 
 
 def _predicted(facts: PlanFacts) -> str:
-    best = facts.result.best
-    seconds = facts.predicted_s
+    best = facts.found.result.best
+    seconds = facts.found.predicted_s
     parts = [time_text(seconds)]
     if seconds > 0 and facts.problem.has_product:
         parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
     if seconds > 0:
-        parts.append(f"bound / predicted {facts.bound.seconds / seconds:.1%}")
+        parts.append(f"bound / predicted {facts.found.bound.seconds / seconds:.1%}")
     # Energies count a device that does nothing as its power at rest; machines that others measured lack it.
-    if facts.chunks is not None:
+    if facts.found.chunks is not None:
         return ", ".join(parts)
     unknown = best.energy_j > 0 and not facts.machine.idle_watts.any()
     at_rest = " without power at rest, which is not known here" if unknown else ""
-    return ", ".join(parts) + _energy(best, facts.result.metric) + at_rest
+    return ", ".join(parts) + _energy(best, facts.found.result.metric) + at_rest
 
 
 def _energy(candidate: Candidate, metric: str) -> str:
@@ -268,9 +260,9 @@ def _energy(candidate: Candidate, metric: str) -> str:
 
 def _others(facts: PlanFacts) -> list[str]:
     """Return the best of what is of another kind: of the choice's scheduler on another grid, and of the others."""
-    best, lines = facts.result.best, []
+    best, lines = facts.found.result.best, []
     kinds = {best.options.scheduler}
-    for one in facts.result.candidates:
+    for one in facts.found.result.candidates:
         ours = one.options.scheduler == best.options.scheduler
         kind = "another grid" if ours and one.shape != best.shape else one.options.scheduler
         if kind not in kinds:
@@ -280,7 +272,7 @@ def _others(facts: PlanFacts) -> list[str]:
 
 
 def _runners_up(facts: PlanFacts) -> list[str]:
-    best, *others = facts.result.candidates
+    best, *others = facts.found.result.candidates
     if not others:
         return ["none was simulated"]
     shown, lines = [best], []
@@ -288,7 +280,7 @@ def _runners_up(facts: PlanFacts) -> list[str]:
         if any(_same(one, other) for other in shown):
             continue  # options that make no difference here
         shown.append(one)
-        lines.append(f"{time_text(one.predicted_s)}{_energy(one, facts.result.metric)}: {_changes(best, one)}")
+        lines.append(f"{time_text(one.predicted_s)}{_energy(one, facts.found.result.metric)}: {_changes(best, one)}")
         if len(lines) == _RUNNERS_UP:
             break
     return lines or ["none: all that was simulated comes to the same schedule"]
@@ -349,8 +341,8 @@ def _against(text: str, nbytes: int, least_bytes: int) -> str:
 
 
 def _memory(facts: PlanFacts) -> list[str]:
-    allowed = facts.result.best.options.host_memory
-    most = int(facts.result.best.schedule.softbuf_bytes(Space.HOST).max())
+    allowed = facts.found.result.best.options.host_memory
+    most = int(facts.found.result.best.schedule.softbuf_bytes(Space.HOST).max())
     of = f" of {bytes_text(allowed)} allowed" if allowed else ""
     host = [f"host memory for copies of matrices: {bytes_text(most)}{of} on each rank at most"] if most else []
     return host + [

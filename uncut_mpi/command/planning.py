@@ -104,7 +104,10 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     if options.tune:
         raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
     if any(given.place.in_files):
-        _check_of_files(options)
+        if options.metric != "time":
+            raise ParamError(
+                "--metric was given with matrices in files (f in --place), of which it knows nothing: leave it out"
+            )
     elif options.host_memory:
         raise ParamError(
             "--host-memory is for copies of matrices in files, of which --place names none (f): leave it out"
@@ -135,7 +138,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
     started = time.perf_counter()
     found = find(arguments.problem, placement, machine, options, arguments.place.in_files)
     search_s = time.perf_counter() - started
-    result, schedule = found.result, found.result.best.schedule
+    schedule = found.result.best.schedule
     simulation = simulate(schedule, machine)
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
     about = arguments.problem, arguments.place
@@ -145,12 +148,9 @@ def run(arguments: PlanArguments, say: Say) -> None:
         place=str(arguments.place),
         alpha=arguments.alpha,
         beta=arguments.beta,
-        result=result,
+        found=found,
         search_s=search_s,
         simulation=simulation,
-        bound=found.bound,
-        chunks=found.chunks,
-        predicted_s=found.predicted_s,
         traffic=traffic(schedule),
         timeline=timeline,
         explanation=explain(simulation),
@@ -249,14 +249,6 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
             "or name another machine"
         )
     return machine.subset(range(ranks))
-
-
-def _check_of_files(options: ScheduleOptions) -> None:
-    """Refuse what only a search for matrices in memory knows."""
-    if options.metric != "time":
-        raise ParamError(
-            "--metric was given with matrices in files (f in --place), of which it knows nothing: leave it out"
-        )
 
 
 def _check_results(arguments: PlanArguments) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import textwrap
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from uncut_mpi.command.flag_values import bytes_of, grid_of, numbers, one_of, options_of
-from uncut_mpi.command.help import HelpRequested
+from uncut_mpi.command.help import telling
 from uncut_mpi.planning import others
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.option_fields import About, told
@@ -34,13 +34,6 @@ What can be said of a schedule, by --options as JSON or in a file of it:
 In Python the same names belong to ScheduleOptions and Blocking. What is said stays fixed, the rest is chosen by
 simulation, or with --scheduler by that scheduler's own rules. Schedulers that do not take it are left out.
 """
-
-
-class _HelpSchedulers(argparse.Action):
-    """Raises `HelpRequested` with all that can be said of a schedule."""
-
-    def __call__(self, *unused: object) -> NoReturn:
-        raise HelpRequested(schedulers_text())
 
 
 def schedulers_text() -> str:
@@ -108,6 +101,5 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         options_of,
         "more about the schedule, as '{\"tile\": 2048}'; --help-schedulers lists it all; default: nothing",
     )
-    parser.add_argument(
-        "--help-schedulers", action=_HelpSchedulers, nargs=0, help="explain what --options can say and end"
-    )
+    asked = telling(lambda parser: schedulers_text())
+    parser.add_argument("--help-schedulers", action=asked, nargs=0, help="explain what --options can say and end")

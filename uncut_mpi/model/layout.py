@@ -28,16 +28,15 @@ Kind: TypeAlias = Literal["whole", "rows", "cols", "blocks", "replicated", "bloc
 Rectangle: TypeAlias = tuple[Extent, Extent]
 """Rows and columns of a matrix."""
 
-_MAY, _MUST, _NOT = (True, False), (True, True), (False, False)
-_NEEDS: Final = {
-    "whole": (_NOT, _NOT, _NOT),
-    "rows": (_MAY, _NOT, _NOT),
-    "cols": (_NOT, _MAY, _NOT),
-    "blocks": (_MUST, _MUST, _NOT),
-    "replicated": (_NOT, _NOT, _NOT),
-    "block_cyclic": (_NOT, _NOT, _MUST),
+_FIELDS: Final[dict[str, tuple[set[str], set[str]]]] = {
+    "whole": (set(), set()),
+    "rows": (set(), {"row_counts"}),
+    "cols": (set(), {"col_counts"}),
+    "blocks": ({"row_counts", "col_counts"}, set()),
+    "replicated": (set(), set()),
+    "block_cyclic": ({"cyclic"}, set()),
 }
-"""Of each kind whether row counts, column counts and cyclic blocks may be and must be there."""
+"""Which fields a layout of each kind has, and which it may have."""
 
 _WORD = re.compile(r"(whole|rows|cols|blocks|replicated|block_cyclic)(?:\(([^()]*)\))?")
 
@@ -94,17 +93,13 @@ class Layout:
     cyclic: Cyclic | None = None
 
     def __post_init__(self) -> None:
-        needed = _NEEDS.get(self.kind) if isinstance(self.kind, str) else None
-        if needed is None:
-            raise ParamError(f"kind = {shown(self.kind)} is no layout: use {', '.join(_NEEDS)}")
+        if not isinstance(self.kind, str) or self.kind not in _FIELDS:
+            raise ParamError(f"kind = {shown(self.kind)} is no layout: use {', '.join(_FIELDS)}")
         for name in ("row_counts", "col_counts", "ranks"):
-            given = getattr(self, name)
-            if given is not None:
-                object.__setattr__(self, name, _numbers(name, given))
-        found = tuple(getattr(self, name) is not None for name in ("row_counts", "col_counts", "cyclic"))
-        if any(not may and has for has, (may, _) in zip(found, needed, strict=True)) or any(
-            must and not has for has, (_, must) in zip(found, needed, strict=True)
-        ):
+            object.__setattr__(self, name, _optional(name, getattr(self, name)))
+        needed, allowed = _FIELDS[self.kind]
+        given = {name for name in ("row_counts", "col_counts", "cyclic") if getattr(self, name) is not None}
+        if not needed <= given <= needed | allowed:
             raise ParamError(f"a layout {self.kind} does not have these fields: make it with Layout.{self.kind}(…)")
         if self.kind == "whole" and (self.ranks is None or len(self.ranks) != 1):
             raise ParamError(f"a layout whole names {shown(self.ranks)}: make it with Layout.whole(root)")
