@@ -15,10 +15,9 @@ from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.bench.rivals.cyclic import VARIANTS as CYCLIC_VARIANTS
 from uncut_mpi.command.arguments import check_devices, filled
 from uncut_mpi.command.flag_values import MOST_EXTENT, bytes_of, dtype_of, one_of, path, positive, shown, whole, written
-from uncut_mpi.command.flags import add_machine, base_parser
+from uncut_mpi.command.flags import RankArguments, add_machine, add_tune_products, base_parser
 from uncut_mpi.command.schedule_flags import adder
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import BackendName
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import MOST_SLOTS, Blocking, ScheduleOptions
 
@@ -95,18 +94,12 @@ _MOST_NAMED: Final = 12
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class BenchArguments:
+class BenchArguments(RankArguments):
     """
     What one run of the bench command was asked to do.
 
     Attributes
     ----------
-    backend : str
-        ``"auto"``, ``"cuda"`` or ``"host"``.
-    devices : tuple of int or None
-        Device ordinal of each rank.
-    allow_shared_gpu : bool
-        Let ranks share a GPU.
     dataset : str
         One of `DATASETS`.
     only : tuple of str
@@ -145,9 +138,6 @@ class BenchArguments:
         Of the random data.
     """
 
-    backend: BackendName
-    devices: tuple[int, ...] | None
-    allow_shared_gpu: bool
     dataset: str
     only: tuple[str, ...]
     sample: int | None
@@ -255,11 +245,7 @@ def make_bench_parser() -> argparse.ArgumentParser:
         "begin no more problems after so long, and leave them to the next run; default: all begin",
         dest="time_limit_s",
     )
-    run.add_argument(
-        "--tune-products",
-        action="store_true",
-        help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
-    )
+    add_tune_products(run)
     add(
         "--device-memory BYTES",
         bytes_of,

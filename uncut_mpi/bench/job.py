@@ -48,13 +48,10 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
         raise agreed(ParamError(f"--compute {too_many[0]}: {there_are(comm.size, 'rank')}; start more or leave it out"))
     with Session(
         comm,
-        backend=arguments.backend,
-        devices=arguments.devices,
-        allow_shared_gpu=arguments.allow_shared_gpu,
+        **arguments.of_ranks,
         tune_products=arguments.tune_products,
         device_memory=arguments.device_memory,
     ) as session:
-        session.agree(list(words), "command line")
         with session.together("checking the output"):
             if session.rank == 0:
                 check_paths({"--output": arguments.output, "--plot": arguments.plot})

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.command.flag_values import scalar_text
-from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, join_negative_values, make_parser
+from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, RankArguments, join_negative_values, make_parser
 from uncut_mpi.command.schedule_flags import FLAGS
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import BackendName, Number
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import Trans
@@ -26,7 +26,7 @@ GENERATED_BETA: Final = 1.1154
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GemmArguments:
+class GemmArguments(RankArguments):
     """
     What one run of the gemm command was asked to do.
 
@@ -43,12 +43,6 @@ class GemmArguments:
         Scalars, finite.
     place : Places
         Where A, B and C live.
-    backend : str
-        ``"auto"``, ``"cuda"`` or ``"host"``.
-    devices : tuple of int or None
-        Device ordinal of each rank.
-    allow_shared_gpu : bool
-        Let ranks share a GPU.
     machine : str or None
         What is planned for: ``"uniform"``, the name of a machine that ships with the package, or a file; None: what is
         there, as it was measured.
@@ -83,9 +77,6 @@ class GemmArguments:
     alpha: Number
     beta: Number
     place: Places
-    backend: BackendName
-    devices: tuple[int, ...] | None
-    allow_shared_gpu: bool
     machine: str | None
     options: ScheduleOptions
     warmup: int

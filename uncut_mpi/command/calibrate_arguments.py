@@ -9,10 +9,9 @@ from typing import Final
 
 from uncut_mpi.command.arguments import check_devices, check_different, filled
 from uncut_mpi.command.flag_values import path, positive, written
-from uncut_mpi.command.flags import add_json, add_machine, base_parser
+from uncut_mpi.command.flags import RankArguments, add_json, add_machine, base_parser
 from uncut_mpi.command.schedule_flags import adder
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import BackendName
 
 DEFAULT_TIME_LIMIT_S: Final = 45.0
 
@@ -29,18 +28,12 @@ examples:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateArguments:
+class CalibrateArguments(RankArguments):
     """
     What one run of the calibrate command was asked to do.
 
     Attributes
     ----------
-    backend : str
-        ``"auto"``, ``"cuda"`` or ``"host"``.
-    devices : tuple of int or None
-        Device ordinal of each rank.
-    allow_shared_gpu : bool
-        Let ranks share a GPU.
     quick : bool
         Measure what the first session measures, and no more.
     time_limit_s : float
@@ -53,9 +46,6 @@ class CalibrateArguments:
         Where the machine file goes as well, kept or not.
     """
 
-    backend: BackendName
-    devices: tuple[int, ...] | None
-    allow_shared_gpu: bool
     quick: bool
     time_limit_s: float
     disk: str | None

@@ -16,7 +16,6 @@ import uncut_mpi
 from uncut_mpi.api.measure import cache_directory, kept_disk, machine_key, measure
 from uncut_mpi.api.session import Session
 from uncut_mpi.api.start import Started, start_backend
-from uncut_mpi.api.wording import value_digest
 from uncut_mpi.calibration.assemble import assemble
 from uncut_mpi.calibration.disk import check_folder, measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
@@ -50,19 +49,13 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     """
     group = Group(comm)
     try:
-        agreement.agree(group, value_digest("command line", list(words)), lambda: {"command line": list(words)})
         with agreement.collective(group, "checking the output"):
             if group.rank == 0:
                 check_paths({"--output": arguments.output, "--json": arguments.json_path})
                 if arguments.disk is not None:
                     check_folder(arguments.disk)
         began = time.perf_counter()
-        started = start_backend(
-            group,
-            backend=arguments.backend,
-            devices=arguments.devices,
-            allow_shared_gpu=arguments.allow_shared_gpu,
-        )
+        started = start_backend(group, **arguments.of_ranks)
         samples: Samples | None = None
         try:
             key = machine_key(started.identities)
@@ -92,13 +85,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
 
 def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArguments) -> tuple[Machine, Refinement]:
     """Run whole products with the machine and fit it to their times. Collective."""
-    with Session(
-        comm,
-        backend=arguments.backend,
-        devices=arguments.devices,
-        allow_shared_gpu=arguments.allow_shared_gpu,
-        machine=machine,
-    ) as session:
+    with Session(comm, machine=machine, **arguments.of_ranks) as session:
         observations = rehearse(session, _progress(group, "rehearsing"))
 
     def fit() -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
@@ -27,7 +28,7 @@ from uncut_mpi.command.flag_values import (
 from uncut_mpi.command.help import telling
 from uncut_mpi.command.schedule_flags import add_schedule, adder
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import BACKENDS
+from uncut_mpi.model.arguments import BACKENDS, BackendName
 from uncut_mpi.model.places import Places
 from uncut_mpi.planning.options import MOST_TRIED
 
@@ -262,6 +263,31 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
     )
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankArguments:
+    """
+    What `add_machine` has asked of the ranks and their devices, as `Session` takes it.
+
+    Attributes
+    ----------
+    backend : str
+        ``"auto"``, ``"cuda"`` or ``"host"``.
+    devices : tuple of int or None
+        Device ordinal of each rank.
+    allow_shared_gpu : bool
+        Let ranks share a GPU.
+    """
+
+    backend: BackendName
+    devices: tuple[int, ...] | None
+    allow_shared_gpu: bool
+
+    @property
+    def of_ranks(self) -> dict[str, Any]:
+        """Its fields by their names, which are those of a session's parameters."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(RankArguments)}
+
+
 def add_machine(group: argparse._ArgumentGroup) -> None:
     """Add the flags that choose the backend and its devices."""
     add = adder(group)
@@ -273,6 +299,12 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     )
     add("--devices D0,D1,…", numbers, "device of each rank; default: process i of the node takes device i")
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
+
+
+def add_tune_products(group: argparse._ArgumentGroup) -> None:
+    """Add the flag that lets a session choose kernels of products."""
+    text = "choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan"
+    group.add_argument("--tune-products", action="store_true", help=text)
 
 
 def add_json(add: Callable[..., None], what: str) -> None:
@@ -296,11 +328,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     add("--repeat N", whole(1), f"timed calls; default {USUAL_REPEAT}, with files none: one product and no measurement")
     add("--timeout S", positive, "longest time without progress; default %(default)g", default=60.0, dest="timeout_s")
-    group.add_argument(
-        "--tune-products",
-        action="store_true",
-        help="choose kernels of products in f32, tf32, f16 and bf16 by timing what cuBLAS proposes, once a plan",
-    )
+    add_tune_products(group)
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")
     add_json(add, "the facts of the run")

@@ -18,7 +18,6 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, open_operands, output_order
 from uncut_mpi.api.session import Session
-from uncut_mpi.api.wording import value_digest
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT
@@ -45,7 +44,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
 from uncut_mpi.view.explain import Explanation, explain
@@ -64,12 +62,10 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
     UncutError
         The same on every rank.
     """
-    machine = _machine(comm, arguments, words)
+    machine = _machine(comm, arguments)
     with Session(
         comm,
-        backend=arguments.backend,
-        devices=arguments.devices,
-        allow_shared_gpu=arguments.allow_shared_gpu,
+        **arguments.of_ranks,
         timeout_s=arguments.timeout_s,
         arrival_timeout_s=arguments.timeout_s,
         tune_products=arguments.tune_products,
@@ -108,14 +104,12 @@ def _multiply(session: Session, arguments: GemmArguments, product: Product, word
     return facts.check is None or facts.check.passed
 
 
-def _machine(comm: Any, arguments: GemmArguments, words: Sequence[str]) -> Machine | None:
-    """Return the machine that the command line, the same on every rank, names; None for what is there. Collective."""
-    group = Group(comm)
+def _machine(comm: Any, arguments: GemmArguments) -> Machine | None:
+    """Return the machine that the command line names; None for what is there. Collective."""
+    if arguments.machine is None:
+        return None
+    group, name = Group(comm), arguments.machine
     try:
-        agreement.agree(group, value_digest("command line", list(words)), lambda: {"command line": list(words)})
-        if arguments.machine is None:
-            return None
-        name = arguments.machine
         ranks = group.size if name == UNIFORM else None
         return Machine.from_json(group.from_root(lambda: find_machine(name, ranks).to_json().encode()).decode())
     finally:

@@ -160,8 +160,8 @@ def make_product(
 ) -> Product:
     """Make, fill and place the matrices. Collective."""
     m, n, k = extents
-    a, host_a = _placed(session, sources[0], dtype, arguments.place.a)
-    b, host_b = _placed(session, sources[1], dtype, arguments.place.b)
+    a, host_a = placed(session, sources[0], dtype, arguments.place.a)
+    b, host_b = placed(session, sources[1], dtype, arguments.place.b)
     first_c = session.empty_host((m, n), dtype, order=result_order)
     source = sources[2]
     is_same = source is None and arguments.place.c == Location.host()  # filled by `reset_result`
@@ -312,7 +312,8 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
             output.discard()
 
 
-def _placed(session: Session, source: Source, dtype: DType, place: Place) -> tuple[Matrix, Matrix]:
+def placed(session: Session, source: Source, dtype: DType, place: Place) -> tuple[Matrix, Matrix]:
+    """Return a matrix in its place, and its elements in host memory, which may be the same one. Collective."""
     shape = source.rows, source.cols
     on_host = place.memory == "shared" if isinstance(place, Dealt) else place == Location.host()
     host = _empty(session, shape, dtype, place if on_host else Location.host(), source.order)

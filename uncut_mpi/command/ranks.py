@@ -49,8 +49,9 @@ class RankCommand:
         return run_on_ranks(self.name, self.parse, lambda: pkgutil.resolve_name(self.work), argv, comm)
 
 
-def _agreed(comm: Any, arguments: Arguments | UncutError) -> Arguments:
-    """Return the arguments, or raise the error of any rank: a file that they name need not be on all. Collective."""
+def _agreed(comm: Any, words: list[str], arguments: Arguments | UncutError) -> Arguments:
+    """Return the arguments that all ranks have, or raise the error of any: a file need not be on all. Collective."""
+    from uncut_mpi.api.wording import value_digest
     from uncut_mpi.spmd import agreement
     from uncut_mpi.spmd.group import Group
 
@@ -59,6 +60,7 @@ def _agreed(comm: Any, arguments: Arguments | UncutError) -> Arguments:
         with agreement.collective(group, "reading the command line"):
             if isinstance(arguments, UncutError):
                 raise arguments
+        agreement.agree(group, value_digest("command line", words), lambda: {"command line": words})
     finally:
         group.free()
     assert not isinstance(arguments, UncutError)
@@ -128,7 +130,7 @@ def run_on_ranks(
     status = FAILED
     try:
         runtime.check_launcher()
-        status = 0 if run(comm, _agreed(comm, arguments), words, said.append) else 1
+        status = 0 if run(comm, _agreed(comm, words, arguments), words, said.append) else 1
     except StallError as error:
         # A rank is missing: nothing that all ranks do together can end any more, so the job is ended.
         tell(said, aside=aside)

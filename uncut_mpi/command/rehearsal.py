@@ -13,9 +13,8 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session import Session
 from uncut_mpi.calibration.refine import Observation
-from uncut_mpi.command.product import slowest
+from uncut_mpi.command.product import Source, placed, slowest
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -133,16 +132,14 @@ def _pool(dtype: DType) -> np.ndarray:
 
 def _operand(session: Session, shape: tuple[int, int], location: Location, dtype: DType, pool: np.ndarray) -> Matrix:
     """Return a matrix whose columns are pieces of the pool, in column-major order. Collective."""
-    host = session.empty_host(shape, dtype, order="F")
-    with session.together("filling a matrix"):
-        rows, columns = shape
-        share = lines_of(columns, session.rank, session.size)
-        for column in range(share.start, share.stop):
+    rows, columns = shape
+
+    def fill(out: np.ndarray, _: slice, some: slice) -> None:
+        for at, column in enumerate(range(*some.indices(columns))):
             start = column * 7919 % (_POOL - rows)
-            host.array[:, column] = pool[start : start + rows]
-    if location.rank is None:
-        return host
-    matrix = session.empty_device(shape, dtype, rank=location.rank, order="F")
-    session.upload(host, matrix)
-    session.release(host)
+            out[:, at] = pool[start : start + rows]
+
+    matrix, host = placed(session, Source(rows, columns, "F", fill), dtype, location)
+    if host is not matrix:
+        session.release(host)
     return matrix
