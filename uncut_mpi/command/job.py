@@ -286,15 +286,10 @@ def _about(
         + ("; ranks share a GPU, which is slow" if session.devices_shared else "")
         + ("; --tune-products is for GPUs alone" if arguments.tune_products and session.backend_name != "cuda" else ""),
         machine=session.machine.name,
-        m=product.m,
-        n=product.n,
-        k=product.k,
+        **report.fields_of(product, "m", "n", "k"),
+        **report.fields_of(arguments, "trans_a", "trans_b", "alpha", "beta"),
         dtype=product.dtype.name,
-        trans_a=arguments.trans_a,
-        trans_b=arguments.trans_b,
         place=str(arguments.place) if product.streamed is None else "f,f,f",
-        alpha=arguments.alpha,
-        beta=arguments.beta,
         nonfinite=found,
         metric=arguments.options.metric,
     )

@@ -32,6 +32,9 @@ from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
 
 _RUNNERS_UP: Final = 5
+# Options that a description of a schedule says, and those that lines of their own say.
+_DESCRIBED: Final = ("scheduler", "tile", "grid", "row_shares", "col_shares", "areas", "blocking")
+_SAID_OF_MEMORY: Final = ("device_memory", "host_memory")
 # What None says of an option.
 _WITHOUT: Final = {"devices": "all", "row_shares": "equal", "col_shares": "equal", "grid": "none", "areas": "none"}
 
@@ -216,18 +219,7 @@ def _plan(candidate: Candidate) -> str:
 def _how(candidate: Candidate) -> str:
     """Return a candidate's scheduler, how it divides the problem, and its other options that are not the defaults."""
     schedule = candidate.schedule
-    said = (
-        "scheduler",
-        "tile",
-        "grid",
-        "row_shares",
-        "col_shares",
-        "areas",
-        "blocking",
-        "device_memory",
-        "host_memory",
-    )
-    fixed = _differences(ScheduleOptions(), candidate.options, without=said)
+    fixed = _differences(ScheduleOptions(), candidate.options, without=(*_DESCRIBED, *_SAID_OF_MEMORY))
     return ", ".join([schedule.scheduler, describe(schedule, candidate.options), *fixed])
 
 

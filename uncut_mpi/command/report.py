@@ -189,7 +189,7 @@ def text(facts: Facts) -> str:
     lines = [
         *_header(facts.about),
         line("problem", _problem(facts.about)),
-        *_inputs(facts.about),
+        *(line("input", f"{one}; they spread to C as in any BLAS") for one in facts.about.nonfinite),
         line("plan", _plan(facts)),
         *_memory(facts.summary),
         *(line("staged", one) for one in facts.staged),
@@ -228,7 +228,49 @@ def to_json(facts: Facts) -> str:
     check, and `error` and `tolerance` where they are not finite. `median_s`, `min_s`, `max_s` and `tflop_per_s` are
     null where nothing was measured. `cupy`, `cuda` and `driver` are null with the host backend.
     """
-    return json.dumps(_json_value(facts), indent=1, allow_nan=False) + "\n"
+    about, plan, timing, check = facts.about, facts.summary, facts.timing, facts.check
+    measured = ("median_s", "min_s", "max_s", "tflop_per_s")
+    names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place", "backend", "ranks", "nodes")
+    value = fields_of(about, *names)
+    value |= {name: scalar_json(value[name]) for name in ("alpha", "beta")}
+    value |= {
+        "scheduler": plan.scheduler,
+        "grid": f"{plan.grid[0]}x{plan.grid[1]}",
+        **fields_of(plan, "tile", "tasks", "plan_s"),
+        "first_call_s": timing.first_call_s,
+        **(fields_of(facts, *measured) if timing.samples_s else dict.fromkeys(measured)),
+        "bound_s": facts.bound.seconds,
+        "predicted_s": plan.predicted_s,
+        "bytes": dict(plan.bytes_by_link),
+        "error": check and _finite(check.error),
+        "tolerance": check and _finite(check.tolerance),
+        "passed": check and check.passed,
+        **fields_of(about, "device", "version"),
+        # What a published result needs besides.
+        "rms_error": check and _finite(check.rms_error),
+        "relative": check and check.relative,
+        "samples_s": list(timing.samples_s),
+        "digest": plan.digest,
+        "memory": {
+            "softbuf_bytes": list(plan.softbuf_bytes),
+            "device_memory": plan.device_memory,
+            "host_bytes": list(plan.host_bytes),
+            "host_memory": plan.host_memory,
+        },
+        **fields_of(plan, "splits", "how", "tried", "chunks"),
+        **fields_of(about, "metric", "machine"),
+        "trace": facts.trace or None,
+        "bound_formula": facts.bound.words,
+        **fields_of(about, "command_line", "date", "backend_reason", "cores", "mpi"),
+        **dict.fromkeys(("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver")),
+        **about.versions,
+        "staged": list(facts.staged),
+        "explanation": dataclasses.asdict(facts.explanation) if facts.explanation else None,
+        "warning": facts.warning or None,
+        "nonfinite_inputs": [dataclasses.asdict(one) for one in about.nonfinite],
+        "check_detail": _detail(facts),
+    }
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def explained(explanation: Explanation, warning: str, *, in_chunks: bool) -> list[str]:
@@ -268,10 +310,6 @@ def _software(versions: Mapping[str, str]) -> list[str]:
     """Return what there is, with its version; a BLAS has its name in it."""
     names = {"python": "Python ", "numpy": "numpy ", "blas": "", "cupy": "cupy ", "cuda": "CUDA ", "driver": "driver "}
     return [f"{prefix}{versions[name]}" for name, prefix in names.items() if name in versions]
-
-
-def _inputs(about: Circumstances) -> list[str]:
-    return [line("input", f"{one}; they spread to C as in any BLAS") for one in about.nonfinite]
 
 
 def _rate(facts: Facts) -> str:
@@ -361,54 +399,10 @@ def _detail(facts: Facts) -> str:
     return f"nothing to check: C is {m}×{n} and has no elements" if 0 in (m, n) else ""
 
 
-def _json_value(facts: Facts) -> dict[str, Any]:
-    about, plan, timing, check = facts.about, facts.summary, facts.timing, facts.check
-    measured = ("median_s", "min_s", "max_s", "tflop_per_s")
-    names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place", "backend", "ranks", "nodes")
-    value = _fields(about, *names)
-    value |= {name: scalar_json(value[name]) for name in ("alpha", "beta")}
-    return value | {
-        "scheduler": plan.scheduler,
-        "grid": f"{plan.grid[0]}x{plan.grid[1]}",
-        **_fields(plan, "tile", "tasks", "plan_s"),
-        "first_call_s": timing.first_call_s,
-        **(_fields(facts, *measured) if timing.samples_s else dict.fromkeys(measured)),
-        "bound_s": facts.bound.seconds,
-        "predicted_s": plan.predicted_s,
-        "bytes": dict(plan.bytes_by_link),
-        "error": check and _finite(check.error),
-        "tolerance": check and _finite(check.tolerance),
-        "passed": check and check.passed,
-        **_fields(about, "device", "version"),
-        # What a published result needs besides.
-        "rms_error": check and _finite(check.rms_error),
-        "relative": check and check.relative,
-        "samples_s": list(timing.samples_s),
-        "digest": plan.digest,
-        "memory": {
-            "softbuf_bytes": list(plan.softbuf_bytes),
-            "device_memory": plan.device_memory,
-            "host_bytes": list(plan.host_bytes),
-            "host_memory": plan.host_memory,
-        },
-        **_fields(plan, "splits", "how", "tried", "chunks"),
-        **_fields(about, "metric", "machine"),
-        "trace": facts.trace or None,
-        "bound_formula": facts.bound.words,
-        **_fields(about, "command_line", "date", "backend_reason", "cores", "mpi"),
-        **dict.fromkeys(("python", "numpy", "mpi4py", "blas", "cupy", "cuda", "driver")),
-        **about.versions,
-        "staged": list(facts.staged),
-        "explanation": dataclasses.asdict(facts.explanation) if facts.explanation else None,
-        "warning": facts.warning or None,
-        "nonfinite_inputs": [dataclasses.asdict(one) for one in about.nonfinite],
-        "check_detail": _detail(facts),
-    }
-
-
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _fields(value: object, *names: str) -> dict[str, Any]:
+def fields_of(value: object, *names: str) -> dict[str, Any]:
+    """Return some fields of a value by their names."""
     return {name: getattr(value, name) for name in names}

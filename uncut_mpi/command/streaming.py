@@ -13,7 +13,7 @@ from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.file_array import FileArray
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.free_memory import available_bytes
-from uncut_mpi.model.lines import blocks, lines_of
+from uncut_mpi.model.lines import blocks, index, lines_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import open_regular
@@ -98,14 +98,12 @@ class Streamed:
             return
         with session.together("copying C to the output file"):
             lines = lines_of(before.num_lines, session.rank, session.size)
-            shape = _shape(before, lines)
-            for block in blocks(shape, before.order, before.dtype):
-                at = block[1] if before.order == "F" else block[0]
-                start, stop, _ = at.indices(lines.stop - lines.start)
-                here = slice(lines.start + start, lines.start + stop)
-                values = np.empty(_shape(before, here), before.dtype.numpy, order=before.order)
-                before.read_into(values, here)
-                self._target.write_lines(values, here)
+            values, count = FileArray.of(before), lines.stop - lines.start
+            shares = len(blocks(values[index(before.order, lines)].shape, before.order, before.dtype))
+            for share in range(shares):
+                some = lines_of(count, share, shares)
+                here = slice(lines.start + some.start, lines.start + some.stop)
+                self._target.write_lines(np.asarray(values[index(before.order, here)]), here)
 
     def commit(self) -> None:
         """Give the output file its name."""
@@ -132,8 +130,3 @@ def are_streamed(
     asked = arguments.options.host_memory > 0
     answers: list[bool] = session.gather_values(asked or nbytes > _PART_OF_HOST * available_bytes()[0])
     return answers[0]
-
-
-def _shape(file: MatrixFile, lines: slice) -> tuple[int, int]:
-    count = lines.stop - lines.start
-    return (file.rows, count) if file.order == "F" else (count, file.cols)
