@@ -20,6 +20,7 @@ from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
+from uncut_mpi.command.report import fields_of
 from uncut_mpi.errors import CapacityError, DataFileError, ParamError, PlanError, agreed, reason
 from uncut_mpi.model.arguments import counted, there_are
 from uncut_mpi.regular import open_regular
@@ -27,10 +28,7 @@ from uncut_mpi.view.figure import import_figure
 
 _SCALE: Final = {"cuda": 1.0, "host": 1 / 32}
 _KEY: Final = ("m", "n", "k", "dtype", "place", "method", "compute")
-_SAME: Final = (
-    *("version", "backend", "ranks", "machine", "alpha", "beta"),
-    *("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "device_memory", "check"),
-)
+_ASKED: Final = ("seed", "warmup", "repeat", "rounds", "time_cap_s", "tune_products", "device_memory", "check")
 _BEGINNING: Final = b'{"m": '
 
 
@@ -72,14 +70,7 @@ class _Bench:
             "machine": session.machine.key,
             "alpha": 1.2345,
             "beta": 1.1154,
-            "seed": arguments.seed,
-            "warmup": arguments.warmup,
-            "repeat": arguments.repeat,
-            "rounds": arguments.rounds,
-            "time_cap_s": arguments.time_cap_s,
-            "tune_products": arguments.tune_products,
-            "device_memory": arguments.device_memory,
-            "check": arguments.check,
+            **fields_of(arguments, *_ASKED),
         }
 
     def run(self) -> bool:
@@ -199,10 +190,10 @@ class _Bench:
         where = f"--output {self._arguments.output}, line {number}"
         try:
             row: Row = json.loads(line)
-            found = {name: row[name] for name in (*_KEY, *_SAME, *SUMMED)}
+            found = {name: row[name] for name in (*_KEY, *self._about, *SUMMED)}
         except (ValueError, TypeError, KeyError, RecursionError):
             raise DataFileError(f"{where}: not a result of this command") from None
-        other = [name for name in _SAME if found[name] != self._about[name]]
+        other = [name for name in self._about if found[name] != self._about[name]]
         if other:
             raise DataFileError(
                 f"{where}: {other[0]} was {found[other[0]]}, here it is {self._about[other[0]]}: results of another "

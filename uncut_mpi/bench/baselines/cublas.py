@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -16,28 +17,6 @@ from uncut_mpi.planning.grid import ProcessGrid
 
 _BLOCKS = (512, 1024, 2048, 4096, 8192)
 _ALREADY_ENABLED = 704
-
-
-class Memory(Protocol):
-    """What products need of `CudaMemory`."""
-
-    def pin(self, matrix: np.ndarray) -> int:
-        """See `CudaMemory.pin`."""
-
-    def allocate(self, device: int, nbytes: int) -> int:
-        """See `CudaMemory.allocate`."""
-
-    def copy(self, device: int, destination: int, source: int, nbytes: int) -> None:
-        """See `CudaMemory.copy`."""
-
-    def use(self, device: int) -> None:
-        """See `CudaMemory.use`."""
-
-    def finish(self, device: int) -> None:
-        """See `CudaMemory.finish`."""
-
-    def close(self) -> None:
-        """See `CudaMemory.close`."""
 
 
 def _reach(devices: int) -> tuple[Any, BlasLibrary]:
@@ -67,14 +46,28 @@ def _connect(runtime: Any, devices: int) -> None:
                         raise
 
 
-class CublasLibrary(Library):
-    """cuBLAS on one GPU."""
+@contextlib.contextmanager
+def _closing_on_error(memory: CudaMemory) -> Iterator[None]:
+    """Free memory if what is made of it cannot be made."""
+    try:
+        yield
+    except BaseException:
+        memory.close()
+        raise
+
+
+class _CudaLibrary(Library):
+    """cuBLAS for GPUs that copy straight to each other where they can."""
 
     def __init__(self, devices: int) -> None:
         self._runtime, self._blas = _reach(devices)
         _connect(self._runtime, devices)
         self._handles: dict[int, Any] = {}
         self.version = f"cuBLAS {self._blas.version()}"
+
+
+class CublasLibrary(_CudaLibrary):
+    """cuBLAS on one GPU."""
 
     def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
@@ -99,13 +92,12 @@ class FloorLibrary(CublasLibrary):
         return FloorProduct(self._blas, handles, CudaMemory(self._runtime), task, matrices)
 
 
-class CublasXtLibrary(Library):
+class CublasXtLibrary(_CudaLibrary):
     """cuBLASXt on all GPUs that may compute."""
 
     def __init__(self, devices: int) -> None:
-        self._runtime, self._blas = _reach(devices)
-        _connect(self._runtime, devices)
-        self.version = f"cuBLASXt of cuBLAS {self._blas.version()}"
+        super().__init__(devices)
+        self.version = f"cuBLASXt of {self.version}"
 
     def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
@@ -115,9 +107,9 @@ class CublasXtLibrary(Library):
 class _AddressedProduct(LibraryProduct):
     """Matrices at addresses, where the task puts them."""
 
-    def __init__(self, memory: Memory, task: Task, matrices: Matrices) -> None:
+    def __init__(self, memory: CudaMemory, task: Task, matrices: Matrices) -> None:
         self._memory, self._task, self._matrices = memory, task, matrices
-        try:
+        with _closing_on_error(memory):
             host = [memory.pin(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
             self._first, self._out = host[2:]
             sizes = [matrices.a.nbytes, matrices.b.nbytes, matrices.c.nbytes]
@@ -129,15 +121,9 @@ class _AddressedProduct(LibraryProduct):
                     if which < 2:
                         memory.copy(device, self._places[which], host[which], sizes[which])
                         memory.finish(device)
-        except BaseException:
-            memory.close()
-            raise
 
     def _scalars(self) -> tuple[float, float]:
         return self._task.alpha, self._task.beta
-
-    def _extents(self) -> tuple[int, int, int]:
-        return self._task.m, self._task.n, self._task.k
 
     def reset(self) -> None:
         if self._task.whole[2] is None:
@@ -161,18 +147,15 @@ class _AddressedProduct(LibraryProduct):
 class CublasProduct(_AddressedProduct):
     """One call of cuBLAS between copies of what is elsewhere."""
 
-    def __init__(self, blas: BlasLibrary, handle: Any, memory: Memory, task: Task, matrices: Matrices) -> None:
+    def __init__(self, blas: BlasLibrary, handle: Any, memory: CudaMemory, task: Task, matrices: Matrices) -> None:
         super().__init__(memory, task, matrices)
         self.settings = ["1 device"]
         self._blas, self._handle, self._device = blas, handle, task.compute[0]
-        try:
+        with _closing_on_error(memory):
             self._here = [
                 place if device == self._device else memory.allocate(self._device, nbytes)
                 for place, device, nbytes in zip(self._places, task.whole, self._nbytes, strict=True)
             ]
-        except BaseException:
-            memory.close()
-            raise
         memory.finish(self._device)
 
     def call(self, setting: str) -> None:
@@ -181,7 +164,7 @@ class CublasProduct(_AddressedProduct):
             if here != place:
                 self._memory.copy(self._device, here, place, nbytes)
         a, b, c = self._here
-        self._blas.gemm(self._handle, self._task.dtype, self._extents(), self._scalars(), (a, b, c))
+        self._blas.gemm(self._handle, self._task.dtype, self._task.extents, self._scalars(), (a, b, c))
         if c != self._places[2]:
             self._memory.copy(self._device, self._places[2], c, self._nbytes[2])
         self._memory.finish(self._device)
@@ -196,31 +179,23 @@ class FloorProduct(LibraryProduct):
     """
 
     def __init__(
-        self, blas: BlasLibrary, handles: Mapping[int, Any], memory: Memory, task: Task, matrices: Matrices
+        self, blas: BlasLibrary, handles: Mapping[int, Any], memory: CudaMemory, task: Task, matrices: Matrices
     ) -> None:
         self._blas, self._handles, self._memory, self._task = blas, handles, memory, task
         parts = len(handles)
         grid = ProcessGrid.most_square(parts)
         rows, cols, depths = (1, 1, parts) if task.k >= 8 * max(task.m, task.n) else (grid.rows, grid.cols, 1)
-        m, n, k = (
-            ranges(extent, count)[-1] for extent, count in zip(self._extents(), (rows, cols, depths), strict=True)
-        )
+        m, n, k = (ranges(extent, count)[-1] for extent, count in zip(task.extents, (rows, cols, depths), strict=True))
         shares = [np.asfortranarray(one) for one in (matrices.a[m, k], matrices.b[k, n], matrices.c[m, n])]
         self.settings = [f"{rows}x{cols} blocks of C, {depths} of k"]
         self._share = shares[0].shape[0], shares[1].shape[1], shares[0].shape[1]
         self._addresses: dict[int, list[int]] = {}
-        try:
+        with _closing_on_error(memory):
             for device in handles:
                 self._addresses[device] = [memory.allocate(device, one.nbytes) for one in shares]
                 for address, one in zip(self._addresses[device], shares, strict=True):
                     memory.copy(device, address, int(one.__array_interface__["data"][0]), one.nbytes)
                 memory.finish(device)
-        except BaseException:
-            memory.close()
-            raise
-
-    def _extents(self) -> tuple[int, int, int]:
-        return self._task.m, self._task.n, self._task.k
 
     def call(self, setting: str) -> None:
         """See `LibraryProduct.call`."""
@@ -245,16 +220,13 @@ class FloorProduct(LibraryProduct):
 class XtProduct(_AddressedProduct):
     """One call of cuBLASXt, which takes matrices wherever they are."""
 
-    def __init__(self, blas: BlasLibrary, memory: Memory, task: Task, matrices: Matrices) -> None:
+    def __init__(self, blas: BlasLibrary, memory: CudaMemory, task: Task, matrices: Matrices) -> None:
         if task.dtype not in XT_TYPES:
             raise Unsupported(f"cuBLASXt has no product of {task.dtype.name}")
         super().__init__(memory, task, matrices)
-        try:
+        with _closing_on_error(memory):
             self._xt = XtHandle(blas, task.compute)
-        except BaseException:
-            memory.close()
-            raise
-        longest = max(self._extents())
+        longest = max(task.extents)
         self._edges = {f"blocks of {edge}": edge for edge in _BLOCKS if edge <= longest or edge == _BLOCKS[0]}
         self.settings = list(self._edges)
         self._edge = 0
@@ -265,7 +237,7 @@ class XtProduct(_AddressedProduct):
             self._edge = self._edges[setting]
             self._xt.block(self._edge)
         a, b, c = self._places
-        self._xt.gemm(self._task.dtype, self._extents(), self._scalars(), (a, b, c))
+        self._xt.gemm(self._task.dtype, self._task.extents, self._scalars(), (a, b, c))
         # C is complete on return; that nothing runs on is what makes one sample end before the next begins.
         for device in self._task.compute:
             self._memory.finish(device)

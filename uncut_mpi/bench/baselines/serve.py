@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import statistics
 import time
 from collections.abc import Callable
@@ -11,6 +12,20 @@ from typing import Any, BinaryIO, Final
 from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import Matrices, Task, words
 from uncut_mpi.errors import named, reason
+
+_LIBRARIES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "numpy": ("numpy_blas:NumpyLibrary", ()),
+    "scipy": ("numpy_blas:ScipyLibrary", ()),
+    "pdgemm": ("scalapack:ScalapackLibrary", ()),
+    "dtensor": ("torch_dtensor:DTensorLibrary", ("backend",)),
+    "cublasmp": ("cublasmp:CublasMpLibrary", ()),
+    "torch": ("torch_sharded:TorchLibrary", ("backend", "devices")),
+    "jax": ("jax_sharded:JaxLibrary", ("backend", "devices")),
+    "cublas": ("cublas:CublasLibrary", ("devices",)),
+    "cublasxt": ("cublas:CublasXtLibrary", ("devices",)),
+    "floor": ("cublas:FloorLibrary", ("devices",)),
+}
+"""Where the class of each library is, which is imported in its process alone, and what it is made of."""
 
 _TRIES: Final = 3
 """Timed calls of every setting before one of them is chosen."""
@@ -28,42 +43,10 @@ def load(name: str, backend: str, devices: int) -> Library:
     Unsupported
         If it is not installed or does not reach the devices.
     """
-    if name == "numpy" or (name, backend) == ("floor", "host"):
-        from uncut_mpi.bench.baselines.numpy_blas import NumpyLibrary
-
-        return NumpyLibrary()
-    if name == "scipy":
-        from uncut_mpi.bench.baselines.numpy_blas import ScipyLibrary
-
-        return ScipyLibrary()
-    if name == "pdgemm":
-        from uncut_mpi.bench.baselines.scalapack import ScalapackLibrary
-
-        return ScalapackLibrary()
-    if name == "dtensor":
-        from uncut_mpi.bench.baselines.torch_dtensor import DTensorLibrary
-
-        return DTensorLibrary(backend)
-    if name == "cublasmp":
-        from uncut_mpi.bench.baselines.cublasmp import CublasMpLibrary
-
-        return CublasMpLibrary()
-    if name == "torch":
-        from uncut_mpi.bench.baselines.torch_sharded import TorchLibrary
-
-        return TorchLibrary(backend, devices)
-    if name == "jax":
-        from uncut_mpi.bench.baselines.jax_sharded import JaxLibrary
-
-        return JaxLibrary(backend, devices)
-    from uncut_mpi.bench.baselines.cublas import CublasLibrary, CublasXtLibrary, FloorLibrary
-
-    libraries: dict[str, Callable[[int], Library]] = {
-        "cublas": CublasLibrary,
-        "cublasxt": CublasXtLibrary,
-        "floor": FloorLibrary,
-    }
-    return libraries[name](devices)
+    kind, wanted = _LIBRARIES["numpy" if (name, backend) == ("floor", "host") else name]
+    given = {"backend": backend, "devices": devices}
+    library: Library = pkgutil.resolve_name(f"uncut_mpi.bench.baselines.{kind}")(**{one: given[one] for one in wanted})
+    return library
 
 
 def serve(asked: BinaryIO, answers: BinaryIO, loading: Callable[[], Library]) -> None:

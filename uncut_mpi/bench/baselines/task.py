@@ -52,6 +52,11 @@ class Task:
     out: bytes
 
     @property
+    def extents(self) -> tuple[int, int, int]:
+        """Extents m, n and k."""
+        return self.m, self.n, self.k
+
+    @property
     def dealt(self) -> tuple[Dealt, ...]:
         """How A, B and C are dealt; empty where any is in one memory."""
         words = [place for place in self.place if isinstance(place, str)]
@@ -99,7 +104,7 @@ class Matrices:
     @classmethod
     def open(cls, task: Task) -> Matrices:
         """Map the shared memory of a task."""
-        m, n, k = task.m, task.n, task.k
+        m, n, k = task.extents
         shapes = {"a": (m, k), "b": (k, n), "c": (m, n), "out": (m, n)}
         return cls(
             **{

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +10,7 @@ import numpy as np
 from uncut_mpi.bench.baselines.job import JobLibrary
 from uncut_mpi.bench.baselines.library import Unsupported
 from uncut_mpi.bench.baselines.task import Task
-from uncut_mpi.errors import reason
+from uncut_mpi.bench.baselines.torch_sharded import import_torch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 
@@ -30,10 +29,7 @@ class TorchJobLibrary(JobLibrary):
     """
 
     def __init__(self, backend: str) -> None:
-        try:
-            self.torch = torch = importlib.import_module("torch")
-        except ImportError as error:
-            raise Unsupported(f"PyTorch is not installed ({reason(error)})") from None
+        self.torch = torch = import_torch()
         super().__init__()
         cuda = backend == "cuda"
         self.agree(
@@ -55,10 +51,6 @@ class TorchJobLibrary(JobLibrary):
             torch.distributed.init_process_group(
                 "nccl" if cuda else "gloo", store=store, rank=self.rank, world_size=self.size
             )
-        # Sums in float32: the products that all others compute.
-        matmul = torch.backends.cuda.matmul
-        matmul.allow_fp16_reduced_precision_reduction = False
-        matmul.allow_bf16_reduced_precision_reduction = False
         self.version = f"PyTorch {torch.__version__}"
 
     def tensor(self, array: np.ndarray, *, on_host: bool = False) -> Any:

@@ -13,6 +13,18 @@ from uncut_mpi.errors import reason
 from uncut_mpi.model.dtypes import DType
 
 
+def import_torch() -> Any:
+    """Return PyTorch, with sums in float32: the products that all others compute."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        raise Unsupported(f"PyTorch is not installed ({reason(error)})") from None
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_bf16_reduced_precision_reduction = False
+    return torch
+
+
 class TorchLibrary(Library):
     """
     PyTorch's products.
@@ -26,19 +38,12 @@ class TorchLibrary(Library):
     """
 
     def __init__(self, backend: str, devices: int) -> None:
-        try:
-            self._torch = importlib.import_module("torch")
-        except ImportError as error:
-            raise Unsupported(f"PyTorch is not installed ({reason(error)})") from None
+        self._torch = import_torch()
         if backend == "cuda" and self._torch.cuda.device_count() < devices:
             raise Unsupported(f"PyTorch sees {self._torch.cuda.device_count()} of {devices} GPUs")
         names = [f"cuda:{number}" if backend == "cuda" else "cpu" for number in range(devices)]
         self._devices = [self._torch.device(name) for name in names]
         self.version = f"PyTorch {self._torch.__version__}"
-        # Sums in float32: the products that all others compute.
-        matmul = self._torch.backends.cuda.matmul
-        matmul.allow_fp16_reduced_precision_reduction = False
-        matmul.allow_bf16_reduced_precision_reduction = False
 
     def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
         """See `Library.open`."""
