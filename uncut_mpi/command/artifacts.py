@@ -111,9 +111,9 @@ def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:
     unfinished_file(what, path, overwrite=overwrite).discard()
 
 
-def write_file(flag: str, path: str, content: bytes) -> None:
+def write_file(flag: str, path: str | None, content: bytes) -> None:
     """
-    Write a file, complete or not at all; an existing file is replaced.
+    Write a file, complete or not at all; an existing file is replaced. Without a path nothing is asked for.
 
     What is no file, as a device, a pipe, a terminal or a stream of this process (``/dev/stdout``), is written to
     instead. No reader is waited for longer than `PATIENCE_S`.
@@ -123,6 +123,8 @@ def write_file(flag: str, path: str, content: bytes) -> None:
     DataFileError
         If it cannot be written.
     """
+    if path is None:
+        return
     try:
         (_write_stream if _is_special(path) else replace_file)(path, content)
     except OSError as error:

@@ -178,8 +178,7 @@ def _publish(
     if samples is None:
         lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
     say("".join(f"{line}\n" for line in lines))
-    if arguments.json_path is not None:
-        write_file("--json", arguments.json_path, text.encode())  # last: what took a minute is kept, whatever this does
+    write_file("--json", arguments.json_path, text.encode())  # last: what took a minute is kept, whatever this does
 
 
 def _is_whole(path: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.command.tolerance import Tolerance, finfo, overflow_limit
+from uncut_mpi.command.tolerance import Tolerance, overflow_limit
 from uncut_mpi.errors import ParamError, agreed, from_wire, to_wire
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
@@ -348,7 +348,7 @@ class _Check:
             value, bound, *_ = self.expect(tolerance, rows, lambda at: (values[at], norms[at]), *before)
             bound = bound + (tolerance.output + tolerance.reference) * sizes
             usual = np.isfinite(found) & np.isfinite(value) & np.isfinite(bound)
-            usual = (usual & (top < np.ldexp(float(finfo(self.written).max), self.exponent))).all(axis=1)
+            usual = (usual & (top < np.ldexp(float(self.written.finfo.max), self.exponent))).all(axis=1)
             places, error = np.arange(rows.start, rows.stop), np.abs(found - value)
             kept = error[usual], value[usual], bound[usual], places[usual]
             return _compared(*kept, np.arange(_VECTORS)), places[~usual]

@@ -100,7 +100,10 @@ def _multiply(session: Session, arguments: GemmArguments, product: Product, word
         say(report.text(facts))  # first, so that it is printed whatever happens to the files
     if arguments.out_path is not None and (facts.check is None or facts.check.passed):
         write_result(session, product, arguments)
-    _write_facts(session, arguments, report.to_json(facts), picture)
+    with session.together("writing the facts"):
+        if session.rank == 0:
+            artifacts.write_file("--json", arguments.json_path, report.to_json(facts).encode())
+            artifacts.write_file("--trace", arguments.trace_path, picture)
     return facts.check is None or facts.check.passed
 
 
@@ -119,7 +122,7 @@ def _machine(comm: Any, arguments: GemmArguments) -> Machine | None:
 def _make(session: Session, arguments: GemmArguments) -> Product:
     """Make the product that the command line asks for."""
     if not arguments.has_files:
-        edge = _DEFAULT_EDGE[session.backend_name if session.backend_name in _DEFAULT_EDGE else "host"]
+        edge = _DEFAULT_EDGE.get(session.backend_name, _DEFAULT_EDGE["host"])
         m, n, k = (edge if extent is None else extent for extent in (arguments.m, arguments.n, arguments.k))
         dtype = arguments.dtype or DType.f64
         return make_product(session, arguments, (m, n, k), dtype, generated_sources(arguments, m, n, k), "F")
@@ -293,12 +296,3 @@ def _about(
         nonfinite=found,
         metric=arguments.options.metric,
     )
-
-
-def _write_facts(session: Session, arguments: GemmArguments, json: str, picture: bytes = b"") -> None:
-    with session.together("writing the facts"):
-        if session.rank == 0:
-            if arguments.json_path is not None:
-                artifacts.write_file("--json", arguments.json_path, json.encode())
-            if arguments.trace_path is not None:
-                artifacts.write_file("--trace", arguments.trace_path, picture)

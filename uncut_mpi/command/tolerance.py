@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from uncut_mpi.model.arguments import Number
@@ -85,7 +84,7 @@ class Tolerance:
         deviations = math.sqrt(2.0 * math.log(2.0 * 3 * parts * values / FALSE_ALARM))
         spread = deviations if summed > 1 else 1.0
         bias = spread * k / 8 * u if multiplied.sums_wider else 0.0
-        least, smallest = (finfo(one).smallest_subnormal for one in (accumulator, written))
+        least, smallest = (one.finfo.smallest_subnormal for one in (accumulator, written))
         lost = k * (max(1.0, abs(alpha)) * least) + 3 * least  # the smallest first: k times alpha may overflow
         return cls(
             always=spread * both * _gamma(k + 3, u),
@@ -95,7 +94,7 @@ class Tolerance:
             output=spread * written.unit_roundoff if written is not accumulator else 0.0,
             absolute=summed * both * (2 * lost + smallest),  # of the product and of the reference
             operands=(2 * first * (1 + first) * spread, first, deviations * first),
-            floor=math.sqrt(summed) * finfo(multiplied).smallest_normal if first else 0.0,
+            floor=math.sqrt(summed) * multiplied.finfo.smallest_normal if first else 0.0,
         )
 
     def bound(self, size: Any, partial: Any, product: Any, squares: Any, c: Any) -> Any:
@@ -114,11 +113,6 @@ class Tolerance:
         return summed + rounded + self.reference * (size + c) + self.absolute
 
 
-def finfo(dtype: DType) -> Any:
-    """Return numpy's facts of a type, of complex types those of their parts."""
-    return ml_dtypes.finfo(dtype.real.numpy)  # type: ignore[no-untyped-call]
-
-
 def overflow_limit(dtype: DType, exponent: int = 0) -> float:
     """
     Return the least number that rounds to infinity, half a unit in the last place above the largest, times 2**exponent.
@@ -128,7 +122,7 @@ def overflow_limit(dtype: DType, exponent: int = 0) -> float:
     >>> overflow_limit(DType.f16)
     65520.0
     """
-    return float(np.ldexp(1.0 - dtype.unit_roundoff / 2, int(finfo(dtype).maxexp) + exponent))
+    return float(np.ldexp(1.0 - dtype.unit_roundoff / 2, int(dtype.finfo.maxexp) + exponent))
 
 
 def _gamma(n: int, u: float) -> float:

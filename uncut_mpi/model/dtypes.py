@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -67,7 +67,12 @@ class DType(enum.IntEnum):
     @property
     def unit_roundoff(self) -> float:
         """Unit roundoff u = 2**-t for t significand bits (Higham 2002, section 2.1), of complex types that of parts."""
-        return _ROUNDOFF[self.real]
+        return float(self.finfo.eps) / 2
+
+    @property
+    def finfo(self) -> Any:
+        """Numpy's facts of the type, of complex types those of their parts."""
+        return ml_dtypes.finfo(self.real.numpy)  # type: ignore[no-untyped-call]
 
     @property
     def operand_roundoff(self) -> float:
@@ -146,13 +151,6 @@ _NUMPY: Final[dict[DType, np.dtype]] = {
     DType.tf32: np.dtype(np.float32),
     DType.c64: np.dtype(np.complex64),
     DType.c128: np.dtype(np.complex128),
-}
-_ROUNDOFF: Final = {
-    DType.f64: 2.0**-53,
-    DType.f32: 2.0**-24,
-    DType.f16: 2.0**-11,
-    DType.bf16: 2.0**-8,
-    DType.tf32: 2.0**-24,
 }
 ITEMSIZES: Final = np.array([dtype.itemsize for dtype in DType], np.int64)
 """Bytes per element, by code."""
