@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import select
 import stat
 from collections.abc import Mapping, Sequence
 
+from uncut_mpi.command.streams import write_all
 from uncut_mpi.errors import DataFileError, reason
 from uncut_mpi.regular import kind_of, status_of
 from uncut_mpi.unfinished import replace_file, unfinished_file
 
 PATIENCE_S = 30.0
 """How long the reader of a pipe or a terminal may take nothing."""
-
-# What a pipe takes at once if it takes anything (POSIX has at least 512; Linux, with 4096, keeps that promise).
-_PIPE_BYTES = 4096
 
 
 def check_paths(
@@ -186,12 +183,6 @@ def _write_stream(path: str, content: bytes) -> None:
                 raise OSError("nobody reads the named pipe; start its reader first") from error
             raise
     try:
-        left = memoryview(content)
-        ready = select.poll()
-        ready.register(descriptor, select.POLLOUT)
-        while left:
-            if not ready.poll(1e3 * PATIENCE_S):
-                raise OSError(f"its reader took nothing for {PATIENCE_S:g} s")
-            left = left[os.write(descriptor, left[:_PIPE_BYTES]) :]
+        write_all(descriptor, content, PATIENCE_S)
     finally:
         os.close(descriptor)

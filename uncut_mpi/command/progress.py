@@ -21,7 +21,18 @@ _TERMINAL_S: Final = 0.5
 _ELSEWHERE_S: Final = 60.0
 
 
-class ProgressBar:
+class _Shown:
+    """Something under way that a stream tells of, by default standard error: what standard output has stays clean."""
+
+    def __init__(self, title: str, stream: Any) -> None:
+        self._title, self._stream = title, sys.stderr if stream is None else stream
+        self._terminal = streams.is_terminal(self._stream)
+
+    def _bar(self, share: float) -> str:
+        return f"{self._title} [{('#' * round(share * _WIDTH)).ljust(_WIDTH, '.')}]"
+
+
+class ProgressBar(_Shown):
     """
     Progress of counted steps, for one rank to show.
 
@@ -34,15 +45,13 @@ class ProgressBar:
     """
 
     def __init__(self, title: str, stream: Any = None) -> None:
-        self._stream, self._title = sys.stderr if stream is None else stream, title
-        self._terminal = streams.is_terminal(self._stream)
+        super().__init__(title, stream)
         self._drawn_s = 0.0
         self._lines = 0
 
     def show(self, done: int, total: int, what: str) -> None:
         """Say that `done` of `total` steps are done, and what comes next."""
         share = done / total if total else 1.0
-        bar = ("#" * round(share * _WIDTH)).ljust(_WIDTH, ".")
         if self._terminal:
             now = time.monotonic()
             if now - self._drawn_s < _REDRAW_S and done < total:
@@ -50,13 +59,13 @@ class ProgressBar:
             self._drawn_s = now
             text = what if len(what) <= _TEXT else what[: _TEXT - 1] + "…"
             end = "\n" if done >= total else ""
-            streams.put(self._stream, f"\r{self._title} [{bar}] {done}/{total} {text.ljust(_TEXT)}{end}")
+            streams.put(self._stream, f"\r{self._bar(share)} {done}/{total} {text.ljust(_TEXT)}{end}")
         elif share * _LINES >= self._lines:
             self._lines = int(share * _LINES) + 1
-            streams.put(self._stream, f"{self._title} [{bar}] {done}/{total} {what}\n")
+            streams.put(self._stream, f"{self._bar(share)} {done}/{total} {what}\n")
 
 
-class Watch:
+class Watch(_Shown):
     """
     Shows how far one long call is, and what time is left: a context manager, for one rank around the call.
 
@@ -83,10 +92,8 @@ class Watch:
         first_s: float = _FIRST_S,
         every_s: float | None = None,
     ) -> None:
-        self._title, self._progress = title, progress
-        self._stream = sys.stderr if stream is None else stream
-        self._terminal = streams.is_terminal(self._stream)
-        self._first_s = first_s
+        super().__init__(title, stream)
+        self._progress, self._first_s = progress, first_s
         self._every_s = every_s or (_TERMINAL_S if self._terminal else _ELSEWHERE_S)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -109,8 +116,7 @@ class Watch:
             share = min(1.0, max(0.0, self._progress()))
             spent_s = time.monotonic() - began
             left = f"about {time_text(spent_s * (1 - share) / share)} left" if share > 0.01 else "beginning"
-            bar = ("#" * round(share * _WIDTH)).ljust(_WIDTH, ".")
-            text = f"{self._title} [{bar}] {share:4.0%}, {time_text(spent_s)} so far, {left}"
+            text = f"{self._bar(share)} {share:4.0%}, {time_text(spent_s)} so far, {left}"
             streams.put(self._stream, f"\r{text.ljust(_WIDTH + 2 * _TEXT)}" if self._terminal else f"{text}\n")
             shown = True
         if shown and self._terminal:

@@ -15,6 +15,9 @@ from typing import Any
 
 _STANDARD = (0, 1, 2)
 
+# What a pipe takes at once if it takes anything (POSIX has at least 512; Linux, with 4096, keeps that promise).
+_PIPE_BYTES = 4096
+
 
 def guard() -> None:
     """
@@ -52,7 +55,7 @@ def put(stream: Any, text: str) -> str:
         text = _encodable(stream, text)
         if stream in (sys.__stdout__, sys.__stderr__):
             # Past the buffer, which would keep what could not be written and fail again when the process ends.
-            _write_all(stream.fileno(), text.encode(stream.encoding, stream.errors))
+            write_all(stream.fileno(), text.encode(stream.encoding, stream.errors))
         else:
             stream.write(text)
             stream.flush()
@@ -100,11 +103,19 @@ def _encodable(stream: Any, text: str) -> str:
     return text
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
+    """
+    Write to a file, a pipe or a terminal, whether or not it waits.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written to, or its reader takes nothing for so long.
+    """
     left = memoryview(data)
+    ready = select.poll()
+    ready.register(descriptor, select.POLLOUT)
     while left:
-        try:
-            left = left[os.write(descriptor, left) :]
-        except BlockingIOError:
-            # A pipe that does not wait is full; its reader is slow, or gone, of which the next write tells.
-            select.select((), (descriptor,), ())
+        if not ready.poll(None if patience_s is None else 1e3 * patience_s):
+            raise OSError(f"its reader took nothing for {patience_s:g} s")
+        left = left[os.write(descriptor, left[:_PIPE_BYTES]) :]
