@@ -476,9 +476,9 @@ class Schedule(Remade):
         """`grid` of the caller's C: of a C stored by rows, which is transposed here, rows and columns change places."""
         return self.grid[::-1] if self.problem.swapped else self.grid
 
-    def bytes_by_link(self) -> dict[str, int]:
-        """Return bytes copied by ``host_to_device``, ``device_to_host``, ``device_to_device`` and ``local`` copies."""
-        copies = self.copies()
+    def bytes_by_link(self, copies: np.ndarray | None = None) -> dict[str, int]:
+        """Return bytes of all copies, or some, that are ``host_to_device``, ``device_to_host``, …, and ``local``."""
+        copies = self.copies() if copies is None else copies
         source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
         host_in, host_out = in_host(self.locations, source), in_host(self.locations, destination)
         local = source == destination

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from uncut_mpi.view.heatmap import draw_transfers
 from uncut_mpi.view.perfetto import to_perfetto
-from uncut_mpi.view.render import SUFFIXES, check_drawable, check_suffix, render
+from uncut_mpi.view.render import check_drawable, render
 from uncut_mpi.view.text import to_text
-from uncut_mpi.view.timeline import Activity, Lane, Timeline
-from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic, traffic
+from uncut_mpi.view.timeline import Activity, Timeline
+from uncut_mpi.view.traffic import Traffic, traffic
 
 __all__ = [
     "Activity",
-    "Lane",
-    "Movement",
-    "PortTraffic",
-    "SUFFIXES",
     "Timeline",
     "Traffic",
     "check_drawable",
-    "check_suffix",
     "draw_transfers",
     "render",
     "to_perfetto",

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.model.locations import in_host
 from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Schedule, rows_by_rank
 from uncut_mpi.planning.simulate import Simulation, union_seconds
 from uncut_mpi.planning.verify import held_by_operands
@@ -86,7 +85,6 @@ def explain(simulation: Simulation) -> Explanation:
     read = held["operand"] == 1
     matrix_of[held["task"][read]] = held["matrix"][read]
     copies = schedule.copies()
-    copies = copies[copies[:, 1] != copies[:, 2]]
     busiest, share = max(_busy(simulation), key=lambda one: one[1], default=("", 0.0))
     letters = letters_of(schedule)
     moved = {
@@ -114,10 +112,7 @@ def listed(names: Sequence[str]) -> str:
 
 def _moved(schedule: Schedule, copies: np.ndarray) -> dict[str, int]:
     """Return the bytes of some copies between memories by kind of link."""
-    source, destination = (in_host(schedule.locations, copies[:, column]) for column in (1, 2))
-    ways = {"host_to_device": source, "device_to_host": destination, "device_to_device": ~source & ~destination}
-    found = {link: int(copies[way, 3].sum()) for link, way in ways.items()}
-    return {link: size for link, size in found.items() if size}
+    return {link: size for link, size in schedule.bytes_by_link(copies).items() if size and link in _LINKS}
 
 
 def _reduced_over(schedule: Schedule, held: np.ndarray) -> int:
