@@ -7,8 +7,9 @@ import functools
 
 from uncut_mpi.model.bounds import Bound, bound_of_files
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.candidates import Candidate, Once, itself, progress_of
 from uncut_mpi.planning.chunks import Chunks, chunk_of, of_each
 from uncut_mpi.planning.metrics import metric_of
@@ -68,35 +69,28 @@ def find(
     no search whose candidates could be shown.
     """
 
+    def of_files(problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
+        """Return the numbers of the caller's buffers that lie in files."""
+        users = user_table(machine.num_ranks, problem, placement)["matrix"].tolist()
+        return tuple(at for at, matrix in enumerate(users) if in_files[matrix])
+
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
         if searched and placement == placement.straight(machine.num_ranks):
             return search(problem, placement, machine.num_ranks, machine, options)
-        files = _buffers(problem, placement, in_files)
+        files = of_files(problem, placement)
         several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
     limit = bound_of_files(problem, placement, machine, in_files)
-    files = _buffers(problem, placement, in_files)
-    chunks = cut(problem, placement, machine.num_ranks, machine, options, files)
+    chunks = cut(problem, placement, machine.num_ranks, machine, options, of_files(problem, placement))
     if chunks is None:
         result = result_of(problem, placement)
         return Found(result, limit, result.best.predicted_s, None, problem, placement)
     every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]
     results = of_each(every, lambda kind: result_of(*kind))
     return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks, *every[0])
-
-
-def _buffers(problem: GemmProblem, placement: Placement, in_files: tuple[bool, bool, bool]) -> tuple[int, ...]:
-    """Return the numbers of the caller's buffers that lie in files: the parts of A, B and C one after another."""
-    found: list[int] = []
-    at = 0
-    for matrix, is_one in zip(MATRICES, in_files, strict=True):
-        count = len(placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)))
-        found += range(at, at + count) if is_one else ()
-        at += count
-    return tuple(found)
 
 
 def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:

@@ -21,7 +21,7 @@ _TERMINAL_S: Final = 0.5
 _ELSEWHERE_S: Final = 60.0
 
 
-class _Shown:
+class _UnderWay:
     """Something under way that a stream tells of, by default standard error: what standard output has stays clean."""
 
     def __init__(self, title: str, stream: Any) -> None:
@@ -32,7 +32,7 @@ class _Shown:
         return f"{self._title} [{('#' * round(share * _WIDTH)).ljust(_WIDTH, '.')}]"
 
 
-class ProgressBar(_Shown):
+class ProgressBar(_UnderWay):
     """
     Progress of counted steps, for one rank to show.
 
@@ -65,7 +65,7 @@ class ProgressBar(_Shown):
             streams.put(self._stream, f"{self._bar(share)} {done}/{total} {what}\n")
 
 
-class Watch(_Shown):
+class Watch(_UnderWay):
     """
     Shows how far one long call is, and what time is left: a context manager, for one rank around the call.
 

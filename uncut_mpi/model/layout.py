@@ -282,19 +282,14 @@ class Layout:
         if match is not None:
             kind, inside = match.groups()
             fields = [] if inside is None else inside.split(";")
-            named = fields.pop().removeprefix("ranks=") if fields and fields[-1].startswith("ranks=") else None
-            if kind == "block_cyclic" and (cyclic := Cyclic.parse(fields)) is not None:
-                if named is None or NUMBERS.fullmatch(named):
-                    made = cls.block_cyclic(
-                        *cyclic.block,
-                        cyclic.grid,
-                        source=cyclic.source,
-                        grid_order=cyclic.grid_order,
-                        ranks=None if named is None else split(named),
-                    )
+            named = [fields.pop().removeprefix("ranks=")] if fields and fields[-1].startswith("ranks=") else []
+            cyclic = Cyclic.parse(fields) if kind == "block_cyclic" else None
+            if all(NUMBERS.fullmatch(field) for field in (*named, *(fields if cyclic is None else ()))):
+                counts, ranks = [split(field) for field in fields if cyclic is None], split(named[0]) if named else None
+                if cyclic is not None:
+                    grid, source, grid_order = cyclic.grid, cyclic.source, cyclic.grid_order
+                    made = cls.block_cyclic(*cyclic.block, grid, source=source, grid_order=grid_order, ranks=ranks)
                     return dataclasses.replace(made, cyclic=cyclic)
-            elif all(NUMBERS.fullmatch(field) for field in (*fields, *(() if named is None else (named,)))):
-                counts, ranks = [split(field) for field in fields], None if named is None else split(named)
                 if kind == "whole" and ranks is None and sum(map(len, counts)) <= 1:
                     return cls.whole(*(one[0] for one in counts))
                 if kind == "blocks" and len(counts) == 2:
