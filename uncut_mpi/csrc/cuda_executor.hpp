@@ -47,9 +47,9 @@ struct CombineArguments {
 };
 static_assert(sizeof(CombineArguments) == 288);
 
-// Signatures tell kernels apart. That of a COMBINE has 4 bits for the written type, then 4 bits (code + 1) per source;
-// that of a COPY that transposes on a device this, and the bytes of an element. It takes the arguments of a COMBINE of
-// one source, without factor.
+// Signatures tell kernels apart. That of a COMBINE has 4 bits for the written type, then 4 bits (code + 1) per source.
+// That of a COPY that transposes on a device has this, and the bytes of an element. It takes the arguments of a COMBINE
+// of one source, without factor.
 inline constexpr std::uint64_t transposing = std::uint64_t{1} << (4 * (max_summands + 1));
 
 // The kernel of packed copies: its destination is a table of `PackedCopy`, as many as it has rows.
