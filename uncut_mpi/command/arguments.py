@@ -149,18 +149,18 @@ def filled(kind: type[Arguments], given: argparse.Namespace, **found: Any) -> Ar
     return kind(**{name: getattr(given, name) for name in names if name not in found}, **found)
 
 
+def dest_of(flag: str) -> str:
+    """Return the name by which a command line's values have that of a flag."""
+    return flag.strip("-").replace("-", "_")
+
+
 def check_devices(given: argparse.Namespace) -> None:
     """Refuse flags of GPUs with the host backend."""
     if given.backend != "host":
         return
-    asked = {
-        "--devices": given.devices is not None,
-        "--allow-shared-gpu": given.allow_shared_gpu,
-        "--tune-products": getattr(given, "tune_products", False),  # which not every command has
-    }
-    flag = next((flag for flag, is_there in asked.items() if is_there), None)
-    if flag is not None:
-        raise ParamError(f"{flag} was given with --backend host, which has no GPUs: leave one of them out")
+    for flag in ("--devices", "--allow-shared-gpu", "--tune-products"):
+        if getattr(given, dest_of(flag), None):  # not every command has all of them
+            raise ParamError(f"{flag} was given with --backend host, which has no GPUs: leave one of them out")
 
 
 def _check_files(given: argparse.Namespace) -> None:
@@ -223,7 +223,7 @@ def scalars_of(given: argparse.Namespace) -> tuple[Number, Number]:
 def options_of(given: argparse.Namespace) -> ScheduleOptions:
     """Return what is fixed about the schedule."""
     chosen: dict[str, Any] = dict(given.options or {})
-    flags = {name: getattr(given, flag.strip("-").replace("-", "_")) for name, flag in FLAGS.items()}
+    flags = {name: getattr(given, dest_of(flag)) for name, flag in FLAGS.items()}
     for name, value in flags.items():
         if value is None:
             continue

@@ -81,22 +81,18 @@ def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:
     DataFileError
         If not; the message begins with `what`.
     """
+    number = stream_number(path)
     try:
-        number = stream_number(path)
-        if number is not None:
-            _status_of_stream(number)
-            return
-        try:
-            mode = status_of(path).st_mode
-        except FileNotFoundError:
-            mode = 0
+        mode = (status_of(path) if number is None else _status_of_stream(number)).st_mode
+    except FileNotFoundError:
+        mode = 0
     except OSError as error:
         raise DataFileError(f"{what} cannot be written: {reason(error)}") from None
     if stat.S_ISDIR(mode):
         raise DataFileError(f"{what} is a directory: name a file in it")
     if stat.S_ISSOCK(mode) or stat.S_ISBLK(mode):
         raise DataFileError(f"{what} is {kind_of(mode)}: name a file")
-    if mode and not stat.S_ISREG(mode):
+    if number is not None or (mode and not stat.S_ISREG(mode)):
         return
     final = os.path.realpath(path)
     parent = os.path.dirname(final)

@@ -90,9 +90,7 @@ class Location:
                 "or both, as h2, for host memory of that rank alone"
             )
         host, rank = match.groups()
-        if host:
-            return cls.host(int(rank) if rank else None)
-        return cls.device(int(rank))
+        return cls("host" if host else "device", int(rank) if rank else None)
 
     def __str__(self) -> str:
         if self.space == "host":

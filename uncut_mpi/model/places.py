@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown
@@ -56,9 +56,7 @@ class Dealt:
         if text == FILE:
             return cls(Layout.cols(), "host", in_file=True)
         layout, *words = text.split("@")
-        order: Order | None = None
-        if words and words[-1] in ("C", "F"):
-            order = "C" if words.pop() == "C" else "F"
+        order = cast(Order, words.pop()) if words and words[-1] in ("C", "F") else None
         return cls(Layout.parse(layout), memory_of("@".join(words) or "device"), order)
 
     def bound(self, shape: tuple[int, int], num_ranks: int) -> Where:
