@@ -28,6 +28,7 @@ from uncut_mpi.bench.processes import (
 from uncut_mpi.bench.rivals.paralia import predict
 from uncut_mpi.bench.rivals.parsec import received_bytes
 from uncut_mpi.command.arguments import GemmArguments, parse
+from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.product import (
     Product,
     check_result,
@@ -36,6 +37,7 @@ from uncut_mpi.command.product import (
     timed_call,
     verify_product,
 )
+from uncut_mpi.command.report import fields_of
 from uncut_mpi.errors import ParamError, named
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -199,16 +201,13 @@ class Measurer:
                 reset_result(session, product)
             facts["samples_s"] += [round(sample, 8) for sample in calls(1)]
             verdict = verify_product(session, product, arguments) if asked.check and last else None
-            limit = bound(one.problem, one.placement(session.size), session.machine)
             summary = plan.summary
         return {
             **facts,
             "first_call_s": first_s,
             "plan_s": summary.plan_s,
             "predicted_s": summary.predicted_s,
-            "bound_s": limit.seconds,
-            "limited_by": limit.limited_by,
-            **_verdict(verdict),
+            **self._judged(one, verdict),
             "scheduler": summary.scheduler,
             "how": summary.how,
             "tasks": summary.tasks,
@@ -269,15 +268,12 @@ class Measurer:
                 verdict = check_result(session, product, result, arguments)
             finally:
                 session.release(result)
-        limit = bound(one.problem, one.placement(session.size), session.machine)
         return {
             **facts,
             "first_call_s": begun["first_s"],
             "plan_s": None,
             "predicted_s": None,
-            "bound_s": limit.seconds,
-            "limited_by": limit.limited_by,
-            **_verdict(verdict),
+            **self._judged(one, verdict),
             "scheduler": begun["library"],
             "how": begun["setting"],
             "settings": begun["settings"],
@@ -343,6 +339,12 @@ class Measurer:
 
     # -- both --------------------------------------------------------------------------------
 
+    def _judged(self, one: Entry, verdict: CheckResult | None) -> Facts:
+        """Return what no schedule can beat, and the verdict on the result, if there is one."""
+        limit = bound(one.problem, one.placement(self._session.size), self._session.machine)
+        found = dict.fromkeys(_VERDICT) if verdict is None else fields_of(verdict, *_VERDICT)
+        return {"bound_s": limit.seconds, "limited_by": limit.limited_by, **found}
+
     def _samples(self, calls: Callable[[int], list[float]], call_s: float, last: bool, *, kept_back: int) -> Facts:
         """
         Return a round's timed calls after warm-up calls; of the last one the energy too, for which more calls follow.
@@ -397,7 +399,3 @@ def combined(one: Entry, rounds: Sequence[Facts]) -> Facts:
 
 def _leeway(facts: Facts) -> tuple[bool, float]:
     return facts["passed"], -facts["error"]
-
-
-def _verdict(verdict: Any) -> Facts:
-    return {name: None if verdict is None else getattr(verdict, name) for name in _VERDICT}

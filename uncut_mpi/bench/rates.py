@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from uncut_mpi.bench.datasets import SHAPES, Case
+from uncut_mpi.bench.datasets import SHAPES
+from uncut_mpi.bench.summary import Row, case_of
 from uncut_mpi.view.figure import import_figure, to_png
 
 _LINES: Final = ("-", "--", "-.", ":")
@@ -19,8 +20,6 @@ _MARKERS: Final = dict(zip(SHAPES, "os^", strict=True))
 _SHAPE_WORDS: Final = dict(
     zip(SHAPES, ("m = n = k", "k below the larger of m and n", "k at least the larger of m and n"), strict=True)
 )
-
-Row = Mapping[str, Any]
 
 
 def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
@@ -76,7 +75,9 @@ def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
             ]
             for family in _families(of_method):
                 points = sorted((2.0 * row["m"] * row["n"] * row["k"], factor * row["tflop_per_s"]) for row in family)
-                axis.plot(*zip(*points, strict=True), marker=_MARKERS[_shape(family[0])], **styles[method, compute])
+                axis.plot(
+                    *zip(*points, strict=True), marker=_MARKERS[case_of(family[0]).shape], **styles[method, compute]
+                )
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(EngFormatter(unit="FLOP"))
         axis.xaxis.set_minor_formatter("")
@@ -89,7 +90,7 @@ def draw_rates(rows: Sequence[Row], methods: Sequence[str]) -> bytes:
         axis.set_visible(False)
     figure.suptitle(_title(done), fontsize="large")
     if done:
-        _add_legend(figure, styles, [shape for shape in SHAPES if shape in {_shape(row) for row in done}])
+        _add_legend(figure, styles, [shape for shape in SHAPES if shape in {case_of(row).shape for row in done}])
     return to_png(figure)
 
 
@@ -101,10 +102,6 @@ def _families(rows: Sequence[Row]) -> list[list[Row]]:
         proportions = tuple(round(math.log2(max(1, row[name]) / k), 1) for name in "mn")
         families.setdefault(proportions, []).append(row)
     return list(families.values())
-
-
-def _shape(row: Row) -> str:
-    return Case(row["m"], row["n"], row["k"], row["place"]).shape
 
 
 def _title(rows: Sequence[Row]) -> str:

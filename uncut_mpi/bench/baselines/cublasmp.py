@@ -19,7 +19,6 @@ from uncut_mpi.bench.baselines.torch_parts import Move, TorchJobLibrary, even
 from uncut_mpi.errors import named
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
-from uncut_mpi.model.positions import picked
 
 _LIBRARIES: Final = ("nccl/lib/libnccl", "nvshmem/lib/libnvshmem_host", "cublasmp/cu13/lib/libcublasmp")
 """Beneath folders of wheels: nvmath-python opens them by name, after those that it needs."""
@@ -221,8 +220,7 @@ class _MatmulProduct(LibraryProduct):
         """See `LibraryProduct.store`."""
         library, c = self._library, self._given[2]
         out = self._matrices.out.T if c.turned else self._matrices.out
-        where = picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
-        out[where] = library.array(self._parts[2], self._task.dtype)
+        out[c.where(library.rank, library.size)] = library.array(self._parts[2], self._task.dtype)
 
     def close(self) -> None:
         """See `LibraryProduct.close`."""

@@ -77,10 +77,13 @@ class JobOperand:
         rows, cols = self.matrix.shape
         return rows, cols
 
-    def part(self, rank: int, size: int, source: np.ndarray | None = None) -> Any:
-        """Return a copy of a process's part of the matrix, or of another one of its shape."""
-        where = picked(*self.layout.indices(self.shape, rank, num_ranks=size))
-        return (self.matrix if source is None else source)[where].copy(order="K")
+    def where(self, rank: int, size: int) -> tuple[Any, ...]:
+        """Return what picks a process's part of the matrix."""
+        return picked(*self.layout.indices(self.shape, rank, num_ranks=size))
+
+    def part(self, rank: int, size: int) -> Any:
+        """Return a copy of a process's part of the matrix."""
+        return self.matrix[self.where(rank, size)].copy(order="K")
 
 
 def operands(task: Task, matrices: Matrices, order: str) -> tuple[JobOperand, JobOperand, JobOperand]:

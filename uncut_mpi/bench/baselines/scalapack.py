@@ -15,7 +15,6 @@ from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.positions import picked
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.spmd.runtime import library_version
 
@@ -159,9 +158,8 @@ class _PdgemmProduct(LibraryProduct):
 
     def store(self) -> None:
         """See `LibraryProduct.store`."""
-        library, given = self._library, self._given[2]
-        where = given.layout.indices(given.shape, library.rank, num_ranks=library.size)
-        self._matrices.out[picked(*where)] = self._dealt[2].array
+        where = self._given[2].where(self._library.rank, self._library.size)
+        self._matrices.out[where] = self._dealt[2].array
 
     def close(self) -> None:
         """See `LibraryProduct.close`."""
