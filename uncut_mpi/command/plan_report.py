@@ -5,19 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from uncut_mpi.command.flag_values import scalar_json
 from uncut_mpi.command.plan_search import Found
 from uncut_mpi.command.report import explained, labelled, line, product_text
-from uncut_mpi.model.arguments import Number, counted
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_bytes
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.metrics import METRICS
@@ -30,6 +29,9 @@ from uncut_mpi.view.explain import Explanation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
+
+if TYPE_CHECKING:  # which makes this report
+    from uncut_mpi.command.planning import PlanArguments
 
 _RUNNERS_UP: Final = 5
 # Options that a description of a schedule says, and those that lines of their own say.
@@ -50,12 +52,8 @@ class PlanFacts:
     ----------
     machine : Machine
         What was planned for.
-    problem : GemmProblem
-        The product.
-    place : str
-        Where its matrices live, in words.
-    alpha, beta : float or complex
-        Scalars.
+    asked : PlanArguments
+        The product, where its matrices live, its scalars.
     found : Found
         The schedules tried, in which blocks of C the product is done, its bound and its time. Of a product in chunks,
         simulation, traffic, timeline and explanation are of the first one.
@@ -74,10 +72,7 @@ class PlanFacts:
     """
 
     machine: Machine
-    problem: GemmProblem
-    place: str
-    alpha: Number
-    beta: Number
+    asked: PlanArguments
     found: Found
     search_s: float
     simulation: Simulation
@@ -103,7 +98,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
         line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
-        *_borrowed_rate(machine, facts.problem.arithmetic),
+        *_borrowed_rate(machine, facts.asked.problem.arithmetic),
         line("problem", _problem(facts)),
         line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.found.result.metric}"),
         line("plan", _plan(best)),
@@ -130,15 +125,15 @@ def to_json(facts: PlanFacts) -> str:
     first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of all of it; all else is of the
     first chunk.
     """
-    best, problem = facts.found.result.best, facts.problem
+    best, problem = facts.found.result.best, facts.asked.problem
     value: dict[str, Any] = dict(zip("mnk", problem.callers_shape, strict=True))
     value |= {
         "trans_a": problem.trans_a,
         "trans_b": problem.trans_b,
         "dtype": problem.arithmetic.name,
-        "alpha": scalar_json(facts.alpha),
-        "beta": scalar_json(facts.beta),
-        "place": facts.place,
+        "alpha": scalar_json(facts.asked.alpha),
+        "beta": scalar_json(facts.asked.beta),
+        "place": str(facts.asked.place),
         "machine": facts.machine.name,
         "machine_provenance": facts.machine.provenance,
         "ranks": facts.machine.num_ranks,
@@ -189,9 +184,9 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
 
 
 def _problem(facts: PlanFacts) -> str:
-    problem = facts.problem
-    asked = problem.trans_a, problem.trans_b, problem.callers_shape, problem.arithmetic.name, facts.place
-    return product_text(facts.alpha, facts.beta, *asked)
+    asked, problem = facts.asked, facts.asked.problem
+    written = problem.trans_a, problem.trans_b, problem.callers_shape, problem.arithmetic.name
+    return product_text(asked.alpha, asked.beta, *written, str(asked.place))
 
 
 def _chunks(facts: PlanFacts) -> list[str]:
@@ -209,7 +204,7 @@ def _chunks(facts: PlanFacts) -> list[str]:
 def _lines(facts: PlanFacts) -> str:
     """Return what chunks have some of, of the caller's C."""
     assert facts.found.chunks is not None
-    return "rows" if (facts.found.chunks.axis == 0) != facts.problem.swapped else "columns"
+    return "rows" if (facts.found.chunks.axis == 0) != facts.asked.problem.swapped else "columns"
 
 
 def _plan(candidate: Candidate) -> str:
@@ -232,8 +227,8 @@ def _predicted(facts: PlanFacts) -> str:
     best = facts.found.result.best
     seconds = facts.found.predicted_s
     parts = [time_text(seconds)]
-    if seconds > 0 and facts.problem.has_product:
-        parts.append(f"{facts.problem.flops / seconds / 1e12:.4g} TFLOP/s")
+    if seconds > 0 and facts.asked.problem.has_product:
+        parts.append(f"{facts.asked.problem.flops / seconds / 1e12:.4g} TFLOP/s")
     if seconds > 0:
         parts.append(f"bound / predicted {facts.found.bound.seconds / seconds:.1%}")
     # Energies count a device that does nothing as its power at rest; machines that others measured lack it.

@@ -144,10 +144,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
     about = arguments.problem, arguments.place
     facts = PlanFacts(
         machine=machine,
-        problem=arguments.problem,
-        place=str(arguments.place),
-        alpha=arguments.alpha,
-        beta=arguments.beta,
+        asked=arguments,
         found=found,
         search_s=search_s,
         simulation=simulation,
