@@ -34,16 +34,12 @@ class Found:
         What the whole product is expected to take.
     chunks : Chunks or None
         Blocks of C, one after another; None: one schedule does all.
-    problem, placement
-        What the result is of: the first chunk, or all.
     """
 
     result: SearchResult
     bound: Bound
     predicted_s: float
     chunks: Chunks | None
-    problem: GemmProblem
-    placement: Placement
 
 
 def find(
@@ -85,12 +81,11 @@ def find(
 
     limit = bound_of_files(problem, placement, machine, in_files)
     chunks = cut(problem, placement, machine.num_ranks, machine, options, of_files(problem, placement))
-    if chunks is None:
-        result = result_of(problem, placement)
-        return Found(result, limit, result.best.predicted_s, None, problem, placement)
-    every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]
+    every = [(problem, placement)]
+    if chunks is not None:
+        every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]
     results = of_each(every, lambda kind: result_of(*kind))
-    return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks, *every[0])
+    return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks)
 
 
 def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:

@@ -170,11 +170,6 @@ class BoundLayout:
         )
         return BoundLayout(self.shape, tuple(parts), self.word, self.orders)
 
-    def cuts(self, axis: int) -> tuple[int, ...]:
-        """Return where parts begin and end along rows (0) or columns (1)."""
-        extents = (part.rows if axis == 0 else part.cols for part in self.parts)
-        return tuple(sorted({0, self.shape[axis], *(end for extent in extents for end in extent)}))
-
     def encoded(self) -> list[Any]:
         """Return it as plain values, for JSON."""
         parts = [[*one.rows, *one.cols, str(one.location), one.order, one.ld] for one in self.parts]
