@@ -76,16 +76,14 @@ class Port:
         return cls(name, capacity_gb_per_s, listed, (weight,) * len(listed))
 
 
-def device_ports(
-    ranks: Sequence[int], egress_gb_per_s: float, ingress_gb_per_s: float, name: str = "device"
-) -> list[Port]:
+def device_ports(ranks: Sequence[int], egress_gb_per_s: float, ingress_gb_per_s: float) -> list[Port]:
     """Return each device's port towards the other devices, one for each way."""
     ports = []
     for rank in ranks:
         others = [other for other in ranks if other != rank]
         if others:
-            ports.append(Port.of(f"{name} {rank} egress", egress_gb_per_s, [(rank, other) for other in others]))
-            ports.append(Port.of(f"{name} {rank} ingress", ingress_gb_per_s, [(other, rank) for other in others]))
+            ports.append(Port.of(f"device {rank} egress", egress_gb_per_s, [(rank, other) for other in others]))
+            ports.append(Port.of(f"device {rank} ingress", ingress_gb_per_s, [(other, rank) for other in others]))
     return ports
 
 

@@ -180,7 +180,7 @@ class _Shards:
     def __init__(self, jax: Any, devices: list[Any], dealt: Dealt, shape: tuple[int, int]) -> None:
         if dealt.memory == "shared" or dealt.layout.kind in ("replicated", "whole"):
             raise Unsupported("each device has a part of its own of a matrix")
-        self._jax, self._shape = jax, shape
+        self._jax = jax
         layout, holders = dealt.layout, dealt.layout.holders(len(devices))
         down = {"rows": len(holders), "cols": 1}.get(layout.kind) or _grid_of(layout)[0]
         grid = down, len(holders) // down

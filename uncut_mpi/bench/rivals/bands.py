@@ -168,7 +168,7 @@ class _Bands:
     def __init__(
         self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...], tile: int
     ) -> None:
-        self._problem, self._placement, self._machine, self._devices = problem, placement, machine, devices
+        self._problem, self._machine, self._devices = problem, machine, devices
         self._tile = tile
         self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
         self._buffers = Buffers(machine.num_ranks, problem, placement)
