@@ -55,7 +55,7 @@ def test_an_interrupt_inside_a_call_ends_the_session_for_all(comm, open_session,
             raise KeyboardInterrupt
 
         if odd:
-            patch.setattr(session._group, "allgather_variable", interrupted)
+            patch.setattr(session._group, "allgather_objects", interrupted)
         first = outcome(lambda: session.gather_values(1))
     second = outcome(session.barrier)
     wanted = "KeyboardInterrupt" if odd else f"rank {comm.size - 1} left the session by KeyboardInterrupt"

@@ -66,7 +66,7 @@ def test_arrays_of_one_shape_are_gathered(comm, agree_all, group):
 @pytest.mark.parametrize("length", [lambda rank: 0, lambda rank: rank * 37, lambda rank: 100_000 if rank == 0 else 0])
 def test_byte_strings_of_different_lengths_are_gathered(comm, agree_all, group, length):
     wanted = [np.random.default_rng(rank).bytes(length(rank)) for rank in range(comm.size)]
-    agree_all(group.allgather_variable(wanted[comm.rank]) == wanted)
+    agree_all(group.allgather_objects(wanted[comm.rank]) == wanted)
 
 
 def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(comm, agree_all, group):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather
-from uncut_mpi.errors import ParamError, StallError
+from uncut_mpi.errors import StallError
 from uncut_mpi.spmd import exchange, turns
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.turns import DeviceTurns
@@ -254,13 +253,3 @@ def test_a_device_that_another_session_keeps_is_named_and_free_afterwards(comm, 
     log = []
     first.call(log, "again")
     agree_all(log == ["again", "again"], log)
-
-
-def test_words_of_another_shape_are_refused(comm, agree_all):
-    group = Group(comm)
-    refused = False
-    with contextlib.suppress(ParamError):
-        DeviceTurns(group, "device", np.zeros(group.size + 1, np.uint64))
-        refused = True
-    agree_all(not refused, "no error")
-    group.free()

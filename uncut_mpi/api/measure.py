@@ -26,6 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.memory import Arena, PeerMappings
 from uncut_mpi.device.interface import Backend, DeviceIdentity, Timeable
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
@@ -163,36 +165,26 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     bandwidth, latency = np.zeros((2, num_ends(size), num_ends(size)))
     # A part for every rank: no rank of a product writes what another one does.
     host = exchange.shared_segment(group, size * nbytes, "link probe")
-    pinned = False
+    mine, pinned = host.address + rank * nbytes, False
     try:
         with agreement.collective(group, "preparing the link probe"):
-            mine = host.address + rank * nbytes
             host.array(np.uint8, nbytes, offset_bytes=rank * nbytes)[:] = 1  # so that no page fault is measured
             pinned = bool(backend.pin(mine, nbytes))
-            scratch = backend.allocate(2 * nbytes)
-        handles = exchange.exchange_handles(group, scratch.handle)
-        with agreement.collective(group, "opening the peers' link probe"):
-            peers = [scratch.address if r == rank else backend.open(handles[r]) for r in range(size)]
+        arena = Arena(group, backend, PeerMappings(backend), Counters(), "link probe")
+        arena.ensure(np.full(size, 2 * nbytes))
+        peers = arena.addresses.tolist()
         for turn in range(size):
             # Each block ends when all ranks have left it, so that one rank at a time measures.
             with agreement.collective(group, f"measuring the links of rank {turn}"):
                 if turn == rank:
                     _measure_links(backend, rank, [*peers, mine], nbytes, bandwidth, latency)
         work: dict[str, Callable[[], Timeable]] = {
-            "host to device": lambda: backend.copy_probe(scratch.address, mine, nbytes),
-            "device to host": lambda: backend.copy_probe(mine, scratch.address, nbytes),
+            "host to device": lambda: backend.copy_probe(peers[rank], mine, nbytes),
+            "device to host": lambda: backend.copy_probe(mine, peers[rank], nbytes),
             **{dtype.name: functools.partial(backend.gemm_probe, edge, dtype) for dtype in _PROBED},
         }
         seconds = _sample_together(group, work, sample_s)
-        with agreement.collective(group, "closing the peers' link probe"):
-            for r in range(size):
-                if r != rank:
-                    backend.close_peer(peers[r])
-        with agreement.collective(group, "freeing the link probe"):
-            if pinned:
-                pinned = False
-                backend.unpin(mine)
-            backend.free(scratch)
+        arena.close()
     finally:
         # After a failure the backend, which is closed then, frees what else there is.
         if pinned:

@@ -14,7 +14,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.device.interface import Allocation, Backend, Pin
 from uncut_mpi.errors import PinError
 from uncut_mpi.segments import Segment
-from uncut_mpi.spmd import agreement, exchange
+from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
 GRANULE_BYTES = 2 << 20
@@ -155,16 +155,16 @@ class Arena:
 
     def _map(self) -> None:
         own = self._own
-        handles = exchange.exchange_handles(self._group, own.handle if own else b"")
-        sizes = self._group.allgather_objects(own.nbytes if own else 0)
+        everyone = self._group.allgather_objects((own.handle, own.nbytes) if own else (b"", 0))
         with agreement.collective(self._group, f"opening the peers' {self._purpose}"):
-            for rank, handle in enumerate(handles):
+            for rank, (handle, _) in enumerate(everyone):
                 if rank == self._group.rank:
                     self.addresses[rank] = own.address if own else 0
                 elif handle:
                     self.addresses[rank] = self._mappings.open(handle)
                     self._opened.append(handle)
-        self.sizes[:] = sizes  # stay 0 after a failure: nothing fits, and the next growth begins anew
+        # They stay 0 after a failure: nothing fits, and the next growth begins anew.
+        self.sizes[:] = [nbytes for _, nbytes in everyone]
 
 
 class HostArena(Arena):

@@ -265,7 +265,7 @@ class Workbench:
         with agreement.collective(self.group, f"allocating the {what} of a calibration"):
             self._own.append(self.backend.allocate(nbytes))
             handle = self._own[-1].handle
-        handles = exchange.exchange_handles(self.group, handle)
+        handles = self.group.allgather_objects(handle)
         addresses = np.zeros(self.group.size, np.int64)
         with agreement.collective(self.group, f"opening the peers' {what}"):
             for rank, one in enumerate(handles):

@@ -1,4 +1,4 @@
-"""What ranks hand each other besides arguments: schedules, handles of memory, shared host memory."""
+"""Host memory that ranks share."""
 
 from __future__ import annotations
 
@@ -6,23 +6,6 @@ from uncut_mpi.errors import TopologyError
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd.agreement import collective
 from uncut_mpi.spmd.group import Group
-
-
-def exchange_handles(group: Group, handle: bytes, timeout_s: float | None = None) -> list[bytes]:
-    """
-    Give an opaque handle to all ranks. Collective.
-
-    Parameters
-    ----------
-    handle : bytes
-        Of any length on each rank; may be empty.
-
-    Returns
-    -------
-    list of bytes
-        That of every rank.
-    """
-    return group.allgather_variable(handle, "exchanging handles", timeout_s)
 
 
 def shared_segment(

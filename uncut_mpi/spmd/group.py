@@ -135,6 +135,10 @@ class Group:
         This rank among those of its node, and how many those are.
     oversubscribed : bool
         Whether this node has fewer cores than ranks, so that spinning delays others.
+    spin_s : float
+        How long a wait on this node spins before it yields (s).
+    stalled : bool
+        Whether an error has ended a wait: this group can only be abandoned.
     bytes_broadcast : int
         Payload bytes that have gone through `from_root` so far.
     is_gone : callable
@@ -165,8 +169,8 @@ class Group:
         if not MPI.Is_thread_main():
             require_thread_multiple()
         self._thread = threading.get_ident()
-        self._spin_s, self.oversubscribed = _SPIN_SHARED_S, True  # until it is known
-        self._stalled = False
+        self.spin_s, self.oversubscribed = _SPIN_SHARED_S, True  # until it is known
+        self.stalled = False
         self._freed = False
         self.bytes_broadcast = 0
         self.check_left: Callable[[], None] | None = None
@@ -196,19 +200,9 @@ class Group:
             *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
         )
         self.oversubscribed = len(cores) < self.local_size
-        self._spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
+        self.spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
 
     # -- waiting -----------------------------------------------------------------------------
-
-    @property
-    def stalled(self) -> bool:
-        """Whether an error has ended a wait: this group can only be abandoned. Not collective."""
-        return self._stalled
-
-    @property
-    def spin_s(self) -> float:
-        """How long a wait on this node spins before it yields (s). Not collective."""
-        return self._spin_s
 
     def drive(self) -> None:
         """Let MPI get on with messages of the program, which others may wait for. Not collective."""
@@ -239,7 +233,7 @@ class Group:
             if not request.Test():
                 self.watch(request.Test, what, timeout_s, missing=self._behind)
         except BaseException:
-            self._stalled = True
+            self.stalled = True
             _unended.append((request, keep))
             raise
 
@@ -286,7 +280,7 @@ class Group:
         -----
         A wait of `PATIENCE_S` in which nothing happens is logged as a warning that names who is missing.
         """
-        backoff = Backoff(self._spin_s, self.oversubscribed)
+        backoff = Backoff(self.spin_s, self.oversubscribed)
         seen, since_s, patience_s = b"" if progress is None else progress(), 0.0, PATIENCE_S
         while True:
             backoff.pause()
@@ -299,7 +293,7 @@ class Group:
                 except PeerFailedError:
                     if done():  # what was awaited of that rank was on its way
                         return
-                    self._stalled = True
+                    self.stalled = True
                     raise
             if waited_s <= min(patience_s, math.inf if timeout_s is None else timeout_s):
                 continue
@@ -308,7 +302,7 @@ class Group:
                 continue
             absent = [] if missing is None else list(missing())
             if timeout_s is not None and waited_s > timeout_s:
-                self._stalled |= final
+                self.stalled |= final
                 waited = self._waited(what, timeout_s, absent, whom, to)
                 raise StallError(f"{waited}: see the other ranks' output, or allow more time")
             patience_s *= 2
@@ -345,7 +339,7 @@ class Group:
         """Raise unless collective calls are possible. Not collective."""
         if self._freed:
             raise ParamError("the group of this session is freed: make a new session")
-        if self._stalled:
+        if self.stalled:
             raise StallError("an earlier collective call of this session never ended: end the program")
         if threading.get_ident() != self._thread:
             require_thread_multiple()
@@ -393,26 +387,6 @@ class Group:
         self.wait(request, what, timeout_s, (mine, everyone))
         return everyone
 
-    def allgather_variable(self, data: bytes, what: str = "allgather", timeout_s: float | None = None) -> list[bytes]:
-        """
-        Gather byte strings of any length, one of every rank.
-
-        Returns
-        -------
-        list of bytes
-            In rank order.
-        """
-        sizes = self.allgather_bytes(np.array([len(data)], np.int64), what, timeout_s)[:, 0]
-        ends = np.cumsum(sizes)
-        if ends[-1] == 0:
-            return [b""] * self.size
-        mine = np.frombuffer(data, np.uint8)
-        everyone = np.empty(ends[-1], np.uint8)
-        starts = ends - sizes
-        request = self._comm.Iallgatherv(mine, (everyone, sizes.tolist(), starts.tolist(), MPI.BYTE))
-        self.wait(request, what, timeout_s, (mine, everyone))
-        return [everyone[start:end].tobytes() for start, end in zip(starts, ends, strict=True)]
-
     def allgather_objects(self, value: Any, what: str = "allgather", timeout_s: float | None = None) -> list[Any]:
         """
         Gather one picklable object of every rank; for small control data, never for matrices.
@@ -423,15 +397,21 @@ class Group:
             On all ranks, if one rank's object cannot be pickled.
         """
         try:
-            data = b"\0" + pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+            data = pickle.dumps((value, None), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # it must reach the other ranks, which already wait
-            data = b"\1" + pickle.dumps(to_wire(error))
-        gathered = self.allgather_variable(data, what, timeout_s)
-        for rank, one in enumerate(gathered):
-            if one[:1] == b"\1":
-                name, message = pickle.loads(one[1:])
-                raise agreed(PeerFailedError(f"rank {rank} could not send its part of {what}: {name}: {message}"))
-        return [pickle.loads(memoryview(one)[1:]) for one in gathered]
+            data = pickle.dumps((None, to_wire(error)))
+        sizes = self.allgather_bytes(np.array([len(data)], np.int64), what, timeout_s)[:, 0]
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        mine, everyone = np.frombuffer(data, np.uint8), np.empty(ends[-1], np.uint8)
+        request = self._comm.Iallgatherv(mine, (everyone, sizes.tolist(), starts.tolist(), MPI.BYTE))
+        self.wait(request, what, timeout_s, (mine, everyone))
+        found = [pickle.loads(everyone[start:end].data) for start, end in zip(starts, ends, strict=True)]
+        for rank, (_, wire) in enumerate(found):
+            if wire is not None:
+                said = ": ".join(wire)
+                raise agreed(PeerFailedError(f"rank {rank} could not send its part of {what}: {said}"))
+        return [value for value, _ in found]
 
     def from_root(self, function: Callable[[], bytes], root: int = 0) -> bytes:
         """
@@ -471,7 +451,7 @@ class Group:
         if self._freed:
             return
         self._freed = True
-        if not self._stalled and not MPI.Is_finalized():
+        if not self.stalled and not MPI.Is_finalized():
             self._comm.Free()
 
 

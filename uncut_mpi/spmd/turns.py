@@ -9,7 +9,6 @@ why nothing waits in a circle.
 
 from __future__ import annotations
 
-import collections
 import os
 import threading
 import weakref
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.errors import ParamError
 from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.group import Group
 
@@ -63,8 +61,6 @@ class DeviceTurns:
     """
 
     def __init__(self, group: Group, device_key: str, words: np.ndarray[Any, Any]) -> None:
-        if words.shape != (group.size,) or words.dtype != np.uint64:
-            raise ParamError(f"the order of calls needs {group.size} words of uint64, not {words.shape} {words.dtype}")
         self._group, self._key, self._rank = group, device_key, group.rank
         # Polled many times a call, and six times as fast as the array.
         self._words = memoryview(words)  # type: ignore[arg-type]  # numpy 1 stubs know no Buffer
@@ -129,7 +125,7 @@ class DeviceTurns:
         if before is not None:
             self._await(lambda: self._words[before] >= locked, timeout_s, " to take its device", lambda: [before])
         self._lock.queue(self)
-        self._await(lambda: self._lock.take_in_turn(self), timeout_s, "", None)
+        self._await(lambda: self._lock.is_held_by(self), timeout_s, "", None)
         self._words[self._rank] = locked
         self._await(lambda: self._words[last] >= locked, timeout_s, " to take its device", lambda: [last])
 
@@ -149,41 +145,34 @@ class DeviceTurns:
 
 
 class _DeviceLock:
-    """A lock granted in order of arrival, whose waiters poll."""
+    """A lock granted in order of arrival: who is first in the line holds it. Waiters poll."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._holder: object | None = None
-        self._waiting: collections.deque[object] = collections.deque()
+        self._line: list[object] = []
 
     def try_take(self, who: object) -> bool:
-        """Take it if it is free and nobody waits."""
+        """Take it if nobody holds it."""
         with self._mutex:
-            if self._holder is not None or self._waiting:
+            if self._line:
                 return False
-            self._holder = who
+            self._line.append(who)
             return True
 
     def queue(self, who: object) -> None:
         """Wait for it from now on."""
         with self._mutex:
-            self._waiting.append(who)
+            self._line.append(who)
 
-    def take_in_turn(self, who: object) -> bool:
-        """Take it if it is free and `who` has waited longest."""
-        with self._mutex:
-            if self._holder is not None or self._waiting[0] is not who:
-                return False
-            self._holder = self._waiting.popleft()
-            return True
+    def is_held_by(self, who: object) -> bool:
+        """Return whether all who came before have given it back."""
+        return self._line[0] is who
 
     def give_back(self, who: object) -> None:
         """Neither hold it nor wait for it."""
         with self._mutex:
-            if self._holder is who:
-                self._holder = None
-            elif who in self._waiting:
-                self._waiting.remove(who)
+            if who in self._line:
+                self._line.remove(who)
 
 
 # The order is one over all sessions of the process, which know nothing of each other: this is where
