@@ -15,9 +15,11 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.memory import Arena, PeerMappings
 from uncut_mpi.calibration.probes import Areas, Probe
 from uncut_mpi.calibration.statistics import Summary
-from uncut_mpi.device.interface import Allocation, Backend, Executable, FlagTable, ProgressBoard, TaskTimes
+from uncut_mpi.device.interface import Backend, Executable, FlagTable, ProgressBoard, TaskTimes
 from uncut_mpi.errors import UncutError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import lower
@@ -85,16 +87,19 @@ class Workbench:
         self._deadline_s = float(group.allgather_bytes(np.array([deadline_s]), "agreeing on a deadline")[0, 0])
         self._epoch = 0
         self._board = ProgressBoard(np.zeros(ProgressBoard.shape(group.size), np.uint32), group.rank)
-        self._own: list[Allocation] = []
-        self._opened: list[int] = []
         self._pinned = False
         self._host: Segment = exchange.shared_segment(group, self.areas.host_bytes, "the transfers of a calibration")
         try:
             with agreement.collective(group, "preparing the host memory of a calibration"):
                 self._host.array(np.uint8)[::_PAGE_BYTES] = 1  # touched: no page fault is measured
                 self._pinned = bool(backend.pin(self._host.address, self._host.nbytes))
-            memory = self._share(self.areas.device_bytes, "memory")
-            flags = self._share(4 * MAX_FLAGS, "flags")
+            self._arenas = [
+                Arena(group, backend, PeerMappings(backend), Counters(), f"{what} of a calibration")
+                for what in ("memory", "flags")
+            ]
+            for arena, nbytes in zip(self._arenas, (self.areas.device_bytes, 4 * MAX_FLAGS), strict=True):
+                arena.ensure(np.full(group.size, nbytes))
+            memory, flags = (arena.addresses for arena in self._arenas)
             with agreement.collective(group, "preparing the flags of a calibration"):
                 backend.fill_words(int(flags[group.rank]), MAX_FLAGS, 0)
         except BaseException:
@@ -239,15 +244,8 @@ class Workbench:
     def close(self) -> None:
         """Give all the memory back."""
         try:
-            with agreement.collective(self.group, "closing the peers' memory"):
-                while self._opened:
-                    self.backend.close_peer(self._opened.pop())
-            with agreement.collective(self.group, "freeing the memory of a calibration"):
-                if self._pinned:
-                    self._pinned = False
-                    self.backend.unpin(self._host.address)
-                while self._own:
-                    self.backend.free(self._own.pop())
+            for arena in self._arenas:
+                arena.close()
         finally:
             self.abandon()
 
@@ -258,23 +256,6 @@ class Workbench:
             with contextlib.suppress(UncutError):
                 self.backend.unpin(self._host.address)
         self._host.close()
-
-    def _share(self, nbytes: int, what: str) -> np.ndarray:
-        """Allocate on every device and return every rank's address here."""
-        handle = b""
-        with agreement.collective(self.group, f"allocating the {what} of a calibration"):
-            self._own.append(self.backend.allocate(nbytes))
-            handle = self._own[-1].handle
-        handles = self.group.allgather_objects(handle)
-        addresses = np.zeros(self.group.size, np.int64)
-        with agreement.collective(self.group, f"opening the peers' {what}"):
-            for rank, one in enumerate(handles):
-                if rank == self.group.rank:
-                    addresses[rank] = self._own[-1].address
-                else:
-                    addresses[rank] = self.backend.open(one)
-                    self._opened.append(int(addresses[rank]))
-        return addresses
 
 
 class _Runs:
