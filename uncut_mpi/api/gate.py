@@ -175,18 +175,30 @@ class Gate:
             raise
 
     @contextlib.contextmanager
-    def asking(self, call: str) -> Iterator[dict[str, object]]:
+    def call(self, name: str) -> Iterator[Callable[..., None]]:
         """
-        Open a call after a block that converts its arguments, and notes by their names what ranks are to compare.
+        Make one call, in a block that converts its arguments before it opens it. Collective.
 
-        Collective. An error of the block is raised on all ranks, as those of `open`.
+        Yields
+        ------
+        callable
+            Opens the call; takes by their names what ranks are to compare. An error before that is raised on all ranks,
+            as those of `open`.
         """
-        asked: dict[str, object] = {}
-        try:
-            yield asked
-        except Exception as error:
-            self.fail(call, error)
-        self.open(call, asked)
+        begun = False
+
+        def open_with(**asked: object) -> None:
+            nonlocal begun
+            begun = True
+            self.open(name, asked)
+
+        with self.exclusive():
+            try:
+                yield open_with
+            except Exception as error:
+                if not begun:
+                    self.fail(name, error)
+                raise
 
     def open(
         self,

@@ -153,6 +153,7 @@ class GemmPlan:
         ParamError, UncutError
             As `execute`.
         """
+        a, b, c = self._made("trace", (a, b, c))
         with self._calls.gate.exclusive():
             request = self._request("trace", alpha, beta, a, b, c, stream)
             plan = self._plan_for(request.matrices)
@@ -210,8 +211,6 @@ class GemmPlan:
     def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
         """Return what a caller asks of this plan; an error is raised on all ranks."""
         calls = self._calls
-        if not a is b is c is None:
-            a, b, c = self._made(call, (a, b, c))
         try:
             calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
             scalars = Scalars.of(alpha, beta)
@@ -245,10 +244,9 @@ class GemmPlan:
             return given
 
         store = self._calls.store
-        with self._calls.gate.asking(call) as asked:
+        with self._calls.gate.call(call) as open_with:
             self._check_open()
             for name, (planned, one) in arrays.items():
-                asked[name.lower()] = "an array (a rank without a part passes one without elements)"
                 several = planned.layout is None and planned.info.view is None and isinstance(one, tuple | list)
                 if several and all(map(is_array, one)):
                     if len(one) != len(planned.rectangles):
@@ -258,13 +256,14 @@ class GemmPlan:
                         )
                 elif planned.layout is None or not is_array(one):
                     store.check(name, one)
-
-        for name, (planned, one) in arrays.items():
-            try:
-                self._arrays[name] = store.like(planned, one, self._arrays.get(name))
-            except ParamError as error:  # the same on all ranks
-                error.args = (f"{name}: {error}",)
-                raise
+            told = "an array (a rank without a part passes one without elements)"
+            open_with(**dict.fromkeys(map(str.lower, arrays), told))
+            for name, (planned, one) in arrays.items():
+                try:
+                    self._arrays[name] = store.like(planned, one, self._arrays.get(name))
+                except ParamError as error:  # the same on all ranks
+                    error.args = (f"{name}: {error}",)
+                    raise
         a, b, c = (self._arrays[name] if name in arrays else one for name, one in zip("ABC", given, strict=True))
         return a, b, c
 
@@ -277,6 +276,8 @@ class GemmPlan:
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
     def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
+        if not a is b is c is None:  # mostly they are, and this is part of every call
+            a, b, c = self._made("execute", (a, b, c))
         with self._calls.gate.exclusive():
             request = self._request("execute", alpha, beta, a, b, c, stream)
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result

@@ -88,10 +88,9 @@ class Interoperates(SessionBase):
         return self._of_parts("from_jax", lambda: of_jax(array), dtype)
 
     def _of_parts(self, call: str, describe: Callable[[], Sharded], dtype: object) -> Matrix:
-        with self._gate.exclusive():
-            with self._gate.asking(call) as asked:
-                given, kind = describe(), None if dtype is None else DType.parse(dtype)
-                asked.update(shape=given.shape, dealt=given.dealt, dtype=kind)
+        with self._gate.call(call) as open_with:
+            given, kind = describe(), None if dtype is None else DType.parse(dtype)
+            open_with(shape=given.shape, dealt=given.dealt, dtype=kind)
             places, parts = zip(*self._group.allgather_objects((given.places, [*given.arrays])), strict=True)
             layout = None
             try:
@@ -105,13 +104,12 @@ class Interoperates(SessionBase):
 
     def _shown(self, call: str, matrix: Matrix, given: Any) -> Any:
         """Return a matrix as an array of another library over a mesh of that; see `Matrix.to_dtensor` and `to_jax`."""
-        with self._gate.exclusive():
-            with self._gate.asking(call) as asked:
-                self._backend.mark_caller()
-                mesh = TorchMesh(given) if call == "to_dtensor" else JaxMesh(given)
-                self._store.check(call, matrix).info.check_in_memory()
-                shape, places = mesh.shape, mesh.places
-                asked.update(matrix=matrix.info, mesh=shape)
+        with self._gate.call(call) as open_with:
+            self._backend.mark_caller()
+            mesh = TorchMesh(given) if call == "to_dtensor" else JaxMesh(given)
+            self._store.check(call, matrix).info.check_in_memory()
+            shape, places = mesh.shape, mesh.places
+            open_with(matrix=matrix.info, mesh=shape)
             self._backend.await_caller()
             of_ranks, parts = zip(*self._group.allgather_objects((places, parts_of_rank(matrix))), strict=True)
             try:

@@ -48,10 +48,9 @@ class MakesMatrices(SessionBase):
         CapacityError
             If the node has too little memory for it; nothing is left behind.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("empty_host") as asked:
-                wanted = new_matrix(shape, dtype, order, Layout.whole(0), "shared")
-                asked.update(wanted.asked())
+        with self._gate.call("empty_host") as open_with:
+            wanted = new_matrix(shape, dtype, order, Layout.whole(0), "shared")
+            open_with(**wanted.asked())
             return self._store.empty(wanted)
 
     @public_call
@@ -77,11 +76,10 @@ class MakesMatrices(SessionBase):
         CapacityError
             If that device has too little memory.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("empty_device") as asked:
-                whole = Layout.whole(rank_of("rank", rank, self.size))
-                wanted = new_matrix(shape, dtype, order, whole, "device")
-                asked.update(wanted.asked())
+        with self._gate.call("empty_device") as open_with:
+            whole = Layout.whole(rank_of("rank", rank, self.size))
+            wanted = new_matrix(shape, dtype, order, whole, "device")
+            open_with(**wanted.asked())
             return self._store.empty(wanted)
 
     @public_call
@@ -115,11 +113,10 @@ class MakesMatrices(SessionBase):
         CapacityError
             If a rank has too little memory.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("empty") as asked:
-                wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
-                wanted.layout.rectangles(wanted.shape, self.size)
-                asked.update(wanted.asked())
+        with self._gate.call("empty") as open_with:
+            wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
+            wanted.layout.rectangles(wanted.shape, self.size)
+            open_with(**wanted.asked())
             return self._store.empty(wanted)
 
     @public_call
@@ -159,11 +156,10 @@ class MakesMatrices(SessionBase):
         What `register` says of memory holds for each part. Arrays of ``Layout.replicated()`` must be equal: one of them
         is read, and as C all are written.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("distribute") as asked:
-                wanted, extents = layout_of(layout), None if shape is None else shape_of(shape)
-                kind = None if dtype is None else DType.parse(dtype)
-                asked.update(layout=wanted, shape=extents, dtype=kind)
+        with self._gate.call("distribute") as open_with:
+            wanted, extents = layout_of(layout), None if shape is None else shape_of(shape)
+            kind = None if dtype is None else DType.parse(dtype)
+            open_with(layout=wanted, shape=extents, dtype=kind)
             return self._store.distribute([] if local is None else [(local, (0, 0))], wanted, extents, kind)
 
     @public_call
@@ -193,11 +189,10 @@ class MakesMatrices(SessionBase):
             On all ranks. If parts overlap, leave the matrix or leave an element of it out; as `distribute`. Parts of
             equal rows and columns on several ranks are replicas.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("distribute_parts") as asked:
-                given, extents = parts_of(parts), shape_of(shape)
-                kind = None if dtype is None else DType.parse(dtype)
-                asked.update(shape=extents, dtype=kind)
+        with self._gate.call("distribute_parts") as open_with:
+            given, extents = parts_of(parts), shape_of(shape)
+            kind = None if dtype is None else DType.parse(dtype)
+            open_with(shape=extents, dtype=kind)
             return self._store.distribute(given, None, extents, kind)
 
     @public_call
@@ -244,10 +239,9 @@ class MakesMatrices(SessionBase):
         management) and of what drivers other than CUDA's map (XPMEM). C must not overlap A or B there either. It is
         looked up once: leave a registered mapping as it is, and a mapped file no shorter, until the release.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("register") as asked:
-                place, kind = rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
-                asked["dtype"] = kind  # roots are compared by the store, whose error says what a matrix is
+        with self._gate.call("register") as open_with:
+            place, kind = rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
+            open_with(dtype=kind)  # roots are compared by the store, whose error says what a matrix is
             return self._store.register(array, place, kind)
 
     @public_call
@@ -281,14 +275,13 @@ class MakesMatrices(SessionBase):
         The file has to stay as long as it is until the release. A call that finds it shorter ends with a DataFileError
         on all ranks.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("open_file") as asked:
-                if mode not in ("r", "r+"):
-                    raise ParamError(
-                        f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write); create_file makes a new one"
-                    )
-                name, kind = path_of(path), None if dtype is None else DType.parse(dtype)
-                asked.update(path=name, dtype=kind, mode=mode)
+        with self._gate.call("open_file") as open_with:
+            if mode not in ("r", "r+"):
+                raise ParamError(
+                    f"mode = {shown(mode)}: use 'r' (read) or 'r+' (read and write); create_file makes a new one"
+                )
+            name, kind = path_of(path), None if dtype is None else DType.parse(dtype)
+            open_with(path=name, dtype=kind, mode=mode)
             opened = self._opened("opening a matrix file", lambda: open_matrix(name, kind))
             return self._store.open_file(opened, writeable=mode == "r+")
 
@@ -340,11 +333,10 @@ class MakesMatrices(SessionBase):
             made = OutputFile.create(name, *about, overwrite=replaces, how="pass overwrite=True")
             return made.target
 
-        with self._gate.exclusive():
-            with self._gate.asking("create_file") as asked:
-                wanted = new_matrix(shape, dtype, order, Layout.rows(), "host")
-                name, replaces = path_of(path), flag("overwrite", overwrite)
-                asked.update({"path": name, **wanted.asked(), "overwrite": replaces})
+        with self._gate.call("create_file") as open_with:
+            wanted = new_matrix(shape, dtype, order, Layout.rows(), "host")
+            name, replaces = path_of(path), flag("overwrite", overwrite)
+            open_with(path=name, **wanted.asked(), overwrite=replaces)
             try:
                 opened = self._opened("creating a matrix file", create)
                 return self._store.open_file(opened, writeable=True, output=made)
@@ -369,12 +361,11 @@ class MakesMatrices(SessionBase):
             On all ranks: if the disk refuses, or a file of that name has appeared meanwhile without ``overwrite=True``.
             The unfinished file is removed then.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("commit") as asked:
-                info = self._store.check("commit: matrix", matrix).info
-                if not info.file:
-                    raise ParamError(f"{info} lies in no file: pass a matrix of create_file")
-                asked["matrix"] = info
+        with self._gate.call("commit") as open_with:
+            info = self._store.check("commit: matrix", matrix).info
+            if not info.file:
+                raise ParamError(f"{info} lies in no file: pass a matrix of create_file")
+            open_with(matrix=info)
             self._store.commit(info.number)
 
     def _opened(self, what: str, on_root: Callable[[], MatrixFile]) -> MatrixFile:
@@ -392,12 +383,11 @@ class MakesMatrices(SessionBase):
 
         A file of `create_file` gets its name, or is removed, as is said there.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("release") as asked:
-                info = self._store.check("release: matrix", matrix).info
-                if info.view is not None:
-                    raise ParamError(f"{info} is a view and has no memory of its own: release the matrix")
-                asked["matrix"] = info
+        with self._gate.call("release") as open_with:
+            info = self._store.check("release: matrix", matrix).info
+            if info.view is not None:
+                raise ParamError(f"{info} is a view and has no memory of its own: release the matrix")
+            open_with(matrix=info)
             self._store.release(matrix)
 
 

@@ -41,11 +41,10 @@ class MovesMatrices(SessionBase):
         ParamError, CapacityError
             As `register` and `empty`.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("scatter") as asked:
-                place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
-                wanted.check_memory(where)
-                asked.update(root=place, layout=wanted, memory=where)
+        with self._gate.call("scatter") as open_with:
+            place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
+            wanted.check_memory(where)
+            open_with(root=place, layout=wanted, memory=where)
             source = self._store.register(array, place)
             made = self._store.empty(NewMatrix(source.shape, source.dtype, source.order, wanted, where))
             self._copy("scatter", source, made)
@@ -69,10 +68,9 @@ class MovesMatrices(SessionBase):
         ParamError, CapacityError
             If the arguments are none of these, or the rank has too little memory.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("gather") as asked:
-                source, place = self._store.check("gather: matrix", matrix), rank_of("root", root, self.size)
-                asked.update(matrix=source.info, root=place)
+        with self._gate.call("gather") as open_with:
+            source, place = self._store.check("gather: matrix", matrix), rank_of("root", root, self.size)
+            open_with(matrix=source.info, root=place)
             whole = NewMatrix(source.shape, source.dtype, source.order, Layout.whole(place), "host")
             made = self._store.empty(whole)
             self._copy("gather", source, made)
@@ -109,28 +107,27 @@ class MovesMatrices(SessionBase):
         ParamError, CapacityError
             If arguments do not fit, or a rank has too little memory.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("redistribute") as asked:
-                source = self._store.check("redistribute: matrix", matrix)
-                target, where = None, None
-                wanted = None if layout is None and out is not None else layout_of(layout)
-                if wanted is not None:
-                    wanted.rectangles(source.shape, self.size)
-                if out is None:
-                    where = None if memory is None else memory_of(memory)
-                    if wanted is not None and where is not None:
-                        wanted.check_memory(where)
-                else:
-                    target = self._store.check("redistribute: out", out)
-                    fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
-                    if memory is not None or not fits:
-                        raise ParamError(
-                            f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: "
-                            "pass the layout of out, or None, and no memory, or no out"
-                        )
-                    check_copy(("matrix", source.info), ("out", target.info))
-                told = None if target is None else target.info
-                asked.update(matrix=source.info, layout=wanted, out=told, memory=where)
+        with self._gate.call("redistribute") as open_with:
+            source = self._store.check("redistribute: matrix", matrix)
+            target, where = None, None
+            wanted = None if layout is None and out is not None else layout_of(layout)
+            if wanted is not None:
+                wanted.rectangles(source.shape, self.size)
+            if out is None:
+                where = None if memory is None else memory_of(memory)
+                if wanted is not None and where is not None:
+                    wanted.check_memory(where)
+            else:
+                target = self._store.check("redistribute: out", out)
+                fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
+                if memory is not None or not fits:
+                    raise ParamError(
+                        f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: "
+                        "pass the layout of out, or None, and no memory, or no out"
+                    )
+                check_copy(("matrix", source.info), ("out", target.info))
+            told = None if target is None else target.info
+            open_with(matrix=source.info, layout=wanted, out=told, memory=where)
             if target is None:
                 assert wanted is not None  # which is an option with out alone
                 about = source.shape, source.dtype, source.order
@@ -148,12 +145,11 @@ class MovesMatrices(SessionBase):
         matrix : Matrix
             Of any location; one in shared host memory is returned as it is.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("download") as asked:
-                found = self._store.check("download: matrix", matrix)
-                found.info.check_in_memory()
-                asked["matrix"] = found.info
-                self._await_caller(found)
+        with self._gate.call("download") as open_with:
+            found = self._store.check("download: matrix", matrix)
+            found.info.check_in_memory()
+            self._await_caller(found)
+            open_with(matrix=found.info)
             return self._store.download(found)
 
     @public_call
@@ -167,16 +163,15 @@ class MovesMatrices(SessionBase):
             If shapes or types differ, `source` is not in shared host memory, or `target` cannot be written, overlaps it
             in memory or overlaps itself.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("upload") as asked:
-                source, target = (
-                    self._store.check(f"upload: {name}", one) for name, one in (("source", source), ("target", target))
-                )
-                check_copy(("source", source.info), ("target", target.info))
-                if source.whole.location != Location.host():
-                    raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
-                asked.update(source=source.info, target=target.info)
-                self._await_caller(source, target)
+        with self._gate.call("upload") as open_with:
+            source, target = (
+                self._store.check(f"upload: {name}", one) for name, one in (("source", source), ("target", target))
+            )
+            check_copy(("source", source.info), ("target", target.info))
+            if source.whole.location != Location.host():
+                raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
+            self._await_caller(source, target)
+            open_with(source=source.info, target=target.info)
             self._store.upload(source, target)
 
     def _await_caller(self, *matrices: Matrix) -> None:

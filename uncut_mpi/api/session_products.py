@@ -130,12 +130,11 @@ class Multiplies(SessionBase):
         ParamError, PlanError, CapacityError
             On all ranks.
         """
-        with self._gate.exclusive():
-            with self._gate.asking("plan") as asked:
-                operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
-                promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
-                key = PlanKey.of(infos_of(operands), choices, **promises)
-                asked.update(product_asked("plan", operands, choices._asdict(), promises))
+        with self._gate.call("plan") as open_with:
+            operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
+            promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
+            key = PlanKey.of(infos_of(operands), choices, **promises)
+            open_with(**product_asked("plan", operands, choices._asdict(), promises))
             plan, _ = self._calls.prepare(key, operands, choices)
         return GemmPlan(self, self._calls, plan, operands, choices)
 
@@ -143,19 +142,18 @@ class Multiplies(SessionBase):
         self, given: tuple[object, object], factors: tuple[object, object], chosen: tuple[object, ...], layout: object
     ) -> Matrix:
         """Return a new matrix for op(A) op(B). Collective."""
-        with self._gate.exclusive():
-            with self._gate.asking("gemm") as asked:
-                scalars, choices = Scalars.of(*factors), Choices.of(*chosen)
-                if scalars.beta != 0:
-                    raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
-                first, second = (self._store.check(name, one) for name, one in zip("AB", given, strict=True))
-                wanted = out_layout_of(layout)
-                new = None
-                if wanted != "auto":
-                    new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
-                    new.layout.rectangles(new.shape, self.size)
-                about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
-                asked.update(product_asked("gemm", (first, second), *about))
+        with self._gate.call("gemm") as open_with:
+            scalars, choices = Scalars.of(*factors), Choices.of(*chosen)
+            if scalars.beta != 0:
+                raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
+            first, second = (self._store.check(name, one) for name, one in zip("AB", given, strict=True))
+            wanted = out_layout_of(layout)
+            new = None
+            if wanted != "auto":
+                new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
+                new.layout.rectangles(new.shape, self.size)
+            about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
+            open_with(**product_asked("gemm", (first, second), *about))
             made = self._store.empty(new or self._fastest_result(first, second, scalars, choices))
             made.of_torch = first.of_torch or second.of_torch
             return made
