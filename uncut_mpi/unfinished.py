@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 from uncut_mpi.errors import DataFileError, reason
@@ -203,15 +204,14 @@ class UnfinishedFile(Discardable):
             self._is_there = False
 
 
-def unfinished_file(
-    what: str, path: str, *, overwrite: bool, how: str = OVERWRITE, done: str = "written"
-) -> UnfinishedFile:
-    """Return the unfinished file of a name, or raise DataFileError, which begins with `what`."""
+@contextlib.contextmanager
+def naming(what: str, path: str, how: str = OVERWRITE, done: str = "written") -> Iterator[str]:
+    """Yield the name of a file to be made, without symbolic links; raise DataFileError, which begins with `what`."""
     if os.path.basename(path) in ("", os.curdir, os.pardir):
         raise DataFileError(f"{what or 'an empty path'} names no file: end it with the name of one")
     final = os.path.realpath(path)
     try:
-        return UnfinishedFile(final, overwrite=overwrite)
+        yield final
     except (FileExistsError, BlockingIOError) as error:
         mend = "wait until it is complete" if isinstance(error, BlockingIOError) else f"{how} to replace it"
         if any(one.path == partial_of(final) for one in _open):

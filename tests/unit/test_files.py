@@ -209,7 +209,7 @@ def test_the_result_has_the_order_of_c_else_of_both_inputs(tmp_path, a, b, c, ex
 
 
 def create(path: pathlib.Path, array: np.ndarray, order: str = "F", *, overwrite: bool = False) -> OutputFile:
-    return OutputFile.create(str(path), array.shape, DType.parse(array.dtype), order, overwrite=overwrite)
+    return OutputFile(str(path), array.shape, DType.parse(array.dtype), order, overwrite=overwrite)
 
 
 @ALL_DTYPES
@@ -381,7 +381,7 @@ def test_a_file_that_appears_meanwhile_is_kept(tmp_path):
 @pytest.mark.parametrize("change", ["replaced", "removed", "shortened"])
 def test_what_others_did_to_an_unfinished_file_gets_no_name(tmp_path, change):
     path, partial = tmp_path / "c.npy", tmp_path / "c.npy.partial"
-    output = OutputFile.create(str(path), (40, 3), DType.f64, "C", overwrite=False)
+    output = OutputFile(str(path), (40, 3), DType.f64, "C", overwrite=False)
     if change == "shortened":
         os.truncate(partial, 500)
     else:

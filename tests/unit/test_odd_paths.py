@@ -215,7 +215,7 @@ def test_a_result_does_not_replace_a_standard_stream():
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path, overwrite):
     path = tmp_path / ("é" * 125 + ".npy")
-    with OutputFile.create(str(path), (2, 2), DType.f64, "C", overwrite=overwrite) as out:
+    with OutputFile(str(path), (2, 2), DType.f64, "C", overwrite=overwrite) as out:
         out.target.write_lines(np.eye(2))
         out.commit()
     np.testing.assert_array_equal(np.load(path), np.eye(2))

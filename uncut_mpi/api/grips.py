@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uncut_mpi.api.arrays import element_type, take
 from uncut_mpi.api.dealing import GivenArray
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
-from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
+from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.stored import extent_bytes, stored_of
 from uncut_mpi.device.files import FileWindow
 from uncut_mpi.device.host.views import matrix_at
@@ -62,7 +62,7 @@ class Held:
     unfinished: bool = False  # a file that has no name yet
     written: bool = False  # whether a call has written it to its end
     failed: list[Rectangle] = dataclasses.field(default_factory=list)  # what calls began to write and did not end
-    output: OutputFile | Discardable | None = None  # of such a file; rank 0 makes it, others help
+    output: Discardable | None = None  # of such a file; rank 0 makes it, others help
     lost: bool = False  # a file that could not be completed and is gone
 
 

@@ -151,7 +151,7 @@ class MatrixStore:
         mine = self._grips.of_arrays(parts, matrix.dtype)
         return self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
 
-    def open_file(self, file: MatrixFile, *, writeable: bool, output: OutputFile | Discardable | None = None) -> Matrix:
+    def open_file(self, file: MatrixFile, *, writeable: bool, output: Discardable | None = None) -> Matrix:
         """
         See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own.
 

@@ -21,7 +21,7 @@ from uncut_mpi.model.dtypes import DType, arithmetic_of
 from uncut_mpi.model.lines import blocks, index
 from uncut_mpi.model.problem import Order
 from uncut_mpi.regular import kind_of, open_regular, status_of
-from uncut_mpi.unfinished import OVERWRITE, UnfinishedFile, partial_of, unfinished_file, write_all
+from uncut_mpi.unfinished import OVERWRITE, UnfinishedFile, naming, partial_of, write_all
 from uncut_mpi.units import bytes_text
 
 # numpy writes types that it does not know itself, as ml_dtypes.bfloat16, as bytes without a meaning.
@@ -147,60 +147,55 @@ class MatrixFile:
             raise DataFileError(f"{self.path} cannot be written: {reason(error)}") from None
 
 
-class OutputFile:
+class OutputFile(UnfinishedFile):
     """
     A matrix file that appears under its name only when it is complete; held by one rank.
 
-    A context manager that discards what was not committed; see `UnfinishedFile`.
+    Its methods raise DataFileError.
+
+    Parameters
+    ----------
+    path : str
+        Name of the complete file. A symbolic link is followed.
+    shape, dtype, order
+        Of the matrix, which is of zeros, with the header written and the whole size reserved on the disk; bf16 is saved
+        as numpy saves it, as elements of 2 bytes without a name.
+    overwrite : bool
+        Whether a file of that name may be replaced, or an unfinished one.
+    how : str
+        How the caller says so, for the error.
 
     Attributes
     ----------
     target : MatrixFile
         What the other ranks need to write their lines.
+
+    Raises
+    ------
+    DataFileError
+        If the file exists (without `overwrite`) or is being written, is no regular file, or its directory is
+        missing or cannot be written.
+    CapacityError
+        If the disk has no room for it.
     """
 
-    def __init__(self, target: MatrixFile, unfinished: UnfinishedFile) -> None:
-        self.target, self._unfinished = target, unfinished
-        self._nbytes = os.fstat(unfinished.descriptor).st_size
-
-    @classmethod
-    def create(
-        cls, path: str, shape: tuple[int, int], dtype: DType, order: Order, *, overwrite: bool, how: str = OVERWRITE
-    ) -> OutputFile:
-        """
-        Make the unfinished file, of zeros, with its header written and its whole size reserved on the disk.
-
-        Parameters
-        ----------
-        path : str
-            Name of the complete file. A symbolic link is followed.
-        shape, dtype, order
-            Of the matrix; bf16 is saved as numpy saves it, as elements of 2 bytes without a name.
-        overwrite : bool
-            Whether a file of that name may be replaced, or an unfinished one.
-        how : str
-            How the caller says so, for the error.
-
-        Raises
-        ------
-        DataFileError
-            If the file exists (without `overwrite`) or is being written, is no regular file, or its directory is
-            missing or cannot be written.
-        CapacityError
-            If the disk has no room for it.
-        """
+    def __init__(
+        self, path: str, shape: tuple[int, int], dtype: DType, order: Order, *, overwrite: bool, how: str = OVERWRITE
+    ) -> None:
         check_new(path, overwrite=overwrite, how=how)
-        unfinished = unfinished_file(path, path, overwrite=overwrite, how=how, done="created")
+        with naming(path, path, how, "created") as final:
+            super().__init__(final, overwrite=overwrite)
         try:
-            with os.fdopen(unfinished.descriptor, "wb", closefd=False) as file:
+            with os.fdopen(self.descriptor, "wb", closefd=False) as file:
                 offset = write_header(file, shape, dtype, order)
-            reserve(unfinished.descriptor, path, offset + shape[0] * shape[1] * dtype.itemsize)
+            self._nbytes = offset + shape[0] * shape[1] * dtype.itemsize
+            reserve(self.descriptor, path, self._nbytes)
         except BaseException:
-            unfinished.discard()
+            self.discard()
             raise
         # By the name that the caller gave: a rank for which that is another file has an error, as of any file.
-        open_path = unfinished.path if os.path.islink(path) else partial_of(path)
-        return cls(MatrixFile(path, *shape, order, dtype, offset, open_path), unfinished)
+        open_path = self.path if os.path.islink(path) else partial_of(path)
+        self.target = MatrixFile(path, *shape, order, dtype, offset, open_path)
 
     def commit(self) -> None:
         """
@@ -215,27 +210,17 @@ class OutputFile:
             unfinished file is discarded then.
         """
         path = self.target.path
-        if not self._unfinished.is_open:
+        if not self.is_open:
             raise ValueError(f"{path} was committed or discarded before")
-        if os.fstat(self._unfinished.descriptor).st_size < self._nbytes:
+        if os.fstat(self.descriptor).st_size < self._nbytes:
             self.discard()
             raise DataFileError(f"{path} has become shorter while it was written: write it again")
         try:
-            self._unfinished.commit()
+            super().commit()
         except FileExistsError:
             raise DataFileError(f"{path} exists, it has appeared meanwhile: name another file") from None
         except OSError as error:
             raise DataFileError(f"{path} cannot be completed: {reason(error)}") from None
-
-    def discard(self) -> None:
-        """Remove the unfinished file. After `commit`, or a second time, it does nothing."""
-        self._unfinished.discard()
-
-    def __enter__(self) -> OutputFile:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        self.discard()
 
 
 def check_new(path: str, *, overwrite: bool, how: str = OVERWRITE) -> None:

@@ -330,7 +330,7 @@ class MakesMatrices(SessionBase):
         def create() -> MatrixFile:
             nonlocal made
             about = wanted.shape, wanted.dtype, wanted.order
-            made = OutputFile.create(name, *about, overwrite=replaces, how="pass overwrite=True")
+            made = OutputFile(name, *about, overwrite=replaces, how="pass overwrite=True")
             return made.target
 
         with self._gate.call("create_file") as open_with:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from uncut_mpi.command.streams import write_all
 from uncut_mpi.errors import DataFileError, reason
 from uncut_mpi.regular import kind_of, status_of
-from uncut_mpi.unfinished import replace_file, unfinished_file
+from uncut_mpi.unfinished import UnfinishedFile, naming, replace_file
 
 PATIENCE_S = 30.0
 """How long the reader of a pipe or a terminal may take nothing."""
@@ -101,7 +101,8 @@ def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DataFileError(f"{what} cannot be written: this user may not write into {parent}")
     # Permissions do not tell all: file systems may be read-only, full, or make their files themselves.
-    unfinished_file(what, path, overwrite=overwrite).discard()
+    with naming(what, path) as final:
+        UnfinishedFile(final, overwrite=overwrite).discard()
 
 
 def write_file(flag: str, path: str | None, content: bytes) -> None:

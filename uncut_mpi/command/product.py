@@ -294,7 +294,7 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
     try:
         with session.together("creating the output file"):
             if session.rank == 0:
-                output = OutputFile.create(
+                output = OutputFile(
                     arguments.out_path, result.shape, product.dtype, result.order, overwrite=arguments.overwrite
                 )
         target = session.gather_values(output.target if output else None)[0]

@@ -49,7 +49,7 @@ class Streamed:
     ) -> None:
         assert arguments.out_path is not None  # the command line has files
         self._session, self._before = session, files[2] if arguments.beta != 0 else None
-        self._output: OutputFile | Discardable | None = None
+        self._output: Discardable | None = None
         with session.together("checking the placement"):
             if any(one != Location.host() for one in (arguments.place.a, arguments.place.b, arguments.place.c)):
                 raise ParamError(
@@ -60,7 +60,7 @@ class Streamed:
         output: OutputFile | None = None
         with session.together("creating the output file"):
             if session.rank == 0:
-                output = OutputFile.create(arguments.out_path, shape, a.dtype, order, overwrite=arguments.overwrite)
+                output = OutputFile(arguments.out_path, shape, a.dtype, order, overwrite=arguments.overwrite)
         self._output = output
         self._target: MatrixFile = session.gather_values(output.target if output else None)[0]
         try:
