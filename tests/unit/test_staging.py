@@ -25,7 +25,7 @@ from tests.helpers.faults import (
 from tests.helpers.layouts import even, random_layout
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.unit import test_rivals, test_verify_uncut
-from uncut_mpi.api import plan_message
+from uncut_mpi.api.plan_message import told_of
 from uncut_mpi.api.plans import private_of
 from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -422,8 +422,8 @@ def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
         assert private_of(problem, (a, b, c)) == (private, ())
         options = ScheduleOptions(scheduler="kblocks")
         (planned,) = plan_several(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
-        said = plan_message.encode([dataclasses.replace(planned, staged=private)], options, 0.0)
-        assert plan_message.decode(said)[0][0].staged == "AC"
+        ((summary, _),) = told_of([dataclasses.replace(planned, staged=private)], options, 0.0)
+        assert summary.staged == "AC"
 
 
 def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import json
 import logging
 import os
 import pathlib
@@ -107,15 +106,14 @@ def obtain_machine(
         check_hardware(given, key)
         return given
     path = cache_directory() / f"{key}.json"
-    kept = group.from_root(lambda: _load(path, key, group.size).encode())
+    kept = group.from_root(lambda: _load(path, key, group.size))
     if kept:
         # Memory is a fact of this run (the host backend's is what is free now), links and rates are kept.
         memory = np.array([one.memory_bytes for one in identities], np.int64)
-        return dataclasses.replace(Machine.from_json(kept.decode()), memory_bytes=memory)
+        return dataclasses.replace(Machine.from_json(kept), memory_bytes=memory)
     started = time.perf_counter()
     machine = measure(group, backend, identities, key)
-    disk = group.from_root(lambda: json.dumps(dataclasses.asdict(kept_disk(path))).encode())
-    machine = dataclasses.replace(machine, disk=Disk(**json.loads(disk)))
+    machine = dataclasses.replace(machine, disk=group.from_root(lambda: kept_disk(path)))
     if group.rank == 0:
         _tell(machine, time.perf_counter() - started, again=path.is_file())
         _keep(path, machine.to_json())

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from uncut_mpi.api import plan_message
 from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.plans import Plan, PlanKey
+from uncut_mpi.api.plan_message import told_of
+from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
@@ -20,6 +19,7 @@ from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_several
+from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -70,13 +70,12 @@ class PlanMaker:
         group, counters = self._group, self._counters
         room = self._room((key,), held)
         before = group.bytes_broadcast
-        data = group.from_root(lambda: self._plan_on_root(key, room, whole=whole))
-        with agreement.collective(group, "decoding the schedule"):
-            told = plan_message.decode(data)
-            plans = () if isinstance(told, Chunks) else tuple(Plan.of(key, *one, group.rank) for one in told)
+        told = group.from_root(lambda: self._plan_on_root(key, room, whole=whole))
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         if isinstance(told, Chunks):
             return told
+        with agreement.collective(group, "decoding the schedule"):
+            plans = tuple(Plan.of(key, about, Schedule.decode(encoded), group.rank) for about, encoded in told)
         counters.planner_calls += 1
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
@@ -99,10 +98,9 @@ class PlanMaker:
         asked = tuple(keys)
         if asked not in self._fastest:
             room = self._room(asked, held)
-            data = self._group.from_root(lambda: struct.pack("<Q", self._fastest_on_root(asked, room)))
             if len(self._fastest) >= _MOST_CHOICES:
                 self._fastest.clear()
-            (self._fastest[asked],) = struct.unpack("<Q", data)
+            self._fastest[asked] = self._group.from_root(lambda: self._fastest_on_root(asked, room))
         return self._fastest[asked]
 
     def _room(self, keys: Sequence[PlanKey], held: int) -> Room:
@@ -134,14 +132,14 @@ class PlanMaker:
         options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
         return key.problem, key.placement, self._group.size, self._machine, options
 
-    def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> bytes:
+    def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started = time.perf_counter()
         chunks = None if whole else cut(*self._about(key, room), key.files)
         if chunks is not None:
-            return plan_message.encode_chunks(chunks)
+            return chunks
         several = self._several(key, room)
         plan_s = time.perf_counter() - started
         if self._verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
-        return plan_message.encode(several, key.options, plan_s)
+        return told_of(several, key.options, plan_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Memory
 from uncut_mpi.model.problem import Order
-from uncut_mpi.spmd import agreement
 
 
 class MakesMatrices(SessionBase):
@@ -282,7 +281,7 @@ class MakesMatrices(SessionBase):
                 )
             name, kind = path_of(path), None if dtype is None else DType.parse(dtype)
             open_with(path=name, dtype=kind, mode=mode)
-            opened = self._opened("opening a matrix file", lambda: open_matrix(name, kind))
+            opened = self._group.from_root(lambda: open_matrix(name, kind))
             return self._store.open_file(opened, writeable=mode == "r+")
 
     @public_call
@@ -338,7 +337,7 @@ class MakesMatrices(SessionBase):
             name, replaces = path_of(path), flag("overwrite", overwrite)
             open_with(path=name, **wanted.asked(), overwrite=replaces)
             try:
-                opened = self._opened("creating a matrix file", create)
+                opened = self._group.from_root(create)
                 return self._store.open_file(opened, writeable=True, output=made)
             except BaseException:
                 if made is not None:
@@ -367,15 +366,6 @@ class MakesMatrices(SessionBase):
                 raise ParamError(f"{info} lies in no file: pass a matrix of create_file")
             open_with(matrix=info)
             self._store.commit(info.number)
-
-    def _opened(self, what: str, on_root: Callable[[], MatrixFile]) -> MatrixFile:
-        """Return the file that rank 0 opens. Collective."""
-        opened: MatrixFile | None = None
-        with agreement.collective(self._group, what):
-            if self.rank == 0:
-                opened = on_root()
-        found: MatrixFile = self._group.allgather_objects(opened)[0]
-        return found
 
     @public_call
     def release(self, matrix: Matrix) -> None:

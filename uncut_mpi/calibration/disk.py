@@ -52,7 +52,7 @@ def measure_disk(group: Group, folder: str, file_bytes: int | None = None) -> Di
         On all ranks, if the folder has no room for the file or it cannot be written or read.
     """
     size = FILE_BYTES if file_bytes is None else file_bytes
-    path = group.from_root(lambda: _make(folder, size).encode()).decode()
+    path = group.from_root(lambda: _make(folder, size))
     try:
         return _measured(group, path, size)
     finally:

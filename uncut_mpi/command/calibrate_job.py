@@ -88,12 +88,12 @@ def _rehearse(comm: Any, group: Group, machine: Machine, arguments: CalibrateArg
     with Session(comm, machine=machine, **arguments.of_ranks) as session:
         observations = rehearse(session, _progress(group, "rehearsing"))
 
-    def fit() -> bytes:
+    def fit() -> tuple[str, Refinement]:
         fitted, found = refine(machine, observations)
-        return json.dumps([fitted.to_json(), dict(found.parameters), found.errors, found.products]).encode()
+        return fitted.to_json(), found
 
-    text, parameters, errors, products = json.loads(group.from_root(fit).decode())
-    return Machine.from_json(text), Refinement(parameters, tuple(errors), tuple(products))
+    text, found = group.from_root(fit)
+    return Machine.from_json(text), found
 
 
 def _progress(group: Group, title: str) -> Callable[[int, int, str], None]:
@@ -112,7 +112,7 @@ def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArgu
     )
     identities = started.identities
 
-    def fit() -> bytes:
+    def fit() -> str:
         machine = assemble(
             samples,
             name=f"{group.size}×{identities[0].name}",
@@ -122,9 +122,9 @@ def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArgu
             provenance=f"calibrated by uncut_mpi {uncut_mpi.__version__} on {platform.node()}, "
             f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')}, {library_version()}",
         )
-        return machine.to_json().encode()
+        return machine.to_json()
 
-    return samples, Machine.from_json(group.from_root(fit).decode())
+    return samples, Machine.from_json(group.from_root(fit))
 
 
 def _publish(

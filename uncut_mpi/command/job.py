@@ -114,7 +114,7 @@ def _machine(comm: Any, arguments: GemmArguments) -> Machine | None:
     group, name = Group(comm), arguments.machine
     try:
         ranks = group.size if name == UNIFORM else None
-        return Machine.from_json(group.from_root(lambda: find_machine(name, ranks).to_json().encode()).decode())
+        return Machine.from_json(group.from_root(lambda: find_machine(name, ranks).to_json()))
     finally:
         group.free()
 

@@ -17,7 +17,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -55,6 +55,7 @@ Progress = Callable[[], bytes]
 Missing = Callable[[], Sequence[int]]
 """Tells which ranks have not arrived, from what they wrote into shared memory."""
 
+_T = TypeVar("_T")
 
 _unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
 """Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
@@ -140,7 +141,7 @@ class Group:
     stalled : bool
         Whether an error has ended a wait: this group can only be abandoned.
     bytes_broadcast : int
-        Payload bytes that have gone through `from_root` so far.
+        Bytes that have gone through `from_root` so far.
     is_gone : callable
         Returns whether MPI is finalised.
     check_left : callable or None
@@ -413,14 +414,14 @@ class Group:
                 raise agreed(PeerFailedError(f"rank {rank} could not send its part of {what}: {said}"))
         return [value for value, _ in found]
 
-    def from_root(self, function: Callable[[], bytes], root: int = 0) -> bytes:
+    def from_root(self, function: Callable[[], _T]) -> _T:
         """
-        Run a function on one rank and give its bytes, or its error, to all.
+        Run a function on rank 0 and give what it returns, or its error, to all.
 
         Parameters
         ----------
         function : callable
-            Returns bytes; called on `root` only.
+            Returns what can be pickled; called on rank 0 only.
 
         Raises
         ------
@@ -430,21 +431,22 @@ class Group:
         """
         self.check_usable()
         failed: BaseException | None = None
-        header, content = np.zeros(2, np.int64), b""  # whether it is an error, and its bytes
-        if self.rank == root:
+        data = b""
+        if self.rank == 0:
             try:
-                content = function()
+                data = pickle.dumps((function(), None), pickle.HIGHEST_PROTOCOL)
             except BaseException as error:  # the others wait for the result or the error
-                failed, content = error, pickle.dumps(to_wire(error))
-            header[:] = failed is not None, len(content)
-        self.wait(self._comm.Ibcast(header, root=root), "broadcast", None, header)
-        body = np.frombuffer(content, np.uint8) if self.rank == root else np.empty(header[1], np.uint8)
-        if len(body):
-            self.wait(self._comm.Ibcast(body, root=root), "broadcast", None, body)
+                failed, data = error, pickle.dumps((None, to_wire(error)))
+        length = np.array([len(data)])
+        self.wait(self._comm.Ibcast(length, root=0), "broadcast", None, length)
+        body = np.frombuffer(data, np.uint8) if self.rank == 0 else np.empty(length[0], np.uint8)
+        self.wait(self._comm.Ibcast(body, root=0), "broadcast", None, body)
         self.bytes_broadcast += len(body)
-        if not header[0]:
-            return body.tobytes()
-        raise agreed(failed or from_wire(*pickle.loads(body.tobytes()), rank=root))
+        value, wire = pickle.loads(body.data)
+        if wire is not None:
+            raise agreed(failed or from_wire(*wire, rank=0))
+        found: _T = value
+        return found
 
     def free(self) -> None:
         """Free the communicator; a second call does nothing. A stalled group only lets go of it."""
