@@ -19,6 +19,7 @@ The exception tree of uncut_mpi, below `UncutError`. It imports nothing of ours.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Final, TypeVar
 
 INTERRUPTED: Final = 130
@@ -90,6 +91,15 @@ def agreed(error: _Error) -> _Error:
     """Mark an error as raised by every rank of a collective call; return it."""
     error.agreed = True  # type: ignore[attr-defined]
     return error
+
+
+@contextlib.contextmanager
+def raised_by_all() -> Iterator[None]:
+    """Mark the errors of a block that does on every rank the same with the same values, so that all raise them."""
+    try:
+        yield
+    except UncutError as error:
+        raise agreed(error) from None
 
 
 def is_agreed(error: BaseException) -> bool:

@@ -8,7 +8,6 @@ replace what this module makes (`CallExchange`, `ProgressBoard`, arrays of words
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 
@@ -39,18 +38,21 @@ class Control:
 
     def __init__(self, group: Group) -> None:
         self._group, size = group, group.size
-        room_bytes, board_shape = agreement.room_bytes(group), ProgressBoard.shape(size)
-        words_at = room_bytes + 4 * math.prod(board_shape)
-        flags_at = words_at + 2 * 8 * size
-        nbytes = flags_at + 4 * size * MAX_LANES
-        self._segment = exchange.shared_segment(group, nbytes, "the progress board", timeout_s=SETTLING_S)
-        self.exchange = agreement.CallExchange(group, self._segment.array(np.uint8, room_bytes))
+        fields = [
+            ("room", np.uint8, (agreement.room_bytes(group),)),
+            ("board", np.uint32, ProgressBoard.shape(size)),
+            ("turns", np.uint64, (size,)),
+            ("steps", np.uint64, (size,)),
+            ("flags", np.uint32, (size, MAX_LANES)),
+        ]
+        kind = np.dtype(fields, align=True)
+        self._segment = exchange.shared_segment(group, kind.itemsize, "the progress board", timeout_s=SETTLING_S)
+        (words,) = self._segment.array(kind, 1)
+        self.exchange = agreement.CallExchange(group, words["room"])
         try:
-            board = self._segment.array(np.uint32, board_shape, offset_bytes=room_bytes)
-            self.turns, steps = self._segment.array(np.uint64, (2, size), offset_bytes=words_at)
-            self.board = ProgressBoard(board, group.rank)
-            self.flags = self._segment.array(np.uint32, (size, MAX_LANES), offset_bytes=flags_at)
-            group.count_steps(steps)
+            self.turns, self.flags = words["turns"], words["flags"]
+            self.board = ProgressBoard(words["board"], group.rank)
+            group.count_steps(words["steps"])
             group.check_left = functools.partial(self.exchange.check_left, OPENING, by_giving_up=False)
             group.barrier(OPENING, SETTLING_S)  # all can mark now that they leave
         except BaseException as error:

@@ -39,9 +39,9 @@ from uncut_mpi.errors import (
     DataFileError,
     ParamError,
     RankMismatchError,
-    UncutError,
     agreed,
     is_agreed,
+    raised_by_all,
     reason,
 )
 from uncut_mpi.instead import BATCH
@@ -214,10 +214,8 @@ class MatrixStore:
 
     def download(self, matrix: Matrix) -> Matrix:
         """See `Session.download`."""
-        try:
+        with raised_by_all():
             matrix.info.check_in_memory()
-        except ParamError as wrong:  # the same on all ranks
-            raise agreed(wrong) from None
         if matrix.whole.location == Location.host():  # of one in parts not all ranks have the array
             return matrix
         whole = Layout.whole(0)
@@ -423,14 +421,12 @@ class MatrixStore:
                         "(os.path.abspath), on a file system that they share"
                     )
                 )
-            try:
+            with raised_by_all():
                 if layout is None:
                     assert shape is not None  # which is no option without a layout
                     dealt = by_starts(of_ranks, shape, kind)
                 else:
                     dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind, order)
-            except UncutError as wrong:  # of the same values on all ranks
-                raise agreed(wrong) from None
             return self._publish(dealt, mine, [one.grip for one in mine], file)
         except BaseException:
             self._grips.let_go([one.grip for one in mine])

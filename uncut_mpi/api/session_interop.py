@@ -23,7 +23,7 @@ from uncut_mpi.api.interop import (
 )
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session_base import SessionBase
-from uncut_mpi.errors import ParamError, agreed
+from uncut_mpi.errors import raised_by_all
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd import agreement
 
@@ -93,12 +93,10 @@ class Interoperates(SessionBase):
             open_with(shape=given.shape, dealt=given.dealt, dtype=kind)
             places, parts = zip(*self._group.allgather_objects((given.places, [*given.arrays])), strict=True)
             layout = None
-            try:
+            with raised_by_all():
                 holders_of(places, given.num_places)
                 if all(len(ones) <= 1 for ones in parts):
                     layout = layout_of_parts([next(iter(ones), None) for ones in parts], given.shape)
-            except ParamError as wrong:  # of the same values on all ranks
-                raise agreed(wrong) from None
             starts = [(array, (0, 0) if layout else (rows[0], cols[0])) for (rows, cols), array in given.arrays.items()]
             return self._store.distribute(starts, layout, given.shape, kind)
 
@@ -112,12 +110,10 @@ class Interoperates(SessionBase):
             open_with(matrix=matrix.info, mesh=shape)
             self._backend.await_caller()
             of_ranks, parts = zip(*self._group.allgather_objects((places, parts_of_rank(matrix))), strict=True)
-            try:
+            with raised_by_all():
                 holders = holders_of(of_ranks, int(np.prod(shape)))
                 what = f"{matrix} is to be a {mesh.kind}"
                 cuts = cuts_of(what, matrix.layout, matrix.shape, parts, shape, holders, even=mesh.even)
-            except ParamError as wrong:  # of the same values on all ranks
-                raise agreed(wrong) from None
             own = [rectangle_of(matrix.shape, shape, cuts, place) for place in places]
             with agreement.collective(self._group, f"making a {mesh.kind}"):
                 return show(matrix, mesh, cuts, own, self._backend)

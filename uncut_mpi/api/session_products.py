@@ -13,7 +13,7 @@ from uncut_mpi.api.request import Choices, Request, Scalars, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, new_result, out_layout_of, possible_results
 from uncut_mpi.api.wording import product_asked
-from uncut_mpi.errors import ParamError, UncutError, agreed
+from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import Number, flag
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.problem import Trans
@@ -162,13 +162,10 @@ class Multiplies(SessionBase):
         """Return the matrix for op(A) op(B) whose product is predicted to take the least time. Collective."""
         several = possible_results(a, b, choices.trans_a, choices.trans_b, self.size)
         memories = zip(*self._group.allgather_objects([one.memory for one in several]), strict=True)
-        try:
+        promises = {"reads_c": False, "scales_only": scalars.alpha == 0}
+        with raised_by_all():
             keys = [
-                PlanKey.of(
-                    (a.info, b.info, proposed(one, of_ranks)), choices, reads_c=False, scales_only=scalars.alpha == 0
-                )
+                PlanKey.of((a.info, b.info, proposed(one, of_ranks)), choices, **promises)
                 for one, of_ranks in zip(several, memories, strict=True)
             ]
-        except UncutError as wrong:  # of the same values on all ranks
-            raise agreed(wrong) from None
         return several[self._maker.fastest(keys, self._calls.binder.softbuf_bytes)]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from uncut_mpi.api.peers import exchange_patterns, reached_from
 from uncut_mpi.device.interface import Backend, DeviceIdentity
 from uncut_mpi.device.select import make_cuda, make_host, visible_gpus
-from uncut_mpi.errors import ParamError, TopologyError, agreed
+from uncut_mpi.errors import ParamError, TopologyError, raised_by_all
 from uncut_mpi.model.arguments import BACKENDS, BackendName, counted, flag, items, shown, whole_number
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -100,7 +100,7 @@ def start_backend(
         "check_peers": check_peers,
     }
     agreement.agree(group, str(asked).encode(), lambda: asked)
-    with agreement.collective(group, "choosing the backend"):
+    with raised_by_all():
         if group.num_nodes > 1:
             raise TopologyError(
                 f"the {group.size} ranks are on {group.num_nodes} nodes; a session spans one node: "
@@ -117,16 +117,15 @@ def start_backend(
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
-    if obstacle and (backend == "cuda" or (backend == "auto" and named is not None)):
-        if backend == "cuda":
-            raise agreed(TopologyError(f"backend cuda was asked for, but {obstacle}"))
-        raise agreed(
-            TopologyError(
-                f"devices {named} were named, but {obstacle}; or leave devices (--devices) out, and backend auto "
-                "takes the host where there are no GPUs"
-            )
-        )
     if obstacle:
+        with raised_by_all():
+            if backend == "cuda":
+                raise TopologyError(f"backend cuda was asked for, but {obstacle}")
+            if backend == "auto" and named is not None:
+                raise TopologyError(
+                    f"devices {named} were named, but {obstacle}; or leave devices (--devices) out, and backend auto "
+                    "takes the host where there are no GPUs"
+                )
         reason = why if backend == "host" else f"host backend, since {obstacle}"
         return _open(group, lambda: make_host(group.local_rank, group.size), reason, check_peers)
     reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
