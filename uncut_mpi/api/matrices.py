@@ -12,7 +12,7 @@ import dataclasses
 import numbers
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -221,34 +221,14 @@ class MatrixStore:
         whole = Layout.whole(0)
         copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
         with agreement.collective(self._group, "downloading a matrix"):
-            for part, array, there, address in self._own_parts(matrix):
-                if matrix.info.file:
-                    self._move(address, part, copy.array[there], writes=False)
-                elif part.location.space == "host":
-                    copy.array[there] = array
-                elif part.order == copy.order and isinstance(there[0], slice):
-                    block = copy.array[there]
-                    self._backend.to_host(address, part.ld, block if part.order == "F" else block.T)
-                else:
-                    block = np.empty(part.stored_shape, copy.array.dtype, order="F")
-                    self._backend.to_host(address, part.ld, block)
-                    copy.array[there] = block if part.order == "F" else block.T
+            self._move(matrix, copy.array, writes=False)
         return copy
 
     def upload(self, source: Matrix, target: Matrix) -> None:
         """See `Session.upload`."""
         self.is_written(target, written=False)
         with agreement.collective(self._group, "uploading a matrix"):
-            for part, array, there, address in self._own_parts(target):
-                block = source.array[there]
-                if target.info.file:
-                    self._move(address, part, block, writes=True)
-                elif part.location.space == "host":
-                    array[...] = block
-                else:
-                    self._backend.from_host(
-                        address, part.ld, np.asfortranarray(block if part.order == "F" else block.T)
-                    )
+            self._move(target, source.array, writes=True)
         self.is_written(target, written=True)
 
     def is_written(self, matrix: Matrix, *, written: bool) -> None:
@@ -266,16 +246,36 @@ class MatrixStore:
             if not (rows[0] <= down[0] and down[1] <= rows[1] and cols[0] <= along[0] and along[1] <= cols[1])
         ]
 
-    def _move(self, address: int, part: Part, block: np.ndarray, *, writes: bool) -> None:
-        """Copy a part of a matrix file into an array of its shape, or from it. Local."""
-        lines, item = (block if part.order == "F" else block.T), block.dtype.itemsize
-        straight = lines if lines.strides[0] == item else np.asfortranarray(lines)
-        shape = lines.shape[0] * item, lines.shape[1]
-        ends = (address, part.ld * item), (straight.ctypes.data, straight.strides[1])
-        (to, to_pitch), (source, pitch) = ends if writes else ends[::-1]
-        self._backend.files.copy(to, to_pitch, source, pitch, shape)
-        if not writes and straight is not lines:
-            lines[...] = straight
+    def _move(self, matrix: Matrix, every: np.ndarray, *, writes: bool) -> None:
+        """Copy this rank's parts of a matrix into an array of all elements, or from it. Local."""
+        info, backend, item = matrix.info, self._backend, every.itemsize
+        for at, held in enumerate(info.parts):
+            part, own = held.part, matrix.own_part(at)
+            if own is None or held.holder != self._group.rank or 0 in part.shape:
+                continue
+            address, array = own
+            there = picked(*indices_of((part.rows, part.cols), info.layout.orders))
+            if part.location.space == "host" and not info.file:
+                if writes:
+                    array[...] = every[there]
+                else:
+                    every[there] = array
+                continue
+            block = every[there]
+            lines = block if part.order == "F" else block.T
+            in_place = isinstance(there[0], slice) and lines.strides[0] == item
+            if not in_place:
+                lines = np.asfortranarray(lines) if writes else np.empty_like(lines, order="F")
+            if info.file:
+                ends = (address, part.ld * item), (lines.ctypes.data, lines.strides[1])
+                (to, to_pitch), (source, pitch) = ends if writes else ends[::-1]
+                backend.files.copy(to, to_pitch, source, pitch, (lines.shape[0] * item, lines.shape[1]))
+            elif writes:
+                backend.from_host(address, part.ld, lines)
+            else:
+                backend.to_host(address, part.ld, lines)
+            if not (writes or in_place):
+                every[there] = lines if part.order == "F" else lines.T
 
     # -- releasing ---------------------------------------------------------------------------
 
@@ -440,15 +440,6 @@ class MatrixStore:
             if is_agreed(error):  # raised by all ranks, so all of them give it back
                 self._free([number])
             raise
-
-    def _own_parts(self, matrix: Matrix) -> Iterator[tuple[Part, Any, tuple[Any, ...], int]]:
-        """Yield this rank's parts: each with its array, its index in an array of all elements, and its address."""
-        orders = matrix.info.layout.orders
-        for at, of in enumerate(matrix.info.parts):
-            own = matrix.own_part(at)
-            if own is not None and of.holder == self._group.rank and 0 not in of.part.shape:
-                rectangle = of.part.rows, of.part.cols
-                yield of.part, own[1], picked(*indices_of(rectangle, orders)), own[0]
 
     def _publish(self, info: MatrixInfo, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
         """
