@@ -51,7 +51,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
-from uncut_mpi.model.positions import indices_of, picked
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -212,25 +211,6 @@ class MatrixStore:
             held.opened.append(of.handle)
         return held.addresses[number] + start
 
-    def download(self, matrix: Matrix) -> Matrix:
-        """See `Session.download`."""
-        with raised_by_all():
-            matrix.info.check_in_memory()
-        if matrix.whole.location == Location.host():  # of one in parts not all ranks have the array
-            return matrix
-        whole = Layout.whole(0)
-        copy = self._empty_shared(NewMatrix(matrix.shape, matrix.dtype, matrix.order, whole, "shared"))
-        with agreement.collective(self._group, "downloading a matrix"):
-            self._move(matrix, copy.array, writes=False)
-        return copy
-
-    def upload(self, source: Matrix, target: Matrix) -> None:
-        """See `Session.upload`."""
-        self.is_written(target, written=False)
-        with agreement.collective(self._group, "uploading a matrix"):
-            self._move(target, source.array, writes=True)
-        self.is_written(target, written=True)
-
     def is_written(self, matrix: Matrix, *, written: bool) -> None:
         """Note that a matrix is being written, or was to its end; a file of which some is not gets no name. Local."""
         held, view = self._held[matrix.info.number], matrix.info.view
@@ -245,37 +225,6 @@ class MatrixStore:
             for down, along in held.failed
             if not (rows[0] <= down[0] and down[1] <= rows[1] and cols[0] <= along[0] and along[1] <= cols[1])
         ]
-
-    def _move(self, matrix: Matrix, every: np.ndarray, *, writes: bool) -> None:
-        """Copy this rank's parts of a matrix into an array of all elements, or from it. Local."""
-        info, backend, item = matrix.info, self._backend, every.itemsize
-        for at, held in enumerate(info.parts):
-            part, own = held.part, matrix.own_part(at)
-            if own is None or held.holder != self._group.rank or 0 in part.shape:
-                continue
-            address, array = own
-            there = picked(*indices_of((part.rows, part.cols), info.layout.orders))
-            if part.location.space == "host" and not info.file:
-                if writes:
-                    array[...] = every[there]
-                else:
-                    every[there] = array
-                continue
-            block = every[there]
-            lines = block if part.order == "F" else block.T
-            in_place = isinstance(there[0], slice) and lines.strides[0] == item
-            if not in_place:
-                lines = np.asfortranarray(lines) if writes else np.empty_like(lines, order="F")
-            if info.file:
-                ends = (address, part.ld * item), (lines.ctypes.data, lines.strides[1])
-                (to, to_pitch), (source, pitch) = ends if writes else ends[::-1]
-                backend.files.copy(to, to_pitch, source, pitch, (lines.shape[0] * item, lines.shape[1]))
-            elif writes:
-                backend.from_host(address, part.ld, lines)
-            else:
-                backend.to_host(address, part.ld, lines)
-            if not (writes or in_place):
-                every[there] = lines if part.order == "F" else lines.T
 
     # -- releasing ---------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from uncut_mpi.api.wanted import NewMatrix, layout_of, own_memory, rank_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
+from uncut_mpi.model.positions import indices_of, picked
+from uncut_mpi.spmd import agreement
 
 
 class MovesMatrices(SessionBase):
@@ -150,7 +152,12 @@ class MovesMatrices(SessionBase):
             found.info.check_in_memory()
             self._await_caller(found)
             open_with(matrix=found.info)
-            return self._store.download(found)
+            if found.whole.location == Location.host():  # of one in parts not all ranks have the array
+                return found
+            copy = self._store.empty(NewMatrix(found.shape, found.dtype, found.order, Layout.whole(0), "shared"))
+            with agreement.collective(self._group, "downloading a matrix"):
+                self._move(found, copy.array, writes=False)
+        return copy
 
     @public_call
     def upload(self, source: Matrix, target: Matrix) -> None:
@@ -172,13 +179,47 @@ class MovesMatrices(SessionBase):
                 raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
             self._await_caller(source, target)
             open_with(source=source.info, target=target.info)
-            self._store.upload(source, target)
+            self._store.is_written(target, written=False)
+            with agreement.collective(self._group, "uploading a matrix"):
+                self._move(target, source.array, writes=True)
+            self._store.is_written(target, written=True)
 
     def _await_caller(self, *matrices: Matrix) -> None:
         """Wait for what the caller's stream does, before matrices are moved without a plan, as with one. Local."""
         self._backend.mark_caller(None)
         self._backend.await_caller()
         self._store.check_files(matrices)
+
+    def _move(self, matrix: Matrix, every: np.ndarray, *, writes: bool) -> None:
+        """Copy this rank's parts of a matrix into an array of all elements, or from it. Local."""
+        info, backend, item = matrix.info, self._backend, every.itemsize
+        for at, held in enumerate(info.parts):
+            part, own = held.part, matrix.own_part(at)
+            if own is None or held.holder != self.rank or 0 in part.shape:
+                continue
+            address, array = own
+            there = picked(*indices_of((part.rows, part.cols), info.layout.orders))
+            if part.location.space == "host" and not info.file:
+                if writes:
+                    array[...] = every[there]
+                else:
+                    every[there] = array
+                continue
+            block = every[there]
+            lines = block if part.order == "F" else block.T
+            in_place = isinstance(there[0], slice) and lines.strides[0] == item
+            if not in_place:
+                lines = np.asfortranarray(lines) if writes else np.empty_like(lines, order="F")
+            if info.file:
+                ends = (address, part.ld * item), (lines.ctypes.data, lines.strides[1])
+                (to, to_pitch), (source, pitch) = ends if writes else ends[::-1]
+                backend.files.copy(to, to_pitch, source, pitch, (lines.shape[0] * item, lines.shape[1]))
+            elif writes:
+                backend.from_host(address, part.ld, lines)
+            else:
+                backend.to_host(address, part.ld, lines)
+            if not (writes or in_place):
+                every[there] = lines if part.order == "F" else lines.T
 
     def _copy(self, call: str, source: Matrix, target: Matrix) -> None:
         """Copy a matrix into another, as part of a call that has opened. Collective."""
