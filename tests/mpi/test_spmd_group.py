@@ -175,24 +175,6 @@ def test_a_wait_hands_the_core_over(comm, agree_all, group):
     agree_all(all(one < 0.15 for one in slept[1:]), slept)
 
 
-@pytest.mark.parametrize(
-    ("environment", "wanted"),
-    [
-        ({"PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 1),
-        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
-        ({"SLURM_PROCID": "5", "SLURM_LOCALID": "3"}, 3),
-        # mpiexec in a batch script of Slurm, whose numbers are those of the script.
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 1),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, 5),
-        ({"PMI_RANK": "5", "MPI_LOCALRANKID": ""}, 5),
-        ({}, 5),
-    ],
-)
-def test_the_number_on_the_node_is_the_launcher_s_or_the_rank_in_the_world(agree_all, environment, wanted):
-    found = runtime.node_rank(environment, world_rank=5)
-    agree_all(found == wanted, f"{found} from {environment}")
-
-
 def test_the_number_on_the_node_is_that_of_this_job(comm, agree_all, group):
     mine = runtime.node_rank()
     numbers = [theirs for node, theirs in allgather(comm, (group.node, mine)) if node == group.node]

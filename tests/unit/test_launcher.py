@@ -147,3 +147,20 @@ def test_a_job_without_a_loadable_mpi_says_what_to_install(words):
 )
 def test_a_library_s_name_and_version_are_short(full_version, short):
     assert launcher.short_version(full_version) == short
+
+
+@pytest.mark.parametrize(
+    ("environment", "wanted"),
+    [
+        ({"PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 1),
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2),
+        ({"SLURM_PROCID": "5", "SLURM_LOCALID": "3"}, 3),
+        # mpiexec in a batch script of Slurm, whose numbers are those of the script.
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "PMI_RANK": "5", "MPI_LOCALRANKID": "1"}, 1),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, 5),
+        ({"PMI_RANK": "5", "MPI_LOCALRANKID": ""}, 5),
+        ({}, 5),
+    ],
+)
+def test_the_number_on_the_node_is_the_launcher_s_or_the_rank_in_the_world(environment, wanted):
+    assert launcher.node_rank(5, environment) == wanted

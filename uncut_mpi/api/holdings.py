@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uncut_mpi.api.calls import Calls
-from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.spmd.group import Group
 
 
 class Holdings:
@@ -25,16 +23,15 @@ class Holdings:
 
     whole = True
 
-    def __init__(self, group: Group, backend: Backend, store: MatrixStore, calls: Calls, plans: PlanCache) -> None:
-        self._group, self._backend, self._store, self._calls, self._plans = group, backend, store, calls, plans
-        self._gate = calls.gate
-        self._gate.on_close = self.give_back
+    def __init__(self, calls: Calls, plans: PlanCache) -> None:
+        self._calls, self._plans = calls, plans
+        calls.gate.on_close = self.give_back
         self.released = False
 
     @property
     def in_use(self) -> bool:
         """Whether work of this rank or its peers may still be in flight, so that nothing of it can be freed. Local."""
-        return self._gate.broken
+        return self._calls.gate.broken
 
     def give_back(self, *, in_use: bool = False, check_left: Callable[[], None] | None = None) -> None:
         """
@@ -48,26 +45,26 @@ class Holdings:
             In the place of the group's own, by which all have left where nobody has closed the session.
         """
         if check_left is not None:
-            self._group.check_left = check_left
+            self._calls.group.check_left = check_left
         if in_use:
-            self._group.free()
+            self._calls.group.free()
             return
         self._end()
         self._calls.close()
-        self._store.close()
-        self._backend.close()
-        self._group.free()
+        self._calls.store.close()
+        self._calls.backend.close()
+        self._calls.group.free()
 
     def give_back_alone(self) -> None:
         """Release what this rank holds, where the others do the same or MPI is gone. Local."""
         self._end()
         self._calls.abandon()
-        self._store.give_back_alone()
-        self._backend.close()
-        self._group.free()
+        self._calls.store.give_back_alone()
+        self._calls.backend.close()
+        self._calls.group.free()
 
     def _end(self) -> None:
-        self._gate.closed = self.released = True
+        self._calls.gate.closed = self.released = True
         self._calls.binder.drop_all()
         self._plans.clear()
 

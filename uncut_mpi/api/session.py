@@ -209,7 +209,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             )
             self._gate = calls.gate
             self._plans = PlanCache(max_plans, calls.binder.drop)
-            self._holdings = Holdings(self._group, self._backend, self._store, calls, self._plans)
+            self._holdings = Holdings(calls, self._plans)
             logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
             lifetime.keep(self, ticket, self._gate.leave, self._holdings)
         except BaseException as error:

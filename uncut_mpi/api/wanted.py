@@ -155,22 +155,18 @@ def own_memory(matrix: Matrix, layout: Layout) -> Memory:
     return "host" if matrix.memory == "shared" else matrix.memory
 
 
-def layout_of(layout: object) -> Layout:
+def layout_of(layout: object, name: str = "layout", mend: str = ", as Layout.rows() or Layout.parse('rows')") -> Layout:
     """Return a caller's layout, or raise ParamError for what is none."""
     if not isinstance(layout, Layout):
-        raise ParamError(
-            f"layout = {shown(layout)} is {type_text(layout)}: pass a Layout, as Layout.rows() or Layout.parse('rows')"
-        )
+        raise ParamError(f"{name} = {shown(layout)} is {type_text(layout)}: pass a Layout{mend}")
     return layout
 
 
 def out_layout_of(layout: object) -> Layout | Literal["auto"] | None:
     """Return how a caller wants C dealt, or raise ParamError for what is no layout, "auto" or None."""
-    if isinstance(layout, str) and layout == "auto":
-        return "auto"
-    if layout is not None and not isinstance(layout, Layout):
-        raise ParamError(f"out_layout = {shown(layout)} is {type_text(layout)}: pass a Layout, 'auto' or None")
-    return layout
+    if layout is None or (isinstance(layout, str) and layout == "auto"):
+        return "auto" if layout else None
+    return layout_of(layout, "out_layout", ", 'auto' or None")
 
 
 def parts_of(parts: object) -> list[tuple[Any, tuple[int, int]]]:

@@ -11,15 +11,16 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-# How many processes a launcher says it started, whatever MPI they load. srun says so in the steps it
-# starts only; SLURM_NTASKS and the like describe an allocation, in which anything may run.
-_SIZES: Final = (
-    ("OMPI_COMM_WORLD_SIZE", "an Open MPI mpiexec"),
-    ("PMI_SIZE", "an MPICH or Intel MPI mpiexec"),
-    ("MV2_COMM_WORLD_SIZE", "an MVAPICH mpiexec"),
-    ("SLURM_STEP_NUM_TASKS", "srun"),
+# What launchers tell a process, whatever MPI it loads: how many they started, its rank in the job, its number on the
+# node. srun says how many in the steps it starts only; SLURM_NTASKS and the like describe an allocation, in which
+# anything may run.
+_LAUNCHERS: Final = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "an Open MPI mpiexec"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "an MPICH or Intel MPI mpiexec"),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "an MVAPICH mpiexec"),
+    ("", "PMIX_RANK", "", "a PMIx launcher"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "srun"),
 )
-_RANKS: Final = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 # By these a user tells MPICH which protocol to speak, and it no longer looks at the launcher's variables.
 _MPICH_CHOICES: Final = ("MPIR_CVAR_PMI_VERSION", "MPICH_PMI_VERSION", "MPIR_PARAM_PMI_VERSION")
@@ -28,7 +29,16 @@ _MPICH_CHOICES: Final = ("MPIR_CVAR_PMI_VERSION", "MPICH_PMI_VERSION", "MPIR_PAR
 def rank_of_process(environment: Mapping[str, str] | None = None) -> int:
     """Return this process's number as its launcher gave it, 0 where none did; for what is said before MPI is there."""
     environment = os.environ if environment is None else environment
-    return next((int(environment[name]) for name in _RANKS if environment.get(name, "").isdigit()), 0)
+    return next((int(environment[name]) for _, name, *_ in _LAUNCHERS if environment.get(name, "").isdigit()), 0)
+
+
+def node_rank(rank: int, environment: Mapping[str, str]) -> int:
+    """Return the number on the node of a process that has this rank in MPI's world; the rank where no launcher says."""
+    for _, whole, local, _ in _LAUNCHERS:
+        # A launcher inside another's job inherits the other's numbers, which are those of another process.
+        if environment.get(whole) == str(rank) and environment.get(local, "").isdigit():
+            return int(environment[local])
+    return rank
 
 
 def short_version(full_version: str) -> str:
@@ -49,7 +59,7 @@ def lone_world(library: str, environment: Mapping[str, str]) -> str | None:
     environment : mapping
         Of the process.
     """
-    told = [(name, launcher, environment.get(name, "")) for name, launcher in _SIZES]
+    told = [(name, launcher, environment.get(name, "")) for name, _, _, launcher in _LAUNCHERS]
     if any(count == "1" for _, _, count in told):
         return None  # one launcher inside another: the inner one started just this process
     what = next(
@@ -110,7 +120,7 @@ def refusal(library: str, full_version: str, environment: Mapping[str, str]) -> 
 
 def advice(library: str, environment: Mapping[str, str]) -> str:
     """Return what to do where launcher and library do not belong together: the command line that works."""
-    count = next((environment[name] for name, _ in _SIZES if environment.get(name, "").isdigit()), "RANKS")
+    count = next((environment[name] for name, *_ in _LAUNCHERS if environment.get(name, "").isdigit()), "RANKS")
     mpiexec = own_mpiexec(library, "")
     mpiexec = shlex.quote(mpiexec) if mpiexec else f"<mpiexec of {library.rpartition(' ')[0] or 'that MPI'}>"
     return (

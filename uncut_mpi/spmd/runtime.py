@@ -155,38 +155,15 @@ def check_launcher(environment: Mapping[str, str] | None = None, *, world_size: 
         raise TopologyError(mistake)
 
 
-def node_rank(environment: Mapping[str, str] | None = None, *, world_rank: int | None = None) -> int:
+def node_rank() -> int:
     """
     Return the number of this process among those of its job on its node. Not collective.
 
     It is the same for the whole life of the process, whatever communicator it works on. The launcher tells it. Where
     none does, it is the rank in MPI's world. That is the same in a job on one node, and on any node it differs between
     processes.
-
-    Parameters
-    ----------
-    environment : mapping, optional
-        By default that of this process.
-    world_rank : int, optional
-        By default the rank in MPI's world.
     """
-    environment = os.environ if environment is None else environment
-    rank = MPI.COMM_WORLD.rank if world_rank is None else world_rank
-    for whole, local in _LAUNCHER_RANKS:
-        # A launcher inside another's job inherits the other's numbers, which are those of another process.
-        if environment.get(whole) == str(rank) and environment.get(local, "").isdigit():
-            return int(environment[local])
-    return rank
-
-
-# How a launcher tells a process its rank in the job and its number on the node: MPICH and Intel MPI, Open MPI,
-# MVAPICH, srun.
-_LAUNCHER_RANKS = (
-    ("PMI_RANK", "MPI_LOCALRANKID"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_LOCALID"),
-)
+    return launcher.node_rank(MPI.COMM_WORLD.rank, os.environ)
 
 
 def library_version() -> str:
