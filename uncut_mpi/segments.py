@@ -14,13 +14,12 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import hashlib
+import json
 import mmap
 import os
 import pathlib
 import platform
 import secrets
-import struct
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -43,11 +42,6 @@ schedules only if all know where lines begin; and the system may use its large p
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux
 _SHM = "/dev/shm"
-_MEMFD, _FILE = 1, 2
-# magic, kind, creator's pid, creator's descriptor, node, PID namespace, device and inode of the
-# memory object, bytes asked for, bytes mapped, file name.
-_HANDLE = struct.Struct("<4sBxxxii16sQQQQQ56s")
-_MAGIC = b"UMS1"
 
 # Memory left to the rest of the node when a segment is reserved: the kernel kills processes before
 # it runs out to the last page.
@@ -121,25 +115,14 @@ class Segment:
         try:
             descriptor = made.make(purpose, use_file=use_file)
             with _turn(made):
-                _check_room(mapped, purpose, made.kind)
+                _check_room(mapped, purpose, bool(made.path))
                 with interleaved() if interleave else contextlib.nullcontext():
-                    _reserve(descriptor, mapped, purpose, made.kind)
+                    _reserve(descriptor, mapped, purpose, bool(made.path))
             mapping = _map(descriptor, mapped, purpose)
             status = os.fstat(descriptor)
-            handle = _HANDLE.pack(
-                _MAGIC,
-                made.kind,
-                os.getpid(),
-                descriptor,
-                _digest(boot_id()),
-                _pid_namespace(),
-                status.st_dev,
-                status.st_ino,
-                nbytes,
-                mapped,
-                os.path.basename(made.path).encode(),
-            )
-            return cls(mapping, nbytes, handle, made)
+            of_process = boot_id(), _pid_namespace(), os.getpid(), descriptor
+            parts = _HandleParts(*of_process, status.st_dev, status.st_ino, nbytes, mapped, made.path)
+            return cls(mapping, nbytes, json.dumps(parts).encode(), made)
         except BaseException:
             made.withdraw()
             raise
@@ -160,7 +143,7 @@ class Segment:
         parts = _unpack(handle)
         path = _locate(parts)
         try:
-            file = _OpenFile(os.open, path, os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if parts.kind == _FILE else 0))
+            file = _OpenFile(os.open, path, os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if parts.path else 0))
         except OSError as error:
             raise _refused(parts, path, error) from error
         try:
@@ -271,9 +254,7 @@ class _MemoryObject:
     file : _OpenFile or None
         By which it is open.
     path : str
-        Of a file; else empty.
-    kind : int
-        `_MEMFD` or `_FILE`.
+        Of a file in ``/dev/shm``; empty for anonymous memory.
     lock : _OpenFile or None
         What keeps other processes from reserving memory meanwhile.
     """
@@ -281,7 +262,7 @@ class _MemoryObject:
     def __init__(self) -> None:
         self.file: _OpenFile | None = None
         self.lock: _OpenFile | None = None
-        self.path, self.kind = "", _MEMFD
+        self.path = ""
         self._creator = os.getpid()
 
     def make(self, purpose: str, *, use_file: bool) -> int:
@@ -295,7 +276,7 @@ class _MemoryObject:
             else:
                 os.fchmod(self.file.descriptor, 0o600)
                 return self.file.descriptor
-        self.kind, self.path = _FILE, f"{_SHM}/uncut_mpi-{os.getpid()}-{secrets.token_hex(8)}"
+        self.path = f"{_SHM}/uncut_mpi-{os.getpid()}-{secrets.token_hex(8)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self.file = _OpenFile(os.open, self.path, flags, 0o600)
@@ -351,7 +332,7 @@ def _failed(error: OSError, doing: str, mend: str = "") -> UncutError:
     return DeviceError(f"{doing} failed ({reason(error)}){mend}")
 
 
-def _check_room(nbytes: int, purpose: str, kind: int) -> None:
+def _check_room(nbytes: int, purpose: str, in_shm: bool) -> None:
     available, limit = available_bytes()
     usable = available - min(_MARGIN_BYTES, available // 16)
     if nbytes > usable:
@@ -360,7 +341,7 @@ def _check_room(nbytes: int, purpose: str, kind: int) -> None:
             f"{purpose} needs {bytes_text(nbytes)} of shared memory; {bytes_text(max(0, usable))} are available "
             f"({limit}): use smaller matrices, or {more}"
         )
-    if kind == _FILE and nbytes > _shm_room():
+    if in_shm and nbytes > _shm_room():
         raise _shm_too_small(nbytes, purpose)
 
 
@@ -376,13 +357,13 @@ def _shm_too_small(nbytes: int, purpose: str) -> CapacityError:
     )
 
 
-def _reserve(descriptor: int, nbytes: int, purpose: str, kind: int) -> None:
+def _reserve(descriptor: int, nbytes: int, purpose: str, in_shm: bool) -> None:
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.ENOMEM):
             raise _failed(error, f"{purpose}: reserving {bytes_text(nbytes)}") from error
-        if kind == _FILE:
+        if in_shm:
             raise _shm_too_small(nbytes, purpose) from error
         available, limit = available_bytes()
         raise CapacityError(
@@ -440,29 +421,36 @@ def _map_aligned(descriptor: int, nbytes: int) -> _Mapped | None:
 # -- opening -------------------------------------------------------------------------------------
 
 
-class _SegmentParts:
-    """The fields of a handle."""
+class _HandleParts(NamedTuple):
+    """What a handle says: of the creator's process, of the memory object, and of its sizes."""
 
-    def __init__(self, fields: tuple[Any, ...]) -> None:
-        (_, self.kind, self.pid, self.descriptor, self.node, self.namespace) = fields[:6]
-        (self.device, self.inode, self.nbytes, self.mapped, name) = fields[6:]
-        self.name = name.rstrip(b"\0").decode()
+    node: str
+    namespace: int
+    pid: int
+    descriptor: int
+    device: int
+    inode: int
+    nbytes: int
+    mapped: int
+    path: str
 
 
-def _unpack(handle: bytes) -> _SegmentParts:
-    if len(handle) != _HANDLE.size or handle[: len(_MAGIC)] != _MAGIC:
-        raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: pass Segment.handle unchanged")
-    return _SegmentParts(_HANDLE.unpack(handle))
+def _unpack(handle: bytes) -> _HandleParts:
+    try:
+        return _HandleParts(*json.loads(handle))
+    except (ValueError, TypeError):
+        mend = "pass Segment.handle unchanged"
+        raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: {mend}") from None
 
 
-def _locate(parts: _SegmentParts) -> str:
-    if parts.node != _digest(boot_id()):
+def _locate(parts: _HandleParts) -> str:
+    if parts.node != boot_id():
         raise TopologyError(
             f"the shared memory of process {parts.pid} is on another node than {platform.node()}: only processes of "
             "one node can open it; split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
         )
-    if parts.kind == _FILE:
-        return f"{_SHM}/{os.path.basename(parts.name)}"
+    if parts.path:
+        return parts.path
     own = _pid_namespace()
     if parts.namespace != own:
         raise TopologyError(
@@ -472,12 +460,12 @@ def _locate(parts: _SegmentParts) -> str:
     return f"/proc/{parts.pid}/fd/{parts.descriptor}"
 
 
-def _refused(parts: _SegmentParts, path: str, error: OSError) -> TopologyError:
+def _refused(parts: _HandleParts, path: str, error: OSError) -> TopologyError:
     if error.errno in (errno.EACCES, errno.EPERM):
         return TopologyError(
             f"the system does not let this process open {path}: run all ranks as one user, in one container"
         )
-    where = f"its {_SHM} is not ours" if parts.kind == _FILE else "it has ended"
+    where = f"its {_SHM} is not ours" if parts.path else "it has ended"
     return TopologyError(
         f"{path}, shared memory of process {parts.pid}, cannot be opened ({reason(error)}): {where}, or it has "
         "withdrawn the memory; start all ranks in one container and keep it until every peer has mapped it"
@@ -500,7 +488,3 @@ def _pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()

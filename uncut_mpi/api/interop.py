@@ -207,7 +207,7 @@ def of_dtensor(given: Any) -> Sharded:
         shape = _two_of(given)
         if given.requires_grad:
             raise ParamError("a DTensor requires a gradient, of which nothing would be recorded: pass x.detach()")
-        mesh = tuple(given.device_mesh.shape)
+        mesh = TorchMesh(given.device_mesh)
         text = ", ".join(map(repr, given.placements))
         for at, placement in enumerate(given.placements):
             if placement.is_partial():
@@ -227,12 +227,11 @@ def of_dtensor(given: Any) -> Sharded:
                 "of them first"
             )
         cuts: Cuts = tuple(None if one.is_replicate() else one.dim % 2 for one in given.placements)
-        place = given.device_mesh.get_coordinate()
         local = given.to_local()
         local = getattr(local, "wait", lambda: local)()  # of a collective call of torch that is under way
-    places = [] if place is None else [tuple(map(int, place))]
-    arrays = {rectangle_of(shape, mesh, cuts, one): local for one in places}
-    return Sharded(shape, arrays, places, int(np.prod(mesh)), f"{text} over {'×'.join(map(str, mesh))}")
+        places, extents = mesh.places, mesh.shape
+    arrays = {rectangle_of(shape, extents, cuts, one): local for one in places}
+    return Sharded(shape, arrays, places, int(np.prod(extents)), f"{text} over {'×'.join(map(str, extents))}")
 
 
 def of_jax(given: Any) -> Sharded:

@@ -329,7 +329,13 @@ class MatrixStore:
         held = HeldPart(part, layout.holders(self._group.size)[0], (Stretch(segment.memory, 0, nbytes),))
         grip = Grip(segment.address, segment=segment)
         matrix = self._publish(MatrixInfo(0, bound, kind, (held,), layout), [], [grip])
-        self._pin(matrix.info.number, grip, nbytes)
+        try:
+            with agreement.collective(self._group, "pinning a host matrix"):
+                grip.pinned = bool(self._backend.pin(grip.address, nbytes)) if nbytes else False
+        except BaseException as error:
+            if is_agreed(error):  # raised by all ranks, so all of them give it back
+                self._free([matrix.info.number])
+            raise
         return matrix
 
     def _new_array(self, memory: Memory, shape: tuple[int, int], dtype: DType, order: Order) -> Any:
@@ -379,15 +385,6 @@ class MatrixStore:
             return self._publish(dealt, mine, [one.grip for one in mine], file)
         except BaseException:
             self._grips.let_go([one.grip for one in mine])
-            raise
-
-    def _pin(self, number: int, grip: Grip, nbytes: int) -> None:
-        try:
-            with agreement.collective(self._group, "pinning a host matrix"):
-                grip.pinned = bool(self._backend.pin(grip.address, nbytes)) if nbytes else False
-        except BaseException as error:
-            if is_agreed(error):  # raised by all ranks, so all of them give it back
-                self._free([number])
             raise
 
     def _publish(self, info: MatrixInfo, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
