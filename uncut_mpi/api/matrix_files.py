@@ -158,8 +158,8 @@ class OutputFile(UnfinishedFile):
     path : str
         Name of the complete file. A symbolic link is followed.
     shape, dtype, order
-        Of the matrix, which is of zeros, with the header written and the whole size reserved on the disk; bf16 is saved
-        as numpy saves it, as elements of 2 bytes without a name.
+        Of the matrix. It is of zeros, with the header written and the whole size reserved on the disk. bf16 is saved as
+        numpy saves it, as elements of 2 bytes without a name.
     overwrite : bool
         Whether a file of that name may be replaced, or an unfinished one.
     how : str
