@@ -79,7 +79,7 @@ def schedule_uncut(
 def uncut_best_chain(
     eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int
 ) -> tuple[int, list[int], list[int]]:
-    """As planning.routing.best_chain, times as integers."""
+    """As best_chain of tests/helpers/routing.py, times as integers."""
 
 class Meeting:
     """Records given to all ranks of a node through memory that they share; csrc/meeting.cpp."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
-from uncut_mpi.api.stored import turned
+from uncut_mpi.api.stored import in_order, turned
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
@@ -80,30 +80,26 @@ def by_layout(
         If the arrays do not add up to a matrix; with rank: value.
     """
     counting = _counting({rank: [one] for rank, one in enumerate(given) if one is not None})
-    shapes = {rank: one.shape for rank, (one,) in counting.items()}
+    shapes = [counting[rank][0].shape if rank in counting else (0, 0) for rank in range(len(given))]
     dtype = _type_of(counting, kind)
-    if (
-        layout.kind in ("rows", "cols")
-        and not layout.has_counts
-        and (shape is None or any(map(_has_elements, shapes.values())))
-    ):
+    if layout.kind in ("rows", "cols") and not layout.has_counts and (shape is None or any(map(_has_elements, shapes))):
         axis, make = (0, Layout.rows) if layout.kind == "rows" else (1, Layout.cols)
-        counts = [shapes.get(rank, (0, 0))[axis] for rank in layout.holders(len(given))]
+        counts = [shapes[rank][axis] for rank in layout.holders(len(given))]
         if shape is not None and sum(counts) != shape[axis]:
-            raise _do_not_fit(layout, shape, [_text(shapes.get(rank, (0, 0))) for rank in range(len(given))])
+            raise _do_not_fit(layout, shape, [*map(_text, shapes)])
         layout = make(counts, ranks=layout.ranks)
     if shape is None:
-        shape = _shape_of(layout, [*shapes.values()])
+        shape = _shape_of(layout, [shapes[rank] for rank in counting])
     layout = layout.filled(shape, len(given))  # as equal as can be where no array has elements
     rectangles = layout.rectangles(shape, len(given))
-    found = [_text(shapes.get(rank, (0, 0))) for rank in range(len(given))]
+    found = [*map(_text, shapes)]
     wanted = [_text((bottom - top, right - left)) for (top, bottom), (left, right) in rectangles]
     if found != wanted:
         compared = zip(found, wanted, strict=True)
         raise _do_not_fit(
             layout, shape, [have if have == want else f"{have} instead of {want}" for have, want in compared]
         )
-    helds = [counting[rank][0].held if _has_elements(shapes.get(rank, (0, 0))) else None for rank in range(len(given))]
+    helds = [counting[rank][0].held if _has_elements(shape) else None for rank, shape in enumerate(shapes)]
     stored = iter(_in_one_order([held.part for held in helds if held is not None], order))
     parts = (None if held is None else next(stored) for held in helds)
     bound = layout.bind(
@@ -206,11 +202,10 @@ def _in_one_order(parts: Sequence[Part], usual: Order = "C") -> list[Part]:
     usual : str
         The order where there are no others, or as many of both.
     """
-    others = [turned(part) for part in parts]
-    fixed = [part for part, other in zip(parts, others, strict=True) if other is None]
+    fixed = [part for part in parts if turned(part) is None]
     by_rows = sum((part.shape[0] * part.shape[1]) * (1 if part.order == "C" else -1) for part in fixed)
-    order = "C" if by_rows > 0 else "F" if by_rows < 0 else usual
-    return [part if other is None or part.order == order else other for part, other in zip(parts, others, strict=True)]
+    order: Order = "C" if by_rows > 0 else "F" if by_rows < 0 else usual
+    return [in_order(part, order) for part in parts]
 
 
 def _read_only(counting: Mapping[int, Sequence[GivenArray]]) -> tuple[int, ...]:

@@ -67,18 +67,18 @@ class Ticket:
 
 def enter(group: Group) -> Ticket:
     """Give back the sessions that all their ranks have dropped, if these are ranks of `group`. Collective."""
-    mine: dict[bytes, tuple[bool, bool]] = {}
+    offers: dict[bytes, _Kept] = {}
     try:
         with _mutex:  # another thread may open a session meanwhile, and one of them alone gives a session back
-            offers = [(key, kept.holdings) for key, kept in _kept.items() if kept.over and not kept.offered]
-            mine = {key: (holdings.in_use, holdings.whole) for key, holdings in offers}
-            for key in mine:
-                _kept[key].offered = True
+            offers = {key: kept for key, kept in _kept.items() if kept.over and not kept.offered}
+            for kept in offers.values():
+                kept.offered = True
+        mine = {key: (kept.holdings.in_use, kept.holdings.whole) for key, kept in offers.items()}
         facts: list[tuple[bytes, int, dict[bytes, tuple[bool, bool]]]]
         facts = group.allgather_objects((_process, next(_numbers), mine))
         over = {process: keys for process, _, keys in facts}
-        for key in sorted(mine):
-            states = [over.get(member, {}).get(key) for member in _kept[key].members]
+        for key in sorted(offers):
+            states = [over.get(member, {}).get(key) for member in offers[key].members]
             found = [state for state in states if state is not None]
             if len(found) < len(states):
                 continue
@@ -91,9 +91,8 @@ def enter(group: Group) -> Ticket:
             else:
                 holdings.give_back_alone()
     finally:
-        for key in mine:
-            if key in _kept:
-                _kept[key].offered = False
+        for kept in offers.values():
+            kept.offered = False
     key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
     return Ticket(key, tuple(process for process, _, _ in facts))
 

@@ -142,7 +142,7 @@ class MatrixStore:
             What this was asked for before; if all ranks give the same arrays again, it is returned.
         """
         same = before is not None and before.home is self._home and _is_local(given, before)
-        again = self._collect(int(same))
+        again = self._collect(same)
         if before is not None and all(again):
             return before
         starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
@@ -150,16 +150,18 @@ class MatrixStore:
         mine = self._grips.of_arrays(parts, matrix.dtype)
         return self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
 
-    def open_file(self, file: MatrixFile, *, writeable: bool, output: Discardable | None = None) -> Matrix:
+    def open_file(self, found: MatrixFile | None, *, writeable: bool, output: Discardable | None = None) -> Matrix:
         """
         See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own.
 
         Parameters
         ----------
+        found : MatrixFile or None
+            On rank 0 the file.
         output : OutputFile, optional
             On rank 0, of a file that has no name yet.
         """
-        self._collect()
+        file: MatrixFile = self._collect(found)[0]
         mine = self._grips.lines_of_file(file, writeable=writeable)
         layout = Layout.cols() if file.order == "F" else Layout.rows()
         matrix = self._deal(mine, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
@@ -306,7 +308,7 @@ class MatrixStore:
         if error is not None:
             raise error
 
-    def _collect(self, word: int = 0) -> list[int]:
+    def _collect(self, word: Any = None) -> list[Any]:
         """Free what every rank has dropped; return the word that each of them gives along."""
         self._dropped.intersection_update(self._held)  # a released matrix is dropped too, later
         dropped, words = zip(*self._group.allgather_objects((frozenset(self._dropped), word)), strict=True)

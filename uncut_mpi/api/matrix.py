@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from uncut_mpi.api.exclusive import public_call
-from uncut_mpi.api.stored import shown_of, turned
+from uncut_mpi.api.stored import in_order, shown_of
 from uncut_mpi.api.views import View, info_of, piece_of, slices_of
 from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError
@@ -148,12 +148,9 @@ class MatrixInfo:
 
     def in_order(self, order: Order) -> MatrixInfo:
         """Return the same matrix with every part read in an order that can be: single rows and columns."""
-        parts = []
-        for held in self.parts:
-            part = held.part if held.part.order == order else turned(held.part) or held.part
-            parts.append(dataclasses.replace(held, part=part))
+        parts = tuple(dataclasses.replace(held, part=in_order(held.part, order)) for held in self.parts)
         layout = dataclasses.replace(self.layout, parts=tuple(held.part for held in parts if self.layout.parts))
-        return dataclasses.replace(self, layout=layout, parts=tuple(parts))
+        return dataclasses.replace(self, layout=layout, parts=parts)
 
     def elements_not_in(self, order: Order) -> int:
         """Return how many elements are stored in another order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import io
@@ -10,7 +11,7 @@ import stat
 import struct
 import textwrap
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -95,21 +96,13 @@ class MatrixFile:
             raise ValueError(f"{self.path}: lines of shape {shape} do not fit an array of shape {out.shape}")
         # Whole lines follow each other in the file; of other ones each is a run of its own.
         runs = [slice(None)] if last - first == length else [slice(line, line + 1) for line in range(stop - start)]
-        try:
-            # Read and not mapped: a mapped file that somebody shortens ends the process that touches what was there.
-            descriptor = open_regular(self.open_path or self.path)
-            try:
-                for number, run in enumerate(runs):
-                    at = self.offset_bytes + ((start + number) * length + first) * self.dtype.itemsize
-                    part = out[index(self.order, run)]
-                    for block in blocks(part.shape, self.order, self.dtype):
-                        at += _read_block(descriptor, part[block], self.order, at)
-            finally:
-                os.close(descriptor)
-        except EOFError:
-            raise DataFileError(f"{self.path} changed while it was in use: it has become shorter") from None
-        except OSError as error:
-            raise DataFileError(f"{self.path} cannot be read: {reason(error)}") from None
+        # Read and not mapped: a mapped file that somebody shortens ends the process that touches what was there.
+        with self._opened(os.O_RDONLY, "read") as descriptor:
+            for number, run in enumerate(runs):
+                at = self.offset_bytes + ((start + number) * length + first) * self.dtype.itemsize
+                part = out[index(self.order, run)]
+                for block in blocks(part.shape, self.order, self.dtype):
+                    at += _read_block(descriptor, part[block], self.order, at)
 
     def write_lines(self, values: np.ndarray, lines: slice = slice(None)) -> None:
         """
@@ -136,15 +129,22 @@ class MatrixFile:
             )
         line_bytes = (self.rows if self.order == "F" else self.cols) * self.dtype.itemsize
         at = self.offset_bytes + start * line_bytes
+        with self._opened(os.O_WRONLY, "written") as descriptor:
+            for block in blocks(shape, self.order, self.dtype):
+                at += write_all(descriptor, _raw(values[block], self.order), at)
+
+    @contextlib.contextmanager
+    def _opened(self, flags: int, how: str) -> Iterator[int]:
         try:
-            descriptor = open_regular(self.open_path or self.path, os.O_WRONLY)
+            descriptor = open_regular(self.open_path or self.path, flags)
             try:
-                for block in blocks(shape, self.order, self.dtype):
-                    at += write_all(descriptor, _raw(values[block], self.order), at)
+                yield descriptor
             finally:
                 os.close(descriptor)
+        except EOFError:
+            raise DataFileError(f"{self.path} changed while it was in use: it has become shorter") from None
         except OSError as error:
-            raise DataFileError(f"{self.path} cannot be written: {reason(error)}") from None
+            raise DataFileError(f"{self.path} cannot be {how}: {reason(error)}") from None
 
 
 class OutputFile(UnfinishedFile):

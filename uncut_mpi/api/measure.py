@@ -59,7 +59,6 @@ _SAMPLES = 5
 _SAMPLE_S = {"cuda": 0.01, "host": 0.01}
 # How far a median may lie below the best on a machine that is not busy with something else.
 _STEADY_SPREAD = 0.15
-# How far the rates of equal devices may lie apart before it counts.
 
 
 def machine_key(identities: Sequence[DeviceIdentity]) -> str:

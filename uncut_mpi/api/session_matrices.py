@@ -19,6 +19,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Memory
 from uncut_mpi.model.problem import Order
+from uncut_mpi.spmd import agreement
 
 
 class MakesMatrices(SessionBase):
@@ -281,7 +282,10 @@ class MakesMatrices(SessionBase):
                 )
             name, kind = path_of(path), None if dtype is None else DType.parse(dtype)
             open_with(path=name, dtype=kind, mode=mode)
-            opened = self._group.from_root(lambda: open_matrix(name, kind))
+            opened: MatrixFile | None = None
+            with agreement.collective(self._group, "opening a matrix file"):
+                if self.rank == 0:
+                    opened = open_matrix(name, kind)
             return self._store.open_file(opened, writeable=mode == "r+")
 
     @public_call
@@ -325,20 +329,17 @@ class MakesMatrices(SessionBase):
             On all ranks, if the disk has no room for it.
         """
         made: OutputFile | None = None
-
-        def create() -> MatrixFile:
-            nonlocal made
-            about = wanted.shape, wanted.dtype, wanted.order
-            made = OutputFile(name, *about, overwrite=replaces, how="pass overwrite=True")
-            return made.target
-
         with self._gate.call("create_file") as open_with:
             wanted = new_matrix(shape, dtype, order, Layout.rows(), "host")
             name, replaces = path_of(path), flag("overwrite", overwrite)
             open_with(path=name, **wanted.asked(), overwrite=replaces)
             try:
-                opened = self._group.from_root(create)
-                return self._store.open_file(opened, writeable=True, output=made)
+                with agreement.collective(self._group, "creating a matrix file"):
+                    if self.rank == 0:
+                        about = wanted.shape, wanted.dtype, wanted.order
+                        made = OutputFile(name, *about, overwrite=replaces, how="pass overwrite=True")
+                target = None if made is None else made.target
+                return self._store.open_file(target, writeable=True, output=made)
             except BaseException:
                 if made is not None:
                     made.discard()

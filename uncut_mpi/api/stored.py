@@ -11,7 +11,7 @@ from uncut_mpi.device.exported import Shown
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.parts import Part
+from uncut_mpi.model.parts import Order, Part
 from uncut_mpi.model.problem import StoredMatrix
 
 
@@ -36,15 +36,14 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     row_stride, col_stride = strides
     if rows == 0 or cols == 0:
         return StoredMatrix(rows, cols, "F")
-    # A stride along an extent of 1 is never used, so it says nothing about the order.
-    if (rows == 1 or row_stride == itemsize) and (
-        cols == 1 or (col_stride % itemsize == 0 and col_stride >= rows * itemsize)
-    ):
-        return StoredMatrix(rows, cols, "F", col_stride // itemsize if cols > 1 else rows)
-    if (cols == 1 or col_stride == itemsize) and (
-        rows == 1 or (row_stride % itemsize == 0 and row_stride >= cols * itemsize)
-    ):
-        return StoredMatrix(rows, cols, "C", row_stride // itemsize if rows > 1 else cols)
+    axes = (rows, row_stride), (cols, col_stride)
+    orders: tuple[Order, Order] = ("F", "C")
+    for order in orders:
+        (length, step), (lines, pitch) = axes if order == "F" else axes[::-1]
+        # A stride along an extent of 1 is never used, so it says nothing about the order.
+        follows = lines == 1 or (pitch % itemsize == 0 and pitch >= length * itemsize)
+        if follows and (length == 1 or step == itemsize):
+            return StoredMatrix(rows, cols, order, pitch // itemsize if lines > 1 else length)
     raise ParamError(
         f"an array of {rows}×{cols} with strides {row_stride} and {col_stride} bytes is contiguous along neither "
         "rows nor columns: pass a copy (numpy.ascontiguousarray)"
@@ -57,6 +56,11 @@ def turned(part: Part) -> Part | None:
     if cols > 1 and (rows > 1 or part.ld > 1):
         return None
     return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
+
+
+def in_order(part: Part, order: Order) -> Part:
+    """Return the same memory read in an order, where it can be: single rows and columns."""
+    return part if part.order == order else turned(part) or part
 
 
 def extent_bytes(stored: StoredMatrix, dtype: DType) -> int:

@@ -33,7 +33,6 @@ _NOT_OF_CALLERS = {_OURS, *sys.stdlib_module_names}  # what calls pass on their 
 _LAST_WORDS_S = 0.1
 _FIRST_WORDS_S = 0.6  # so long the highest rank lets others tell an error
 _OTHERS_S = 0.5  # so long a rank stays that has told one, for those that see it later
-_YIELD_AT_ONCE_S = 0.0
 
 _job: list[tuple[str, float]] = []
 """How names begin by which ranks of this job see what others tell, and which share of the ranks is below this one."""
@@ -231,7 +230,7 @@ def finish(comm: Any, exit_status: int) -> int:
     mine = np.array([exit_status], np.int32)
     worst = np.empty(1, np.int32)
     request = comm.Iallreduce(mine, worst, op=MPI.MAX)
-    backoff = Backoff(_YIELD_AT_ONCE_S)
+    backoff = Backoff(spin_s=0.0)
     while not request.Test():
         backoff.pause()
     return int(worst[0])

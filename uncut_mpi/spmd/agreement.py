@@ -65,9 +65,7 @@ def digest_of(value: bytes) -> np.ndarray:
     return np.frombuffer(hashlib.blake2b(value, digest_size=DIGEST_BYTES).digest(), np.uint64)
 
 
-def agree(
-    group: Group, value_digest: bytes, describe: Callable[[], Mapping[str, object]], timeout_s: float | None = None
-) -> None:
+def agree(group: Group, value_digest: bytes, describe: Callable[[], Mapping[str, object]]) -> None:
     """
     Check that all ranks pass the same value. Collective; one message if they do.
 
@@ -83,10 +81,9 @@ def agree(
     RankMismatchError
         On all ranks, saying what differs and who has what.
     """
-    records = group.allgather_bytes(digest_of(value_digest), "comparing arguments", timeout_s)
-    if (records == records[0]).all():
-        return
-    raise_mismatch(group, records, describe)
+    records = group.allgather_bytes(digest_of(value_digest), "comparing arguments")
+    if (records != records[0]).any():
+        raise_mismatch(group, records, describe)
 
 
 def raise_mismatch(group: Group, digests: np.ndarray, describe: Callable[[], Mapping[str, object]]) -> None:
