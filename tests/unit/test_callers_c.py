@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from uncut_mpi.api.plan_message import told_of
+from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.dtypes import DType
@@ -214,7 +214,7 @@ def test_areas_are_strips_of_c_as_it_is_stored(order: str) -> None:
     assert spans(made) == expected
     said = describe(made.schedule, made.options)
     assert said.startswith(f"{'rows' if order == 'C' else 'columns'} of ranks 0.333 | 0.167:0.500")
-    (summary, _), *_ = told_of([made], options, 0.0)
+    summary = PlanSummary.of(made, options, 0.0, 1)
     assert summary.grid == (2, 2)
 
 
@@ -249,7 +249,7 @@ def test_reports_name_the_grid_of_the_callers_c(scheduler: str) -> None:
     problem = problem_of(4000, 100, 1000, "C")
     several = plan_several(problem, places_of("h,h,h", problem), 4, Machine.uniform(4), options)
     made = several[0]
-    (summary, _), *_ = told_of(several, options, 0.0)
+    summary = PlanSummary.of(made, options, 0.0, len(several))
     assert summary.grid == (4, 1)
     assert "4x1" in summary.how
     assert made.options.grid == (4, 1)

@@ -25,8 +25,7 @@ from tests.helpers.faults import (
 from tests.helpers.layouts import even, random_layout
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.unit import test_rivals, test_verify_uncut
-from uncut_mpi.api.plan_message import told_of
-from uncut_mpi.api.plans import private_of
+from uncut_mpi.api.plans import PlanSummary, private_of
 from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, Space
@@ -422,7 +421,7 @@ def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
         assert private_of(problem, (a, b, c)) == (private, ())
         options = ScheduleOptions(scheduler="kblocks")
         (planned,) = plan_several(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
-        ((summary, _),) = told_of([dataclasses.replace(planned, staged=private)], options, 0.0)
+        summary = PlanSummary.of(dataclasses.replace(planned, staged=private), options, 0.0, 1)
         assert summary.staged == "AC"
 
 

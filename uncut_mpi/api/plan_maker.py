@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.plan_message import told_of
 from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
@@ -142,4 +141,7 @@ class PlanMaker:
         if self._verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
-        return told_of(several, key.options, plan_s)
+        return [
+            (PlanSummary.of(planned, key.options, plan_s, len(several)), planned.schedule.encode())
+            for planned in several
+        ]

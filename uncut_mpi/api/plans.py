@@ -19,6 +19,7 @@ from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_produc
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import Planned, describe
 from uncut_mpi.planning.schedule import Schedule
 
 _T = TypeVar("_T")
@@ -91,6 +92,31 @@ class PlanSummary:
     host_bytes: list[int] = dataclasses.field(default_factory=list)
     host_memory: int = 0
     chunks: int = 1
+
+    @classmethod
+    def of(cls, planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
+        """Return what one of several plans does, by what their caller asked for and the time that all took (s)."""
+        schedule = planned.schedule
+        names = "BAC" if schedule.problem.swapped else "ABC"
+        in_host = schedule.softbuf_bytes(Space.HOST).tolist()
+        return cls(
+            scheduler=f"auto ({schedule.scheduler})" if asked.scheduler == "auto" else schedule.scheduler,
+            grid=schedule.callers_grid,
+            splits=schedule.splits,
+            tile=schedule.tile,
+            how=describe(schedule, planned.options),
+            tasks=len(schedule.tasks),
+            bytes_by_link=schedule.bytes_by_link(),
+            predicted_s=planned.predicted_s,
+            plan_s=plan_s,
+            digest=schedule.digest(),
+            softbuf_bytes=schedule.softbuf_bytes().tolist(),
+            staged="".join(sorted(names[matrix] for matrix in planned.staged)),
+            tried=tried,
+            device_memory=planned.options.device_memory,
+            host_bytes=in_host,
+            host_memory=planned.options.host_memory if any(in_host) else 0,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
