@@ -271,28 +271,26 @@ def _two_of(given: Any) -> tuple[int, int]:
 # -- what they are given -------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class TorchMesh:
-    """A `DeviceMesh` of torch, to which a matrix is shown as a DTensor."""
+    """
+    A `DeviceMesh` of torch, to which a matrix is shown as a DTensor.
 
-    mesh: Any
-    even = False
-    kind = "DTensor"
+    Attributes
+    ----------
+    shape : tuple of int
+        Devices along each dimension.
+    places : list of tuple of int
+        Those of this rank.
+    """
 
-    def __post_init__(self) -> None:
-        if not all(shows(self.mesh, name) for name in ("get_coordinate", "device_type", "shape")):
-            raise ParamError(f"mesh is {type_text(self.mesh)}: pass a DeviceMesh of torch (init_device_mesh)")
+    even, kind = False, "DTensor"
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Devices along each dimension."""
-        return tuple(map(int, self.mesh.shape))
-
-    @property
-    def places(self) -> list[Place]:
-        """Those of this rank."""
-        place = self.mesh.get_coordinate()
-        return [] if place is None else [tuple(map(int, place))]
+    def __init__(self, mesh: Any) -> None:
+        if not all(shows(mesh, name) for name in ("get_coordinate", "device_type", "shape")):
+            raise ParamError(f"mesh is {type_text(mesh)}: pass a DeviceMesh of torch (init_device_mesh)")
+        place = mesh.get_coordinate()
+        self.mesh, self.shape = mesh, tuple(map(int, mesh.shape))
+        self.places: list[Place] = [] if place is None else [tuple(map(int, place))]
 
     def shown(self, matrix: Matrix, cuts: Cuts, own: Sequence[Rectangle], backend: Backend) -> Any:
         """Return a DTensor over the memory of a matrix."""
@@ -314,28 +312,17 @@ class TorchMesh:
         return of.DTensor.from_local(local, self.mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class JaxMesh:
-    """A `Mesh` of JAX, over which a matrix is shown as an array."""
+    """A `Mesh` of JAX, over which a matrix is shown as an array; attributes as of `TorchMesh`."""
 
-    mesh: Any
-    even = True
-    kind = "array of JAX"
+    even, kind = True, "array of JAX"
 
-    def __post_init__(self) -> None:
-        if not all(shows(self.mesh, name) for name in ("devices", "axis_names", "local_devices")):
-            raise ParamError(f"mesh is {type_text(self.mesh)}: pass a Mesh of devices of JAX (jax.make_mesh)")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Devices along each dimension."""
-        return tuple(self.mesh.devices.shape)
-
-    @property
-    def places(self) -> list[Place]:
-        """Those of this rank."""
-        local = self.mesh.local_devices
-        return [at for at, device in np.ndenumerate(self.mesh.devices) if device in local]
+    def __init__(self, mesh: Any) -> None:
+        if not all(shows(mesh, name) for name in ("devices", "axis_names", "local_devices")):
+            raise ParamError(f"mesh is {type_text(mesh)}: pass a Mesh of devices of JAX (jax.make_mesh)")
+        local = mesh.local_devices
+        self.mesh, self.shape = mesh, tuple(mesh.devices.shape)
+        self.places: list[Place] = [at for at, device in np.ndenumerate(mesh.devices) if device in local]
 
     def shown(self, matrix: Matrix, cuts: Cuts, own: Sequence[Rectangle], backend: Backend) -> Any:
         """Return an array of JAX over the memory of a matrix."""

@@ -106,14 +106,13 @@ class Interoperates(SessionBase):
             self._backend.mark_caller()
             mesh = TorchMesh(given) if call == "to_dtensor" else JaxMesh(given)
             self._store.check(call, matrix).info.check_in_memory()
-            shape, places = mesh.shape, mesh.places
-            open_with(matrix=matrix.info, mesh=shape)
+            open_with(matrix=matrix.info, mesh=mesh.shape)
             self._backend.await_caller()
-            of_ranks, parts = zip(*self._group.allgather_objects((places, parts_of_rank(matrix))), strict=True)
+            of_ranks, parts = zip(*self._group.allgather_objects((mesh.places, parts_of_rank(matrix))), strict=True)
             with raised_by_all():
-                holders = holders_of(of_ranks, int(np.prod(shape)))
+                holders = holders_of(of_ranks, int(np.prod(mesh.shape)))
                 what = f"{matrix} is to be a {mesh.kind}"
-                cuts = cuts_of(what, matrix.layout, matrix.shape, parts, shape, holders, even=mesh.even)
-            own = [rectangle_of(matrix.shape, shape, cuts, place) for place in places]
+                cuts = cuts_of(what, matrix.layout, matrix.shape, parts, mesh.shape, holders, even=mesh.even)
+            own = [rectangle_of(matrix.shape, mesh.shape, cuts, place) for place in mesh.places]
             with agreement.collective(self._group, f"making a {mesh.kind}"):
                 return show(matrix, mesh, cuts, own, self._backend)
