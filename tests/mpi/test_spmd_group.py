@@ -138,31 +138,6 @@ def test_a_second_thread_needs_an_mpi_for_threads(comm, agree_all, group, monkey
     group.barrier()
 
 
-LAUNCHED = [
-    ({"OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI mpiexec started 4 processes"),
-    ({"PMI_SIZE": "2"}, "MPICH or Intel MPI mpiexec started 2"),
-    ({"SLURM_STEP_NUM_TASKS": "8"}, "srun started 8"),
-    ({"PMIX_RANK": "3"}, "number 3"),
-    ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
-    ({"OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}, None),
-    ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
-    ({"PMIX_RANK": "0"}, None),
-    ({}, None),
-]
-
-
-@pytest.mark.parametrize(("environment", "said"), LAUNCHED, ids=lambda value: "+".join(value) if value else None)
-def test_a_launcher_of_another_mpi_is_named(comm, environment, said):
-    with carried(comm):
-        runtime.check_launcher(environment, world_size=4)  # ranks see each other: all is well
-        if said is None:
-            runtime.check_launcher(environment, world_size=1)
-        else:
-            with pytest.raises(TopologyError, match=said) as error:
-                runtime.check_launcher(environment, world_size=1)
-            assert "mpiexec" in str(error.value)
-
-
 def test_a_wait_hands_the_core_over(comm, agree_all, group):
     # A waiting rank must use little of a core once the others take long: that is what lets them work.
     group.barrier()

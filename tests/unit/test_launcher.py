@@ -6,10 +6,12 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
-from uncut_mpi.spmd import launcher
+from uncut_mpi.errors import TopologyError
+from uncut_mpi.spmd import launcher, runtime
 
 MPICH = "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi"
 OPENMPI = "Open MPI v5.0.11, package: Open MPI root@build Distribution, ident: 5.0.11"
@@ -164,3 +166,32 @@ def test_a_library_s_name_and_version_are_short(full_version, short):
 )
 def test_the_number_on_the_node_is_the_launcher_s_or_the_rank_in_the_world(environment, wanted):
     assert launcher.node_rank(5, environment) == wanted
+
+
+LAUNCHED = [
+    ({"OMPI_COMM_WORLD_SIZE": "4"}, "Open MPI mpiexec started 4 processes"),
+    ({"PMI_SIZE": "2"}, "MPICH or Intel MPI mpiexec started 2"),
+    ({"SLURM_STEP_NUM_TASKS": "8"}, "srun started 8"),
+    ({"PMIX_RANK": "3"}, "number 3"),
+    ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+    ({"OMPI_COMM_WORLD_SIZE": "4", "PMI_SIZE": "1"}, None),
+    ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),
+    ({"PMIX_RANK": "0"}, None),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize(("environment", "said"), LAUNCHED, ids=lambda value: "+".join(value) if value else None)
+def test_a_launcher_of_another_mpi_is_named(monkeypatch, environment, said):
+    world = types.SimpleNamespace(size=4)
+    mpi = types.SimpleNamespace(COMM_WORLD=world, Get_library_version=lambda: "MPICH Version: 5.0.2")
+    monkeypatch.setattr(runtime, "MPI", mpi)
+    monkeypatch.setattr(os, "environ", environment)
+    runtime.check_launcher()  # ranks see each other: all is well
+    world.size = 1
+    if said is None:
+        runtime.check_launcher()
+    else:
+        with pytest.raises(TopologyError, match=said) as error:
+            runtime.check_launcher()
+        assert "mpiexec" in str(error.value)

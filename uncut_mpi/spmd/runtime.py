@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.errors import TopologyError, reason
@@ -129,28 +128,19 @@ def require_thread_multiple() -> None:
         )
 
 
-def check_launcher(environment: Mapping[str, str] | None = None, *, world_size: int | None = None) -> None:
+def check_launcher() -> None:
     """
     Detect a job whose launcher belongs to another MPI than the one mpi4py has loaded.
 
     Such processes do not find each other: every one of them is a world of its own, and each would
     do the whole work. Not collective (it could not be).
 
-    Parameters
-    ----------
-    environment : mapping, optional
-        By default that of this process.
-    world_size : int, optional
-        By default the size of MPI's world.
-
     Raises
     ------
     TopologyError
         If the launcher started several processes and MPI sees one.
     """
-    if (MPI.COMM_WORLD.size if world_size is None else world_size) != 1:
-        return
-    mistake = launcher.lone_world(library_version(), os.environ if environment is None else environment)
+    mistake = launcher.lone_world(library_version(), os.environ) if MPI.COMM_WORLD.size == 1 else None
     if mistake is not None:
         raise TopologyError(mistake)
 
