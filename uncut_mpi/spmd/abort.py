@@ -38,40 +38,6 @@ _job: list[tuple[str, float]] = []
 """How names begin by which ranks of this job see what others tell, and which share of the ranks is below this one."""
 
 
-class _Hook:
-    """What replaces the hooks of `sys` and `threading`; one per process."""
-
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
-        self._before = sys.excepthook
-        self._ending = threading.Lock()
-
-    def uncaught(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, where: str = ""
-    ) -> None:
-        """Stand in for `sys.excepthook`, which Python does not call for SystemExit."""
-        if MPI.Is_finalized() or not MPI.Is_initialized():
-            self._before(kind, error, trace)  # no job is left to end
-            return
-        if not self._ending.acquire(blocking=False):
-            return  # another thread of this process is at it
-        who = f"rank {self.comm.rank} of {self.comm.size}{where}"
-        if issubclass(kind, KeyboardInterrupt):
-            said = "KeyboardInterrupt: the job ends\n"
-        else:
-            said = f"{_text(error, trace)}unhandled error: the job ends\n"
-        _say("".join(f"[{who}] {line}\n" for line in said.splitlines()))
-        end_job(self.comm, INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1)
-
-    def uncaught_in_thread(self, arguments: threading.ExceptHookArgs) -> None:
-        """Stand in for `threading.excepthook`; a thread may leave by SystemExit."""
-        if arguments.exc_type is SystemExit:
-            return
-        error = arguments.exc_value if arguments.exc_value is not None else arguments.exc_type()
-        name = arguments.thread.name if arguments.thread is not None else "unknown"
-        self.uncaught(arguments.exc_type, error, arguments.exc_traceback, f", thread {name}")
-
-
 def _text(error: BaseException, trace: TracebackType | None) -> str:
     """Return what to say of an unhandled error: all of it, or a line if another rank tells the like in full."""
     while trace is not None and trace.tb_next is not None and _package(trace.tb_frame) in ("runpy", "mpi4py"):
@@ -174,7 +140,8 @@ def end_job(comm: Any, exit_status: int) -> None:
     os._exit(exit_status)  # should the launcher take its time
 
 
-_installed: list[_Hook] = []
+_ending: list[Any] = []
+"""The communicator whose ranks end together, once the hook is installed."""
 
 # Shared memory by which MPICH and Open MPI carry messages within a node, and which an aborted or
 # killed job leaves in /dev/shm.
@@ -207,13 +174,34 @@ def install_abort_hook(comm: Any) -> None:
         The ranks that end together (MPI libraries end the whole job).
     """
     require_mpi()
-    if _installed:
-        _installed[0].comm = comm
+    installed = bool(_ending)
+    _ending[:] = [comm]
+    if installed:
         return
-    hook = _Hook(comm)
-    _installed.append(hook)
-    sys.excepthook = hook.uncaught
-    threading.excepthook = hook.uncaught_in_thread
+    before, lock = sys.excepthook, threading.Lock()
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None, where: str = "") -> None:
+        if MPI.Is_finalized() or not MPI.Is_initialized():
+            before(kind, error, trace)  # no job is left to end
+            return
+        if not lock.acquire(blocking=False):
+            return  # another thread of this process is at it
+        (comm,) = _ending
+        interrupted = issubclass(kind, KeyboardInterrupt)
+        said = "KeyboardInterrupt: the job ends\n"
+        if not interrupted:
+            said = f"{_text(error, trace)}unhandled error: the job ends\n"
+        who = f"rank {comm.rank} of {comm.size}{where}"
+        _say("".join(f"[{who}] {line}\n" for line in said.splitlines()))
+        end_job(comm, INTERRUPTED if interrupted else 1)
+
+    def uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_type is not SystemExit:  # by which a thread may leave
+            error = arguments.exc_value if arguments.exc_value is not None else arguments.exc_type()
+            name = arguments.thread.name if arguments.thread is not None else "unknown"
+            uncaught(arguments.exc_type, error, arguments.exc_traceback, f", thread {name}")
+
+    sys.excepthook, threading.excepthook = uncaught, uncaught_in_thread
 
 
 def finish(comm: Any, exit_status: int) -> int:
