@@ -330,8 +330,9 @@ H200_SHAPES = ("h200_shapes_2026-11-23_22h_1.json", "h200_shapes_2026-11-23_22h_
 # How soon a copy begins after one that it awaits: a calibration of 4 H200, 2026-11-22. The later ones say it too.
 H200_EVENT_LATENCY_S = 3.849199999139686e-07
 # What copies within a device take of products: a calibration of two H100, 2026-11-28.
-SUM_WAITS = {"f16": HELD, "bf16": HELD, "tf32": HELD}
-SUSTAINED = {"f64": 1.11, "f16": 1.15, "bf16": 1.15}  # products of one H200 at length, docs/performance.md, 2026-11-28
+# Two H200, docs/performance.md, 2026-11-28.
+SUM_WAITS = {"f64": 1.06, "f32": 4.0, "tf32": HELD, "f16": HELD, "bf16": HELD}
+SUSTAINED = {"f64": 1.1, "f32": 1.0, "tf32": 1.13, "f16": 1.14, "bf16": 1.14}
 COPY_SHARES = {"f64": 0.27, "f32": 0.71, "tf32": 0.73, "f16": 0.69, "bf16": 0.72}
 
 
@@ -404,8 +405,8 @@ def h200() -> Machine:
             name: dataclasses.replace(
                 shape,
                 copy_share=COPY_SHARES[name],
-                sum_wait=SUM_WAITS.get(name, shape.sum_wait),
-                sustained=SUSTAINED.get(name, 1.0),
+                sum_wait=SUM_WAITS[name],
+                sustained=SUSTAINED[name],
             )
             for name, shape in calibrated.gemm_shape.items()
         },

@@ -37,24 +37,25 @@ ISSUED_S: Final = {"cuda": 3.0e-6, "host": 0.0}
 
 _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
 
-# They go with the rate of one product of 4096³, as a first measurement takes it. copy_share is of two H100, sum_wait and
-# sustained are of two H200 (docs/performance.md, 2026-11-28).
+# Without waves. They go with the rate of one product of 4096³, as a first measurement takes it. copy_share is of two
+# H100, sum_wait and sustained are of two H200 (docs/performance.md, 2026-11-28).
 _CUDA_FIELDS: Final = (
     *("block_rows", "block_cols", "half_depth", "overhead_s", "tail_elements", "c_s_per_byte", "uneven", "misaligned"),
-    *("idle_use", "waves", "copy_share", "sum_wait", "sustained"),
+    *("idle_use", "copy_share", "sum_wait", "sustained"),
 )
 _CUDA_FIGURES: Final = {
-    "f64": (64, 64, 39, 4e-6, 5.5e4, 2.2e-13, 0.02, 0.21, 0.7, False, 0.27, 1.06, 1.1),
-    "f32": (128, 64, 38, 1e-5, 2e4, 2.5e-13, 0.05, 0.02, 1.0, False, 0.71, 4.0, 1.0),
-    "f16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1, False, 0.69, HELD, 1.14),
-    "bf16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1, False, 0.72, HELD, 1.14),
-    "tf32": (128, 128, 260, 7e-6, 5.5e5, 3e-13, 0.2, 1.9, 0.46, False, 0.73, HELD, 1.13),
+    "f64": (64, 64, 39, 4e-6, 5.5e4, 2.2e-13, 0.02, 0.21, 0.7, 0.27, 1.06, 1.1),
+    "f32": (128, 64, 38, 1e-5, 2e4, 2.5e-13, 0.05, 0.02, 1.0, 0.71, 4.0, 1.0),
+    "f16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1, 0.69, HELD, 1.14),
+    "bf16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1, 0.72, HELD, 1.14),
+    "tf32": (128, 128, 260, 7e-6, 5.5e5, 3e-13, 0.2, 1.9, 0.46, 0.73, HELD, 1.13),
     # Derived from f32 and f64: what is counted in operations is a quarter, for a complex one is four real ones.
-    "c64": (128, 64, 9.5, 1e-5, 5e3, 2.5e-13, 0.05, 0.02, 1.0, False, 0.67, 1.7, 1.0),
-    "c128": (64, 64, 9.75, 4e-6, 1.4e4, 2.2e-13, 0.02, 0.21, 0.7, False, 0.77, 0.5, 1.02),
+    "c64": (128, 64, 9.5, 1e-5, 5e3, 2.5e-13, 0.05, 0.02, 1.0, 0.67, 1.7, 1.0),
+    "c128": (64, 64, 9.75, 4e-6, 1.4e4, 2.2e-13, 0.02, 0.21, 0.7, 0.77, 0.5, 1.02),
 }
 _CUDA_SHAPES: Final = {
-    dtype: GemmShape(**dict(zip(_CUDA_FIELDS, figures, strict=True))) for dtype, figures in _CUDA_FIGURES.items()
+    dtype: GemmShape(**dict(zip(_CUDA_FIELDS, map(float, figures), strict=True)), waves=False)
+    for dtype, figures in _CUDA_FIGURES.items()
 }
 _HOST_SHAPES: Final = {
     "f64": GemmShape(half_depth=3, overhead_s=1e-5),
