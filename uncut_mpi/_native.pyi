@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.device.interface import FlagTable, ProgressBoard
+from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.planning.options import Blocking
 
 # -- the schedulers ----------------------------------------------------------------------------
@@ -566,19 +568,13 @@ class CudaExecutor:
     def __init__(
         self,
         device: CudaDevice,
-        operations: np.ndarray,
-        operands: np.ndarray,
+        operations: OperationList,
         addresses: np.ndarray,
-        in_host: np.ndarray,
-        lanes: np.ndarray,
-        num_events: int,
-        own_flags: int,
-        peer_flags: np.ndarray,
-        host_flags: np.ndarray,
-        board: np.ndarray,
-        rank: int,
+        flags: FlagTable,
+        board: ProgressBoard,
         kernel: Callable[[int], int],
-        files: list[HostFile],
+        files: Sequence[HostFile],
+        /,
     ) -> None: ...
     def start(self, alpha: complex, beta: complex, epoch: int, timeout_s: float, traced: bool = False) -> CudaRun: ...
     def run(

@@ -24,30 +24,32 @@ namespace {
 using namespace cuda;
 
 using Integers = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Flags = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Board = nb::ndarray<std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb::handle operations, nb::handle operands,
-                                        const Integers &addresses, const Flags &in_host, nb::handle lanes,
-                                        std::size_t num_events, Address own_flags, const Integers &peer_flags,
-                                        const Board &host_flags, const Board &board, std::size_t rank,
+// Of an OperationList, a FlagTable and a ProgressBoard.
+std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb::handle list, const Integers &addresses,
+                                        nb::handle flags, nb::handle board,
                                         std::function<Address(std::uint64_t)> kernel, std::vector<HostFile> files) {
-    if (in_host.shape(0) != addresses.shape(0)) throw Failure("one address and one space per buffer are needed", -1);
-    if (board.shape(0) != peer_flags.shape(0) + 1 || board.shape(1) != max_lanes)
+    const ArrayBytes operations(list.attr("operations")), operands(list.attr("operands")), lanes(list.attr("lanes"));
+    const ArrayBytes in_host(list.attr("in_host")());
+    const auto peer_flags = nb::cast<Integers>(flags.attr("peers"));
+    const auto host_flags = nb::cast<Board>(flags.attr("host")), words = nb::cast<Board>(board.attr("words"));
+    if (in_host.records<std::uint8_t>().size() != addresses.size())
+        throw Failure("one address per buffer is needed", -1);
+    if (words.shape(0) != peer_flags.size() + 1 || words.shape(1) != max_lanes)
         throw Failure(
             "the progress board needs a row of " + std::to_string(max_lanes) + " words per rank, and one more", -1);
-    const ArrayBytes operation_bytes(operations), operand_bytes(operands), lane_bytes(lanes);
-    const Program program{.operations = operation_bytes.records<Operation>(),
-                          .operands = operand_bytes.records<Operand>(),
+    const Program program{.operations = operations.records<Operation>(),
+                          .operands = operands.records<Operand>(),
                           .addresses = {addresses.data(), addresses.size()},
-                          .in_host = {in_host.data(), in_host.size()},
-                          .lanes = lane_bytes.records<LaneRecord>(),
-                          .num_events = num_events,
-                          .own_flags = own_flags,
+                          .in_host = in_host.records<std::uint8_t>(),
+                          .lanes = lanes.records<LaneRecord>(),
+                          .num_events = nb::cast<std::size_t>(list.attr("num_events")),
+                          .own_flags = nb::cast<Address>(flags.attr("own")),
                           .peer_flags = {peer_flags.data(), peer_flags.size()},
                           .host_flags = host_flags.shape(0) == peer_flags.size() ? host_flags.data() : nullptr,
-                          .board = board.data(),
-                          .rank = rank,
+                          .board = words.data(),
+                          .rank = nb::cast<std::size_t>(board.attr("rank")),
                           .kernel = std::move(kernel),
                           .files = std::move(files)};
     return std::make_shared<Executor>(std::move(device), program);
@@ -134,10 +136,7 @@ void bind_cuda(nb::module_ &m) {
         .def("poll", &Run::poll, nb::call_guard<nb::gil_scoped_release>())
         .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
-        .def(nb::new_(&make_executor), nb::arg("device"), nb::arg("operations"), nb::arg("operands"),
-             nb::arg("addresses"), nb::arg("in_host"), nb::arg("lanes"), nb::arg("num_events"), nb::arg("own_flags"),
-             nb::arg("peer_flags"), nb::arg("host_flags"), nb::arg("board"), nb::arg("rank"), nb::arg("kernel"),
-             nb::arg("files"))
+        .def(nb::new_(&make_executor))
         .def(
             "start",
             [](std::shared_ptr<Executor> self, std::complex<double> alpha, std::complex<double> beta,

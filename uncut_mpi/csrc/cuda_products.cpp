@@ -1,6 +1,7 @@
 #include "cuda_products.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace uncut::cuda {
 namespace {
@@ -51,70 +52,63 @@ Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &sh
 }
 
 TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes)
-    : blas_(blas), workspace_bytes_(workspace_bytes) {
-    const auto extents = [&](int op, std::int64_t rows, std::int64_t cols) {
-        return op != blas_op_n ? std::pair{cols, rows} : std::pair{rows, cols};
-    };
-    const auto layout = [&](LtLayout &made, int type, std::pair<std::int64_t, std::int64_t> extent, std::int64_t ld) {
+    : blas_(blas),
+      workspace_bytes_(workspace_bytes),
+      product_(nullptr, blas.cublasLtMatmulDescDestroy),
+      a_(nullptr, blas.cublasLtMatrixLayoutDestroy),
+      b_(nullptr, blas.cublasLtMatrixLayoutDestroy),
+      c_(nullptr, blas.cublasLtMatrixLayoutDestroy) {
+    const auto layout = [&](Owned<LtLayout> &kept, int dtype, int op, std::int64_t rows, std::int64_t cols,
+                            std::int64_t ld) {
+        if (op != blas_op_n) std::swap(rows, cols);
+        LtLayout made = nullptr;
         blas_.check("cublasLtMatrixLayoutCreate",
-                    blas_.cublasLtMatrixLayoutCreate(&made, type, static_cast<std::uint64_t>(extent.first),
-                                                     static_cast<std::uint64_t>(extent.second), ld));
+                    blas_.cublasLtMatrixLayoutCreate(&made, type_of(dtype), static_cast<std::uint64_t>(rows),
+                                                     static_cast<std::uint64_t>(cols), ld));
+        kept.reset(made);
     };
+    LtProduct product = nullptr;
+    blas_.check("cublasLtMatmulDescCreate",
+                blas_.cublasLtMatmulDescCreate(&product, compute_of(shape.dtype), type_r_32f));
+    product_.reset(product);
     const auto set = [&](int attribute, const auto &value) {
         blas_.check("cublasLtMatmulDescSetAttribute",
-                    blas_.cublasLtMatmulDescSetAttribute(product_, attribute, &value, sizeof value));
+                    blas_.cublasLtMatmulDescSetAttribute(product, attribute, &value, sizeof value));
     };
+    set(lt_product_op_a, shape.op_a);
+    set(lt_product_op_b, shape.op_b);
+    layout(a_, shape.dtype, shape.op_a, shape.m, shape.k, shape.lda);
+    layout(b_, shape.dtype, shape.op_b, shape.k, shape.n, shape.ldb);
+    layout(c_, shape.dtype_c, blas_op_n, shape.m, shape.n, shape.ldc);
     LtPreference wishes = nullptr;
+    blas_.check("cublasLtMatmulPreferenceCreate", blas_.cublasLtMatmulPreferenceCreate(&wishes));
+    const Owned<LtPreference> kept(wishes, blas_.cublasLtMatmulPreferenceDestroy);
     const auto wish = [&](int attribute, const auto &value) {
         blas_.check("cublasLtMatmulPreferenceSetAttribute",
                     blas_.cublasLtMatmulPreferenceSetAttribute(wishes, attribute, &value, sizeof value));
     };
-    try {
-        blas_.check("cublasLtMatmulDescCreate",
-                    blas_.cublasLtMatmulDescCreate(&product_, compute_of(shape.dtype), type_r_32f));
-        const int type = type_of(shape.dtype);
-        set(lt_product_op_a, shape.op_a);
-        set(lt_product_op_b, shape.op_b);
-        layout(a_, type, extents(shape.op_a, shape.m, shape.k), shape.lda);
-        layout(b_, type, extents(shape.op_b, shape.k, shape.n), shape.ldb);
-        layout(c_, type_of(shape.dtype_c), {shape.m, shape.n}, shape.ldc);
-        blas_.check("cublasLtMatmulPreferenceCreate", blas_.cublasLtMatmulPreferenceCreate(&wishes));
-        wish(lt_wish_workspace_bytes, workspace_bytes_);
-        // Parts of k may not be added up in a narrower type.
-        wish(lt_wish_reductions, sums_wider(shape.dtype_c) ? lt_reduction_in_compute_type : lt_any_reduction);
-        wish(lt_wish_alignment_a, shape.alignment_a);
-        wish(lt_wish_alignment_b, shape.alignment_b);
-        wish(lt_wish_alignment_c, shape.alignment_c);
-        wish(lt_wish_alignment_d, shape.alignment_c);
-        proposals_.resize(most_proposals);
-        int count = 0;
-        const Code code = blas_.cublasLtMatmulAlgoGetHeuristic(handle, product_, a_, b_, c_, c_, wishes, most_proposals,
-                                                               proposals_.data(), &count);
-        if (code != not_supported) blas_.check("cublasLtMatmulAlgoGetHeuristic", code);
-        proposals_.resize(code == success ? static_cast<std::size_t>(count) : 0);
-        std::erase_if(proposals_, [](const LtProposal &one) { return one.state != success; });
-    } catch (...) {
-        if (wishes != nullptr) blas_.cublasLtMatmulPreferenceDestroy(wishes);
-        release();
-        throw;
-    }
-    blas_.cublasLtMatmulPreferenceDestroy(wishes);
-}
-
-TunedProduct::~TunedProduct() { release(); }
-
-void TunedProduct::release() {
-    for (LtLayout layout : {a_, b_, c_})
-        if (layout != nullptr) blas_.cublasLtMatrixLayoutDestroy(layout);
-    if (product_ != nullptr) blas_.cublasLtMatmulDescDestroy(product_);
+    wish(lt_wish_workspace_bytes, workspace_bytes_);
+    // Parts of k may not be added up in a narrower type.
+    wish(lt_wish_reductions, sums_wider(shape.dtype_c) ? lt_reduction_in_compute_type : lt_any_reduction);
+    wish(lt_wish_alignment_a, shape.alignment_a);
+    wish(lt_wish_alignment_b, shape.alignment_b);
+    wish(lt_wish_alignment_c, shape.alignment_c);
+    wish(lt_wish_alignment_d, shape.alignment_c);
+    proposals_.resize(most_proposals);
+    int count = 0;
+    const Code code = blas_.cublasLtMatmulAlgoGetHeuristic(handle, product, a_.get(), b_.get(), c_.get(), c_.get(),
+                                                           wishes, most_proposals, proposals_.data(), &count);
+    if (code != not_supported) blas_.check("cublasLtMatmulAlgoGetHeuristic", code);
+    proposals_.resize(code == success ? static_cast<std::size_t>(count) : 0);
+    std::erase_if(proposals_, [](const LtProposal &one) { return one.state != success; });
 }
 
 Code TunedProduct::run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,
                        Address workspace, Stream stream) const {
-    return blas_.cublasLtMatmul(handle, product_, alpha, reinterpret_cast<const void *>(a), a_,
-                                reinterpret_cast<const void *>(b), b_, beta, reinterpret_cast<const void *>(c), c_,
-                                reinterpret_cast<void *>(c), c_, &taken_, reinterpret_cast<void *>(workspace),
-                                workspace_bytes_, stream);
+    return blas_.cublasLtMatmul(handle, product_.get(), alpha, reinterpret_cast<const void *>(a), a_.get(),
+                                reinterpret_cast<const void *>(b), b_.get(), beta, reinterpret_cast<const void *>(c),
+                                c_.get(), reinterpret_cast<void *>(c), c_.get(), &taken_,
+                                reinterpret_cast<void *>(workspace), workspace_bytes_, stream);
 }
 
 }  // namespace uncut::cuda

@@ -4,6 +4,8 @@
 
 #include <compare>
 #include <cstdint>
+#include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "cuda_driver.hpp"
@@ -43,9 +45,6 @@ Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &sh
 class TunedProduct {
   public:
     TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes);
-    ~TunedProduct();
-    TunedProduct(const TunedProduct &) = delete;
-    TunedProduct &operator=(const TunedProduct &) = delete;
 
     std::size_t num_proposals() const { return proposals_.size(); }
     // Take a proposal from now on.
@@ -55,12 +54,14 @@ class TunedProduct {
              Address workspace, Stream stream) const;
 
   private:
-    void release();
+    // What the library has made, and the call that ends it.
+    template <typename Made>
+    using Owned = std::unique_ptr<std::remove_pointer_t<Made>, Code (*)(Made)>;
 
     const Blas &blas_;
     std::size_t workspace_bytes_;
-    LtProduct product_ = nullptr;
-    LtLayout a_ = nullptr, b_ = nullptr, c_ = nullptr;
+    Owned<LtProduct> product_;
+    Owned<LtLayout> a_, b_, c_;
     std::vector<LtProposal> proposals_;
     LtAlgorithm taken_{};
 };

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from uncut_mpi.device.interface import Backend
-from uncut_mpi.errors import reason
 
 
 def visible_gpus() -> tuple[list[str], str]:
@@ -12,10 +11,8 @@ def visible_gpus() -> tuple[list[str], str]:
 
     Never raises: cupy missing, no driver and no device are all reasons.
     """
-    try:
-        from uncut_mpi.device.cuda import visible_devices
-    except ImportError as error:
-        return [], reason(error)
+    from uncut_mpi.device.cuda import visible_devices
+
     return visible_devices()
 
 

@@ -86,20 +86,7 @@ class CudaExecutable(Executable):
         self.running = device_errors(f"running on {description}")
         with device_errors(f"preparing a plan on {description}"):
             self._native: _native.CudaExecutor | None = _native.CudaExecutor(
-                device=device,
-                operations=program.operations,
-                operands=program.operands,
-                addresses=np.ascontiguousarray(addresses, np.int64),
-                in_host=program.in_host().astype(np.uint8),
-                lanes=program.lanes,
-                num_events=program.num_events,
-                own_flags=flags.own,
-                peer_flags=np.ascontiguousarray(flags.peers, np.int64),
-                host_flags=flags.host,
-                board=board.words,
-                rank=board.rank,
-                kernel=kernel,
-                files=files.table(),
+                device, program, addresses, flags, board, kernel, files.table()
             )
 
     def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
