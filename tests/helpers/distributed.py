@@ -14,10 +14,9 @@ import numpy as np
 import uncut_mpi as um
 from tests.helpers import interpret
 from tests.helpers.collective import collective_assert
+from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.numbers import op_of
 from uncut_mpi import Layout, ScheduleOptions
-from uncut_mpi.device.host import HostBackend
-from uncut_mpi.device.host.executor import Disorder
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import BLOCK_ORDERS, COMBINES, DELIVERIES, Blocking
@@ -230,7 +229,7 @@ def shaken(comm, seed):
     """Return a session whose ranks run what is ready in random order, after random pauses, and deliver flags late."""
 
     def backend(rank, size):
-        return HostBackend(rank, size, disorder=Disorder(seed, pause_s=1e-3))
+        return FaultyBackend(rank, size, disorder=Disorder(seed, pause_s=1e-3))
 
     return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), verify=True)
 

@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
+from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.host_copies import joined_by_hosts
 from tests.helpers.products import Case, make_operands, mismatch, set_matrix
 from uncut_mpi.api import flags, plan_maker
-from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.planning.planner import plan_several
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -43,7 +43,7 @@ def fresh_session(request, comm):
     disorder = Disorder(seed=5) if request.param == "in random order" else None
     with um.Session(
         comm,
-        backend=lambda rank, ranks: HostBackend(rank, ranks, disorder=disorder),
+        backend=lambda rank, ranks: FaultyBackend(rank, ranks, disorder=disorder),
         machine=um.Machine.uniform(comm.size),
         timeout_s=20,
     ) as session:

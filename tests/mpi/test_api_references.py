@@ -11,7 +11,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, outcome
-from uncut_mpi.device.host import HostBackend
+from tests.helpers.faulty import FaultyBackend
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -27,7 +27,7 @@ class Failing:
         self.comm, self.error = comm, None
 
     def open(self, **options):
-        class Backend(HostBackend):
+        class Backend(FaultyBackend):
             def executable(backend, *arguments):
                 return self.fault() or super().executable(*arguments)
 

@@ -11,9 +11,9 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import random_product
+from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands, mismatch, renew
 from tests.mpi.test_out_of_core import CASES, KIB
-from uncut_mpi.device.host.backend import HostBackend
 from uncut_mpi.planning import chunks
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -139,7 +139,7 @@ def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, few_ta
             raise um.DeviceError("nothing works any more")
 
     def backend(rank, ranks):
-        return HostBackend(rank, ranks, fault=fail)
+        return FaultyBackend(rank, ranks, fault=fail)
 
     machine = um.Machine.uniform(comm.size)
     with um.Session(comm, backend=backend, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:

@@ -15,9 +15,9 @@ import uncut_mpi.command.job as command_job
 import uncut_mpi.command.product as command_product
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.commands import in_process
+from tests.helpers.faulty import FaultyBackend
 from tests.helpers.sessions import measured_machine
 from tests.helpers.timelines import check_trace
-from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
 from uncut_mpi.planning.lower import Code
@@ -157,7 +157,7 @@ def test_a_wrong_traced_call_fails_the_check(comm, job, monkeypatch, mpi_tmp_pat
             region[0, 0] += 1.0
 
     monkeypatch.setattr(HostExecutable, "start", begin)
-    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: FaultyBackend(rank, ranks, fault=corrupt))
     status, out, _ = job([*SMALL, *ON_ALL_RANKS, "--trace", mpi_tmp_path / "t.json"])
     good = status == 1 and "FAIL" in out.splitlines()[-1] and calls[-1] and not any(calls[:-1])
     collective_assert(comm, good, f"status {status} {calls}\n{out}")
@@ -181,7 +181,7 @@ def test_one_corrupted_copy_fails_the_check_and_the_exit_status(comm, job, monke
         if code is Code.COPY and region.size > 1 and comm.rank == comm.size - 1:
             region[0, 0] += 1.0
 
-    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: FaultyBackend(rank, ranks, fault=corrupt))
     status, out, _ = job([*SMALL, *ON_ALL_RANKS])
     collective_assert(comm, status == 1 and "FAIL" in out.splitlines()[-1], f"status {status}\n{out}")
 
@@ -192,7 +192,7 @@ def test_an_error_of_one_rank_reaches_every_exit_status(comm, capfd, monkeypatch
         if comm.rank == comm.size - 1 and code is Code.GEMM:
             raise OSError("broken on purpose")
 
-    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=fail))
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: FaultyBackend(rank, ranks, fault=fail))
     if comm.size == 1:
         with pytest.raises(OSError, match="on purpose"):
             main([*SMALL, *ON_ALL_RANKS, "--backend", "host"], comm)
@@ -286,7 +286,7 @@ def test_a_failed_check_writes_no_output(comm, job, folder, monkeypatch):
         if code is Code.COPY and region.size > 1 and comm.rank == 0:
             region[0, 0] += 1.0
 
-    monkeypatch.setattr(start, "make_host", lambda rank, ranks: HostBackend(rank, ranks, fault=corrupt))
+    monkeypatch.setattr(start, "make_host", lambda rank, ranks: FaultyBackend(rank, ranks, fault=corrupt))
     path = folder / "wrong.npy"
     status, _, _ = job([folder / "A.npy", folder / "B.npy", "-o", path, *ON_ALL_RANKS])
     collective_assert(comm, status == 1 and not path.exists(), f"status {status}")

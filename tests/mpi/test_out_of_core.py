@@ -9,9 +9,9 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
+from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands, renew
 from uncut_mpi.api.budget import Budget
-from uncut_mpi.device.host.backend import HostBackend
 
 pytestmark = pytest.mark.mpi
 
@@ -101,7 +101,7 @@ def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
             raise um.DeviceError("nothing works any more")
 
     def backend(rank, ranks):
-        return HostBackend(rank, ranks, fault=fail)
+        return FaultyBackend(rank, ranks, fault=fail)
 
     machine = um.Machine.uniform(comm.size)
     with um.Session(comm, backend=backend, machine=machine, device_memory=96 * KIB, timeout_s=20) as session:

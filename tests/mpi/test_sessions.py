@@ -9,9 +9,9 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
+from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, make_operands, mismatch, release, renew, set_matrix
 from tests.helpers.sessions import hide_arrays
-from uncut_mpi.device.host import HostBackend
 from uncut_mpi.planning.lower import Code
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -166,7 +166,7 @@ def test_ranks_run_no_task_any_more_when_another_has_failed(comm, open_session):
         if failing[0] and comm.rank == last:
             raise um.DeviceError(f"task {task} failed on purpose")
 
-    with open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=fail)) as session:
+    with open_session(comm, backend=lambda rank, ranks: FaultyBackend(rank, ranks, fault=fail)) as session:
         case = Case(200, 200, 200, place=3 * (str(last),))  # the others begin with what they get from there
         operands = make_operands(session, case)
 
@@ -189,7 +189,7 @@ def test_a_rank_that_hangs_is_named_on_every_rank(comm, open_session):
         if comm.rank == 1 and code is Code.GEMM:
             release_it.wait(4.0)
 
-    session = open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=hang), timeout_s=1.0)
+    session = open_session(comm, backend=lambda rank, ranks: FaultyBackend(rank, ranks, fault=hang), timeout_s=1.0)
     operands = make_operands(session, Case(64, 64, 64, place=("1", "1", "0")))
     try:
         session.gemm(

@@ -7,9 +7,9 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
+from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.products import Case, Operands, make_operands, mismatch, random_matrix, release, renew, set_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
-from uncut_mpi.device.host import Disorder, HostBackend
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code
 from uncut_mpi.planning.staging import used_by_others
@@ -154,7 +154,7 @@ def test_memory_of_ours_that_cannot_be_page_locked_is_everybody_s_error_and_the_
 @pytest.mark.parametrize("seed", range(2))
 def test_any_order_of_what_may_run_gives_the_product(comm, open_session, monkeypatch, seed):
     def make(rank, ranks):
-        return HostBackend(rank, ranks, disorder=Disorder(seed=seed))
+        return FaultyBackend(rank, ranks, disorder=Disorder(seed=seed))
 
     wrong = []
     with open_session(comm, backend=make) as session:
@@ -180,7 +180,7 @@ def test_a_call_that_fails_among_copies_within_the_host_ends_on_all_ranks_and_th
             if len(failing) > 4:
                 raise um.DeviceError(f"task {task} failed on purpose")
 
-    with open_session(comm, backend=lambda rank, ranks: HostBackend(rank, ranks, fault=fail)) as session:
+    with open_session(comm, backend=lambda rank, ranks: FaultyBackend(rank, ranks, fault=fail)) as session:
         refuse_pins(session, monkeypatch)
         case = Case(64, 48, 80, place=("h0", "h0", place))
         operands = make_operands(session, case)

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import threadpoolctl
 
+from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.host_copies import contents, copied, random_copies
 from tests.helpers.numbers import factors_of, of_both_parts, random_values, wide_of
 from tests.helpers.pushed import Pushed
 from tests.helpers.transposed import bits_of, filled, transposing_copies
-from uncut_mpi.device.host import Disorder, HostBackend, bodies
+from uncut_mpi.device.host import HostBackend, bodies
 from uncut_mpi.device.host.backend import HostProbe
 from uncut_mpi.device.host.executor import _Patience
 from uncut_mpi.device.host.system import BlasThreads
@@ -50,7 +51,8 @@ class Cluster:
         count = schedule.num_ranks
         lowering = lower(schedule)
         self.backends = [
-            HostBackend(r, count, disorder=disorder, fault=(faults or {}).get(r), blas_threads=1) for r in range(count)
+            FaultyBackend(r, count, disorder=disorder, fault=(faults or {}).get(r), blas_threads=1)
+            for r in range(count)
         ]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         of_host = np.full((count, MAX_LANES), epoch, np.uint32)
@@ -596,7 +598,7 @@ def test_each_wait_of_a_run_has_a_time_of_its_own(monkeypatch):
     monkeypatch.setattr("uncut_mpi.device.host.executor._Patience", Recorded)
     with Cluster(Pushed(ranks=1).build()) as cluster:
         ready = (worked for worked in (True, False, False, True, False, True))
-        monkeypatch.setattr(cluster.executables[0], "turns", lambda run: ready)
+        monkeypatch.setattr("uncut_mpi.device.host.executor.HostRun.turns", lambda run: ready)
         assert cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
     assert len(made) == 2
 

@@ -5,7 +5,5 @@ Only the tasks of an operation list move data, so a wrong schedule gives a wrong
 """
 
 from uncut_mpi.device.host.backend import HostBackend
-from uncut_mpi.device.host.bodies import Fault
-from uncut_mpi.device.host.executor import Disorder
 
-__all__ = ["HostBackend", "Disorder", "Fault"]
+__all__ = ["HostBackend"]

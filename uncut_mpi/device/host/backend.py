@@ -12,8 +12,8 @@ import numpy as np
 
 from uncut_mpi.device.exported import CUDA, place_of
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.host.bodies import Fault, round_to_tf32
-from uncut_mpi.device.host.executor import Disorder, HostExecutable
+from uncut_mpi.device.host.bodies import round_to_tf32
+from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
 from uncut_mpi.device.host.views import Array, BufferExtent, bytes_at, matrix_at
 from uncut_mpi.device.interface import (
@@ -48,23 +48,11 @@ class HostBackend(Backend):
     blas_threads : int, optional
         Threads of numpy's BLAS while bodies run. By default these are the cores that this process may use divided by
         the ranks, at least 1. They are never more than the program itself has set.
-    disorder : Disorder, optional
-        Run tasks in random order and deliver flags late; for tests.
-    fault : callable, optional
-        Called after every body with (task, code, region written); for tests, to corrupt, fail or hang.
     """
 
     name = "host"
 
-    def __init__(
-        self,
-        local_rank: int,
-        ranks_on_node: int,
-        *,
-        blas_threads: int | None = None,
-        disorder: Disorder | None = None,
-        fault: Fault | None = None,
-    ) -> None:
+    def __init__(self, local_rank: int, ranks_on_node: int, *, blas_threads: int | None = None) -> None:
         if not 0 <= local_rank < ranks_on_node:
             raise ParamError(f"local rank {local_rank} of {ranks_on_node} ranks on the node does not exist")
         if blas_threads is not None and blas_threads < 1:
@@ -75,7 +63,6 @@ class HostBackend(Backend):
         self._blas = BlasThreads(blas_threads if blas_threads is not None else max(1, cores // ranks_on_node))
         # With fewer cores than ranks a spinning rank keeps the one it waits for from running.
         self._spins = cores >= ranks_on_node
-        self._disorder, self._fault = disorder, fault
         self._own: dict[int, Segment] = {}
         self._peers: dict[int, Segment] = {}
         self._arrays: dict[int, Segment] = {}  # of `empty`, until their last view goes
@@ -220,17 +207,7 @@ class HostBackend(Backend):
         self, program: OperationList, addresses: Array, flags: FlagTable, board: ProgressBoard
     ) -> Executable:
         """See `Backend.executable`."""
-        return HostExecutable(
-            program,
-            addresses,
-            flags,
-            board,
-            blas=self._blas,
-            disorder=self._disorder,
-            fault=self._fault,
-            spins=self._spins,
-            files=self.files,
-        )
+        return HostExecutable(program, addresses, flags, board, blas=self._blas, spins=self._spins, files=self.files)
 
     def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
         """See `Backend.copy_probe`; nothing is issued, so it is one at a time."""

@@ -22,9 +22,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
 
-Fault = Callable[[int, Code, Array], None]
-"""Called by tests after a body, with its task, its code and the region it wrote."""
-
 # Columns are taken in blocks of about so many elements wherever a body needs an intermediate
 # result: enough for BLAS to run at full rate, and little memory beside that of the schedule.
 _BLOCK_ELEMENTS: Final = 1 << 20

@@ -11,13 +11,11 @@ order of stores, and what bypasses caches is fenced inside the copy. So the flag
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import heapq
 import logging
 import math
 import os
-import random
 import time
 from collections.abc import Callable, Generator
 from typing import Any, Final
@@ -25,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.host.bodies import Body, Fault, bind_bodies
+from uncut_mpi.device.host.bodies import Body, bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import (
@@ -54,23 +52,6 @@ _LOOK_S = 0.02  # how often a sleeping rank looks whether others get on
 _POLL_S = 100e-6
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Disorder:
-    """
-    Run what is ready in random order and deliver flags late: tests find missing waits with it.
-
-    Attributes
-    ----------
-    seed : int
-        With the rank and the number of the call it fixes every choice.
-    pause_s : float, default 1e-4
-        Before a body runs, the rank may pause for up to so long, so that ranks drift apart.
-    """
-
-    seed: int
-    pause_s: float = 1e-4
-
-
 class HostExecutable(Executable):
     """An operation list bound to addresses of this process."""
 
@@ -82,8 +63,6 @@ class HostExecutable(Executable):
         board: ProgressBoard,
         *,
         blas: BlasThreads,
-        disorder: Disorder | None,
-        fault: Fault | None,
         spins: bool,
         files: FileWindows,
     ) -> None:
@@ -93,8 +72,7 @@ class HostExecutable(Executable):
                 "use fewer compute lanes"
             )
         self._program, self.board, self.span, self.rank = program, board, program.span, program.rank
-        self.blas, self._disorder, self._fault, self.spins = blas, disorder, fault, spins
-        self._calls = 0
+        self.blas, self.spins = blas, spins
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
         self.slots: list[int] = operations["slot"].tolist()
@@ -135,15 +113,7 @@ class HostExecutable(Executable):
         if not self._open:
             raise DeviceError("this executable is closed: bind the operation list again")
         self.board.words[self.board.rank] = 0
-        self._calls += 1
-        return (_TracedRun if traced else HostRun)(self, alpha, beta, epoch & _MASK, timeout_s)
-
-    def turns(self, run: HostRun) -> Generator[bool]:
-        """Return the turns of a run, the latest that was started."""
-        if self._disorder is None:
-            return run.in_order()
-        seed = f"{self._disorder.seed}/{self._program.rank}/{self._calls - 1}"
-        return run.at_random(random.Random(seed), self._disorder.pause_s)
+        return (TracedRun if traced else HostRun)(self, alpha, beta, epoch & _MASK, timeout_s)
 
     def prepare_trace(self) -> None:
         """Do nothing: a clock is always there."""
@@ -154,8 +124,6 @@ class HostExecutable(Executable):
         if body is None:
             raise ScheduleError(f"operation {index} of rank {self._program.rank} has no body")
         body(scalars, advance)
-        if self._fault is not None:
-            self._fault(self.tasks[index], Code(self.codes[index]), body.write.array)
         report.tasks += 1
         report.python_tasks += 1
         report.copy_bytes += body.copy_bytes
@@ -209,8 +177,7 @@ class HostRun(Run):
         self._scalars = [0.0, 1.0, alpha, beta]  # by Factor
         self._at = [0] * len(program.lanes)
         self._recorded = [0] * len(program.lanes)  # of each lane, the sequence of the last task with a record
-        self._late: list[list[int]] = [[] for _ in program.lanes]
-        self._turns = program.turns(self)
+        self._turns = self.turns()
         self._began_s = time.perf_counter()
         self._over = False
 
@@ -306,9 +273,7 @@ class HostRun(Run):
     def _signal(self, index: int) -> None:
         self._program.words[index][0] = (self._epoch + self._program.values[index]) & _MASK
 
-    # -- turns -------------------------------------------------------------------------------
-
-    def in_order(self) -> Generator[bool]:
+    def turns(self) -> Generator[bool]:
         """Run the ready operation that is earliest in the list, until none is left; yield whether there was one."""
         codes = self._program.codes
         ready: list[tuple[int, int]] = []
@@ -330,37 +295,6 @@ class HostRun(Run):
                 blocked[lane] = index
             yield True
 
-    def at_random(self, choices: random.Random, pause_s: float) -> Generator[bool]:
-        """Run any ready head, and write flags any time later, each lane's in order; yield whether there was one."""
-        program = self._program
-        while True:
-            heads = self._heads()
-            late = [lane for lane, queue in enumerate(self._late) if queue]
-            ready = [lane for lane, index in heads.items() if self._is_ready(index)]
-            if not heads and not late:
-                return
-            if not ready and not late:
-                yield False
-                continue
-            pick = choices.randrange(len(ready) + len(late))
-            if pick >= len(ready):
-                lane = late[pick - len(ready)]
-                self._signal(self._late[lane].pop(0))
-                program.advance(lane)
-                yield True
-                continue
-            lane = ready[pick]
-            index = heads[lane]
-            if program.codes[index] == Code.SIGNAL:
-                self._late[lane].append(index)
-                self._at[lane] += 1
-                yield True
-                continue
-            if program.codes[index] <= Code.COMBINE and choices.random() < 0.25:
-                time.sleep(choices.random() * pause_s)
-            self._step(lane, index)
-            yield True
-
     def _heads(self) -> dict[int, int]:
         """Return the operation at the head of each lane that is not through."""
         lanes = zip(self._program.lanes, self._at, strict=True)
@@ -377,15 +311,14 @@ class HostRun(Run):
     def _write_remaining_flags(self) -> None:
         """Write every flag not yet written, so that no peer waits for ever."""
         for lane, queue in enumerate(self._program.lanes):
-            for index in (*self._late[lane], *queue[self._at[lane] :]):
+            for index in queue[self._at[lane] :]:
                 if self._program.codes[index] == Code.SIGNAL:
                     self._signal(index)
                 self._program.advance(lane)
-            self._late[lane].clear()
             self._at[lane] = len(queue)
 
 
-class _TracedRun(HostRun):
+class TracedRun(HostRun):
     """A run that takes the time of every body."""
 
     def __init__(self, *arguments: Any) -> None:
