@@ -77,8 +77,8 @@ class FaultyExecutable(HostExecutable):
         super().__init__(program, addresses, flags, board, **about)
         self.disorder, self.calls = disorder, 0
         if fault is not None:
-            whose = zip(self.bodies, self.tasks, self.codes, strict=True)
-            self.bodies = [None if body is None else Watched(body, fault, task, code) for body, task, code in whose]
+            for index, body in self.bodies.items():
+                self.bodies[index] = Watched(body, fault, self.tasks[index], self.codes[index])
 
     def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """See `Executable.start`."""

@@ -54,7 +54,7 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
     const DeviceState::Scope scope(device_);
     if (scope.code() != success) {
         result_.fatal = true;
-        fail("cuCtxSetCurrent", scope.code(), false, nullptr);
+        fail("cuCtxSetCurrent", scope.code());
         end();
         return;
     }
@@ -166,8 +166,7 @@ void Run::issue_steps(std::size_t most_steps) {
 
 void Run::take_time(const Step &step, std::size_t number) {
     fail("cuEventRecord",
-         device_.driver().cuEventRecord(device_.timing_event(number), executor_->lanes_[step.lane].stream), false,
-         &step);
+         device_.driver().cuEventRecord(device_.timing_event(number), executor_->lanes_[step.lane].stream), &step);
 }
 
 // One event of this device and the moment it passed, by which the clocks of all devices are compared.
@@ -179,8 +178,8 @@ void Run::mark_reference() {
     const Stream stream = lane->stream;
     for (int attempt = 0; attempt < 2; ++attempt) {  // the first may find the device asleep
         const auto before = Clock::now();
-        fail("cuEventRecord", d.cuEventRecord(device_.timing_event(0), stream), false, nullptr);
-        fail("cuStreamSynchronize", d.cuStreamSynchronize(stream), false, nullptr);
+        fail("cuEventRecord", d.cuEventRecord(device_.timing_event(0), stream));
+        fail("cuStreamSynchronize", d.cuStreamSynchronize(stream));
         const auto passed = before + (Clock::now() - before) / 2;
         result_.reference_s = std::chrono::duration<double>(passed.time_since_epoch()).count();
     }
@@ -191,7 +190,7 @@ void Run::read_times() {
     for (std::size_t i = 1; i <= 2 * executor_->num_bodies_ && result_.error.empty() && !result_.stalled; ++i) {
         float milliseconds = 0.0F;
         fail("cuEventElapsedTime",
-             d.cuEventElapsedTime(&milliseconds, device_.timing_event(0), device_.timing_event(i)), false, nullptr);
+             d.cuEventElapsedTime(&milliseconds, device_.timing_event(0), device_.timing_event(i)));
         result_.times_s.push_back(1e-3 * static_cast<double>(milliseconds));
     }
 }
@@ -205,11 +204,9 @@ void Run::issue(const Step &step) {
         case code_combine: launch(executor_->combines_[step.payload], stream, step); break;
         case code_wait_flag: issue_batch(step); break;
         case code_wait_event:
-            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream, device_.event(step.payload), 0), false, &step);
+            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream, device_.event(step.payload), 0), &step);
             break;
-        case code_record:
-            fail("cuEventRecord", d.cuEventRecord(device_.event(step.payload), stream), false, &step);
-            break;
+        case code_record: fail("cuEventRecord", d.cuEventRecord(device_.event(step.payload), stream), &step); break;
         default: signal(step); break;
     }
     if (step.code <= code_combine && result_.error.empty()) ++result_.tasks;
@@ -224,11 +221,11 @@ void Run::issue_copy(const Step &step) {
         // What makes it stands before it.
     } else if (copy.series >= 0) {
         fail("cuMemcpy3DAsync", d.cuMemcpy3DAsync(&executor_->series_[static_cast<std::size_t>(copy.series)], stream),
-             false, &step);
+             &step);
     } else if (copy.contiguous)
-        fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), false, &step);
+        fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), &step);
     else
-        fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream), false, &step);
+        fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream), &step);
     if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(copy.bytes);
 }
 
@@ -246,10 +243,10 @@ void Run::issue_gemm(const Step &step) {
         fail("cublasLtMatmul",
              g.tuned->run(g.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta), g.c,
                           g.workspace, executor_->lanes_[step.lane].stream),
-             true, &step);
+             &step, true);
     } else {
         const Called usual = usual_product(device_.blas(), g.handle, g.shape, alpha, g.a, g.b, beta, g.c);
-        fail(usual.name, usual.code, true, &step);
+        fail(usual.name, usual.code, &step, true);
     }
 }
 
@@ -270,7 +267,7 @@ void Run::launch(const Executor::Combine &combine, Stream stream, const Step &st
     fail("cuLaunchKernel",
          device_.driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
                                          combine.block_y, 1, 0, stream, parameters, nullptr),
-         false, &step);
+         &step);
     if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(combine.copy_bytes);
 }
 
@@ -281,7 +278,7 @@ void Run::issue_batch(const Step &step) {
         if (ops[i].value.operation == mem_op_wait_value_32)
             ops[i].value.value = epoch_ + executor_->awaited_[batch.first + i];
     fail("cuStreamBatchMemOp",
-         device_.driver().cuStreamBatchMemOp(executor_->lanes_[step.lane].stream, batch.count, ops, 0), false, &step);
+         device_.driver().cuStreamBatchMemOp(executor_->lanes_[step.lane].stream, batch.count, ops, 0), &step);
 }
 
 // The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
@@ -289,10 +286,10 @@ void Run::signal(const Step &step) {
     const Executor::Signal &it = executor_->signals_[step.payload];
     fail("cuStreamWriteValue32",
          device_.driver().cuStreamWriteValue32(executor_->lanes_[step.lane].stream, it.address, epoch_ + it.value, 0),
-         false, &step);
+         &step);
 }
 
-void Run::fail(const char *call, Code code, bool blas, const Step *step) {
+void Run::fail(const char *call, Code code, const Step *step, bool blas) {
     if (code == success) return;
     // cuBLAS hides the driver's code: the stream tells whether the context still lives.
     const Code state = blas ? device_.driver().cuStreamQuery(executor_->lanes_[step->lane].stream) : code;
@@ -321,7 +318,7 @@ bool Run::query(std::size_t number) {
         return true;
     }
     result_.fatal = true;
-    fail("cuStreamQuery", code, false, nullptr);
+    fail("cuStreamQuery", code);
     return false;
 }
 

@@ -254,7 +254,7 @@ class Run {
     std::uint64_t *abort_word() const {
         return reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);
     }
-    void fail(const char *call, Code code, bool blas, const Step *step);
+    void fail(const char *call, Code code, const Step *step = nullptr, bool blas = false);
     void give_up();
     void end();
     void stop_worker();

@@ -287,9 +287,9 @@ class Combine(Body):
 _KINDS: Final[dict[Code, Any]] = {Code.COPY: CopyBody, Code.GEMM: Gemm, Code.COMBINE: Combine}
 
 
-def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> list[Body | None]:
+def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:
     """
-    Return the body of every operation, None for waits, records and signals.
+    Return the bodies by operation: waits, records and signals have none.
 
     Raises
     ------
@@ -298,19 +298,18 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
     """
     scratch = Scratch()
     columns = (program.operations[name].tolist() for name in ("code", "first_operand", "num_operands", "task"))
-    bodies: list[Body | None] = []
-    for code, first, count, task in zip(*columns, strict=True):
+    bodies: dict[int, Body] = {}
+    for index, (code, first, count, task) in enumerate(zip(*columns, strict=True)):
         if code > Code.COMBINE:
-            bodies.append(None)
             continue
         if not count:
             raise ScheduleError(f"task {task} ({Code(code).name}) has no operands")
         try:
             write, *reads = (_operand(program, addresses, first + i) for i in range(count))
             if code == Code.COPY and any(files.at(one.place[0]) for one in (write, *reads)):
-                bodies.append(FileCopy(write, reads, files))
+                bodies[index] = FileCopy(write, reads, files)
             else:
-                bodies.append(_KINDS[Code(code)](write, reads, scratch))
+                bodies[index] = _KINDS[Code(code)](write, reads, scratch)
         except ScheduleError as error:
             raise ScheduleError(f"task {task}: {error}") from None
     scratch.allocate()

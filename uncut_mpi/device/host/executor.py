@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.host.bodies import Body, bind_bodies
+from uncut_mpi.device.host.bodies import bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import (
@@ -82,7 +82,7 @@ class HostExecutable(Executable):
         lane_of = operations["lane"]
         self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
         self.milestones = np.array([[len(lane) for lane in self.lanes], parts_of_lanes(program)])
-        self.bodies: list[Body | None] = bind_bodies(program, addresses, files)
+        self.bodies = bind_bodies(program, addresses, files)
         self.words = self._words(flags)
         self.counts = board.words[board.rank].data
         self.abort = board.abort.data
@@ -118,16 +118,6 @@ class HostExecutable(Executable):
     def prepare_trace(self) -> None:
         """Do nothing: a clock is always there."""
 
-    def execute(self, index: int, scalars: list[Number], advance: Callable[[], None], report: ExecutionReport) -> None:
-        """Run the body of an operation and count it."""
-        body = self.bodies[index]
-        if body is None:
-            raise ScheduleError(f"operation {index} of rank {self._program.rank} has no body")
-        body(scalars, advance)
-        report.tasks += 1
-        report.python_tasks += 1
-        report.copy_bytes += body.copy_bytes
-
     def advance(self, lane: int) -> None:
         """Let the other ranks see that this one has done something in a lane."""
         self.counts[lane] += 1
@@ -160,7 +150,7 @@ class HostExecutable(Executable):
     def close(self) -> None:
         """Let go of every view; the memory belongs to others."""
         self._open = False
-        self.bodies, self.words = [], []
+        self.bodies, self.words = {}, []
 
 
 class _Aborted(Exception):
@@ -253,7 +243,11 @@ class HostRun(Run):
         code = program.codes[index]
         if code <= Code.COMBINE:
             self._check_abort()
-            program.execute(index, self._scalars, functools.partial(self._get_on, lane), self._report)
+            body = program.bodies[index]
+            body(self._scalars, functools.partial(self._get_on, lane))
+            self._report.tasks += 1
+            self._report.python_tasks += 1
+            self._report.copy_bytes += body.copy_bytes
         elif code == Code.SIGNAL:
             self._signal(index)
         elif code == Code.RECORD:
