@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import types
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -79,21 +80,15 @@ class Exported:
             array: np.ndarray[Any, Any] = np.empty(self.shape, self.dtype)
             array.flags.writeable = self.writeable
             return array
-        return np.asarray(_Interface(self)).view(self.dtype)
-
-
-class _Interface:
-    """What numpy asks of it is the memory of an `Exported`."""
-
-    def __init__(self, shown: Exported) -> None:
-        self.keep = shown.keep
-        self.__array_interface__ = {
-            "data": (shown.address, not shown.writeable),
-            "shape": shown.shape,
-            "strides": shown.strides,
-            "typestr": f"|V{shown.dtype.itemsize}",
+        interface = {
+            "data": (self.address, not self.writeable),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": f"|V{self.dtype.itemsize}",
             "version": 3,
         }
+        shown: Any = types.SimpleNamespace(__array_interface__=interface, keep=self.keep)
+        return np.asarray(shown).view(self.dtype)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ import numpy as np
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import MAX_LANES
+from uncut_mpi.planning.schedule import MAX_LANES, NO_SOURCE, LaneKind
 
 _RANDOM_BYTES = 1 << 20
 
@@ -308,6 +309,15 @@ def parts_of_lanes(program: OperationList) -> np.ndarray:
             break
     parts: np.ndarray = counts / max(1, counts.sum())
     return parts
+
+
+def lane_name(program: OperationList, record: np.void) -> str:
+    """Return a lane in words, as ``copy lane 0→host``; those that compute have a number in the place of ends."""
+    name = f"{LaneKind(record['kind']).name.lower()} lane"
+    if record["source"] == NO_SOURCE:
+        return f"{name} {record['destination']}"
+    ends = (end_name(program.locations, int(record[end])) for end in ("source", "destination"))
+    return f"{name} {'→'.join(ends)}"
 
 
 class Timeable(abc.ABC):

@@ -210,9 +210,7 @@ class CudaBackend(Backend):
                 "allocate it there"
             )
         address = int(array.data.ptr)
-        if array.size == 0 or address == 0:
-            return AdoptedArray(address, None, 0, "it is empty", array)
-        obstacle = self._obstacle(address)
+        obstacle = self._obstacle(address) if array.size and address else "it is empty"
         if obstacle:
             return AdoptedArray(address, None, 0, obstacle, array)
         with self._current("registering a device array"):

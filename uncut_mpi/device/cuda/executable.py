@@ -16,13 +16,13 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Run,
     TaskTimes,
+    lane_name,
     parts_of_lanes,
 )
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.arguments import Number
-from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import NO_SOURCE, LaneKind
+from uncut_mpi.planning.schedule import LaneKind
 
 
 class DeadContextError(DeviceError):
@@ -172,7 +172,7 @@ class CudaExecutable(Executable):
         head = f"nothing finished on any rank for {timeout_s:g} s; rank {rank} ({self._description}) still has "
         waits, others = [], []
         for lane, word in stuck:
-            name = self._lane_name(lane)
+            name = lane_name(self._program, self._program.lanes[lane])
             if word % 2:
                 record = self._program.operations[word // 2]
                 flag = f"{'lane' if record['in_host'] else 'flag slot'} {record['slot']}"
@@ -183,15 +183,6 @@ class CudaExecutable(Executable):
                 after = self._task_of(word // 2 - 1) if word else ", before its first wait"
                 others.append(f"{name}: unfinished{after.replace(', task', ' after task')}")
         return head + "; ".join(waits + others)
-
-    def _lane_name(self, lane: int) -> str:
-        record = self._program.lanes[lane]
-        kind = LaneKind(record["kind"]).name.lower()
-        if record["source"] == NO_SOURCE:
-            return f"{kind} lane {record['destination']}"
-        names = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
-        ends = (f"rank {name}" if name.isdigit() else name for name in names)
-        return "{} lane {} to {}".format(kind, *ends)
 
 
 def _milestones(program: OperationList) -> np.ndarray:

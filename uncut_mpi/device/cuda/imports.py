@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from typing import Any
 
@@ -32,7 +33,7 @@ class ImportCache:
         self._ordinal = ordinal
         self._uuids = uuids
         self._address: dict[tuple[int, bytes, int, int], int] = {}
-        self._uses: dict[int, int] = {}  # by address
+        self._uses: collections.Counter[int] = collections.Counter()  # by address
 
     def open(self, handle: MemoryHandle) -> int:
         """
@@ -58,7 +59,7 @@ class ImportCache:
                 )
             address = self._same_process(handle, peer) if handle.pid == os.getpid() else self._map(handle)
             self._address[key] = address
-        self._uses[address] = self._uses.get(address, 0) + 1
+        self._uses[address] += 1
         return address
 
     def close(self, address: int) -> None:

@@ -217,21 +217,19 @@ class HostBackend(Backend):
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """See `Backend.gemm_probe`; operands are widened or rounded within the time, as in a task."""
         random = np.random.default_rng(0)
-        a, b = (random.random((size, size)).astype(dtype.numpy) for _ in range(2))
+        given = [random.random((size, size)).astype(dtype.numpy) for _ in range(2)]
+        taken = [np.empty_like(one) for one in given] if dtype is DType.tf32 else given
         wide = dtype.accumulator.numpy
         out = np.empty((size, size), wide)
 
-        rounded = np.empty_like(a), np.empty_like(b)
-
-        def multiply_rounded() -> None:
-            for operand, target in zip((a, b), rounded, strict=True):
-                round_to_tf32(operand, target)
-            np.matmul(*rounded, out=out)
-
         def multiply() -> None:
-            np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False), out=out)
+            if dtype is DType.tf32:
+                for operand, rounded in zip(given, taken, strict=True):
+                    round_to_tf32(operand, rounded)
+            a, b = (one.astype(wide, copy=False) for one in taken)
+            np.matmul(a, b, out=out)
 
-        return HostProbe(multiply_rounded if dtype is DType.tf32 else multiply, self._blas)
+        return HostProbe(multiply, self._blas)
 
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`: numpy's library has no choice."""

@@ -33,13 +33,13 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Run,
     TaskTimes,
+    lane_name,
     parts_of_lanes,
 )
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
-from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import MAX_LANES, NO_SOURCE, LaneKind
+from uncut_mpi.planning.schedule import MAX_LANES
 
 logger = logging.getLogger("uncut_mpi")
 
@@ -122,30 +122,19 @@ class HostExecutable(Executable):
         """Let the other ranks see that this one has done something in a lane."""
         self.counts[lane] += 1
 
-    def waits_for_peer(self, index: int) -> bool:
-        """Whether an operation waits for another rank."""
-        return self.codes[index] == Code.WAIT_FLAG and self.peers[index] != self._program.rank
-
     def describe_wait(self, lane: int, index: int) -> str:
         """Say what a lane waits for."""
-        if self.codes[index] == Code.WAIT_FLAG:
-            slot, of = self.slots[index], f"of rank {self.peers[index]}"
-            if self._program.operations["in_host"][index]:
-                awaited = f"task {self.values[index]} of lane {slot} {of}"
-            else:
-                producer = self._lane_name(self._program.flag_lanes[slot])
-                awaited = f"task {self.values[index]} of {producer} {of} (slot {slot})"
+        program, slot, peer = self._program, self.slots[index], self.peers[index]
+        if self.codes[index] != Code.WAIT_FLAG:
+            producer = f"its own {lane_name(program, program.lanes[peer])}"
+        elif program.operations["in_host"][index]:
+            producer = f"lane {slot} of rank {peer}"
         else:
-            awaited = f"task {self.values[index]} of its own {self._lane_name(self._program.lanes[self.peers[index]])}"
-        name = self._lane_name(self._program.lanes[lane])
-        return f"rank {self._program.rank} waits in {name}, before task {self.tasks[index]}, for {awaited}"
-
-    def _lane_name(self, record: np.void) -> str:
-        name = f"{LaneKind(record['kind']).name.lower()} lane"
-        if record["source"] == NO_SOURCE:
-            return f"{name} {record['destination']}"
-        ends = (end_name(self._program.locations, int(record[end])) for end in ("source", "destination"))
-        return f"{name} {'→'.join(ends)}"
+            producer = f"{lane_name(program, program.flag_lanes[slot])} of rank {peer} (slot {slot})"
+        return (
+            f"rank {program.rank} waits in {lane_name(program, program.lanes[lane])}, before task {self.tasks[index]}, "
+            f"for task {self.values[index]} of {producer}"
+        )
 
     def close(self) -> None:
         """Let go of every view; the memory belongs to others."""
@@ -298,9 +287,14 @@ class HostRun(Run):
 
     def _waits(self) -> list[str]:
         heads = self._heads()
-        flags = {lane: index for lane, index in heads.items() if self._program.waits_for_peer(index)}
+        program = self._program
         # A lane that waits for another of this rank is not the cause, unless there is no other.
-        return [self._program.describe_wait(lane, index) for lane, index in (flags or heads).items()]
+        of_peers = {
+            lane: index
+            for lane, index in heads.items()
+            if program.codes[index] == Code.WAIT_FLAG and program.peers[index] != program.rank
+        }
+        return [program.describe_wait(lane, index) for lane, index in (of_peers or heads).items()]
 
     def _write_remaining_flags(self) -> None:
         """Write every flag not yet written, so that no peer waits for ever."""
