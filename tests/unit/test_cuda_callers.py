@@ -336,19 +336,26 @@ class Cuda:
         self.files = files
         self.foreign: list[tuple[int, int]] = []
 
-    def register(self, address, nbytes, flags):
+    class CUDARuntimeError(RuntimeError):
+        @property
+        def status(self):
+            return self.args[0]
+
+    def hostRegister(self, address, nbytes, flags):
         stop = address + nbytes
         if any(start < stop and address < end for start, end in self.files) and not flags & 8:
-            return INVALID
+            raise self.CUDARuntimeError(INVALID)
         if any(start < stop and address < start + n for start, (n, _) in self.ranges.items()):
-            return ALREADY
+            raise self.CUDARuntimeError(ALREADY)
         if any(start < stop and address < end for start, end in self.foreign):
-            return ALREADY
+            raise self.CUDARuntimeError(ALREADY)
         self.ranges[address] = nbytes, flags
-        return 0
 
-    def unregister(self, address):
+    def hostUnregister(self, address):
         del self.ranges[address]
+
+    def pointerGetAttributes(self, address):
+        return SimpleNamespace(type=int(self.is_known(address)))
 
     def is_known(self, address):
         known = [*((start, start + n) for start, (n, _) in self.ranges.items()), *self.foreign]
@@ -362,7 +369,7 @@ def cuda():
 
 @pytest.fixture
 def memory(cuda):
-    return PinnedMemory(cuda.register, cuda.unregister, cuda.is_known)
+    return PinnedMemory(cuda)
 
 
 def test_a_part_of_what_is_registered_keeps_it_when_the_whole_is_given_back(cuda, memory):
@@ -417,15 +424,19 @@ def test_the_pages_of_a_file_are_readable_alone(memory, cuda):
     assert not cuda.ranges
 
 
-def test_memory_that_cannot_be_registered_is_an_error_and_what_was_is_registered_again(cuda, memory):
+def test_memory_that_cannot_be_registered_is_an_error_and_what_was_is_registered_again(cuda, memory, monkeypatch):
     memory.pin("one", 1100, 50)
     cuda.foreign.append((1300, 1400))
     with pytest.raises(PinError, match="register the whole first, or pass a copy"):
         memory.pin("one", 1000, 500)
     assert cuda.ranges == {1100: (50, 3)}
-    refusing = PinnedMemory(lambda *given: 2, cuda.unregister, cuda.is_known)
+
+    def refuse(*_):
+        raise cuda.CUDARuntimeError(2)
+
+    monkeypatch.setattr(cuda, "hostRegister", refuse)
     with pytest.raises(PinError, match=r"error 2\): use less host memory"):
-        refusing.pin("one", 9000, 5)
+        memory.pin("one", 9000, 5)
 
 
 @pytest.mark.parametrize("seed", range(20))

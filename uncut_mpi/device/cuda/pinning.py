@@ -11,18 +11,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from uncut_mpi.device.interface import Pin
 from uncut_mpi.errors import PinError
 
-_PORTABLE_MAPPED, _READ_ONLY = 1 | 2, 8
+_FLAGS = {Pin.WRITEABLE: 1 | 2, Pin.READABLE: 1 | 2 | 8}  # portable, mapped, read-only
 _INVALID_VALUE, _ALREADY_REGISTERED = 1, 712
 _UNREGISTERED = 0  # a type of memory
-
-Registrar = Callable[[int, int, int], int]
-"""Registers memory: (address, bytes, flags) -> status of CUDA, 0 if it did."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,10 +30,6 @@ class _Range:
     kind: Pin
     uses: dict[object, int]
 
-    @property
-    def flags(self) -> int:
-        return _PORTABLE_MAPPED | (_READ_ONLY if self.kind is Pin.READABLE else 0)
-
 
 class PinnedMemory:
     """
@@ -45,16 +37,12 @@ class PinnedMemory:
 
     Parameters
     ----------
-    register : callable
-        See `Registrar`.
-    unregister : callable
-        Undoes it; takes the address.
-    is_known : callable
-        Says whether CUDA knows an address of host memory: as registered, allocated by it, or managed.
+    runtime : module
+        cupy's runtime.
     """
 
-    def __init__(self, register: Registrar, unregister: Callable[[int], None], is_known: Callable[[int], bool]) -> None:
-        self._register, self._unregister, self._is_known = register, unregister, is_known
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
         self._ranges: list[_Range] = []
         self._mutex = threading.Lock()
 
@@ -107,21 +95,21 @@ class PinnedMemory:
         del one.uses[owner]
         if not one.uses:
             self._ranges.remove(one)
-            self._unregister(one.start)
+            self._runtime.hostUnregister(one.start)
 
     def _extend(self, owner: object, address: int, stop: int, met: list[_Range]) -> Pin:
         """Register memory as one range with those that it overlaps, all of the same owner."""
         start, end = min([address, *(one.start for one in met)]), max([stop, *(one.stop for one in met)])
         for one in met:
-            self._unregister(one.start)
+            self._runtime.hostUnregister(one.start)
         kind = Pin.WRITEABLE
-        status = self._register(start, end - start, _PORTABLE_MAPPED)
+        status = self._register(start, end, kind)
         if status == _INVALID_VALUE and all(one.kind is Pin.READABLE for one in met):
             # What devices cannot write, as the pages of a file, they can read still.
             kind = Pin.READABLE
-            status = self._register(start, end - start, _PORTABLE_MAPPED | _READ_ONLY)
+            status = self._register(start, end, kind)
         if status:
-            lost = [one for one in met if self._register(one.start, one.stop - one.start, one.flags)]
+            lost = [one for one in met if self._register(one.start, one.stop, one.kind)]
             self._ranges = [one for one in self._ranges if one not in lost]
             if status == _ALREADY_REGISTERED or met:
                 raise _in_part(address, stop - address, "the program or another matrix uses")
@@ -134,22 +122,21 @@ class PinnedMemory:
         self._ranges.append(_Range(start, end, kind, uses))
         return kind
 
-
-@functools.cache
-def pinned_memory(runtime: Any) -> PinnedMemory:
-    """Return the ranges of this process, which all its backends share; `runtime` is cupy's."""
-
-    def register(address: int, nbytes: int, flags: int) -> int:
+    def _register(self, start: int, stop: int, kind: Pin) -> int:
+        """Register memory and return CUDA's status, 0 if it did."""
         try:
-            runtime.hostRegister(address, nbytes, flags)
-        except runtime.CUDARuntimeError as error:
+            self._runtime.hostRegister(start, stop - start, _FLAGS[kind])
+        except self._runtime.CUDARuntimeError as error:
             return int(error.status)
         return 0
 
-    def is_known(address: int) -> bool:
-        return bool(runtime.pointerGetAttributes(address).type != _UNREGISTERED)
+    def _is_known(self, address: int) -> bool:
+        """Whether CUDA knows an address of host memory: as registered, allocated by it, or managed."""
+        return bool(self._runtime.pointerGetAttributes(address).type != _UNREGISTERED)
 
-    return PinnedMemory(register, runtime.hostUnregister, is_known)
+
+pinned_memory = functools.cache(PinnedMemory)
+"""The ranges of this process, which all its backends share."""
 
 
 def _in_part(address: int, nbytes: int, whose: str) -> PinError:
