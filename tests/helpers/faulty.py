@@ -48,9 +48,8 @@ class FaultyBackend(HostBackend):
         *,
         disorder: Disorder | None = None,
         fault: Fault | None = None,
-        blas_threads: int | None = None,
     ) -> None:
-        super().__init__(local_rank, ranks_on_node, blas_threads=blas_threads)
+        super().__init__(local_rank, ranks_on_node)
         self._disorder, self._fault = disorder, fault
 
     def executable(

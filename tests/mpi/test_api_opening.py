@@ -146,7 +146,7 @@ def test_who_interrupted_an_opening_is_named_and_the_next_one_closes_all_devices
             self.closed = True
 
     def backend(rank, ranks):
-        made.append(Backend(rank, ranks, blas_threads=1))
+        made.append(Backend(rank, ranks))
         return made[-1]
 
     def open_session():

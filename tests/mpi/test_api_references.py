@@ -32,7 +32,7 @@ class Failing:
                 return self.fault() or super().executable(*arguments)
 
         def backend(rank, ranks):
-            return Backend(rank, ranks, fault=self.fault, blas_threads=1)
+            return Backend(rank, ranks, fault=self.fault)
 
         machine = um.Machine.uniform(self.comm.size)
         return um.Session(self.comm, **{"backend": backend, "machine": machine, "timeout_s": 20, **options})

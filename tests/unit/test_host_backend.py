@@ -50,10 +50,7 @@ class Cluster:
         self.schedule, self.epoch = schedule, epoch
         count = schedule.num_ranks
         lowering = lower(schedule)
-        self.backends = [
-            FaultyBackend(r, count, disorder=disorder, fault=(faults or {}).get(r), blas_threads=1)
-            for r in range(count)
-        ]
+        self.backends = [FaultyBackend(r, count, disorder=disorder, fault=(faults or {}).get(r)) for r in range(count)]
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         of_host = np.full((count, MAX_LANES), epoch, np.uint32)
         sizes = buffer_bytes(schedule.buffers)
@@ -843,13 +840,11 @@ def test_blas_threads_are_the_cores_over_the_ranks_and_never_more_than_the_progr
     monkeypatch.setattr("uncut_mpi.device.host.backend.usable_cores", lambda: 16)
     with threadpoolctl.threadpool_limits(8, user_api="blas"):
         assert blas_threads_now() == {8}
-        assert [HostBackend(0, ranks).blas_threads for ranks in (1, 4, 17)] == [8, 4, 1]
-        assert HostBackend(0, 1, blas_threads=3).blas_threads == 3
-        with pytest.raises(ParamError, match="blas_threads = 0"):
-            HostBackend(0, 1, blas_threads=0)
+        assert [HostBackend(0, ranks)._blas.num_threads for ranks in (1, 4, 17)] == [8, 4, 1]
 
 
-def test_blas_threads_are_bounded_while_bodies_run_and_as_before_afterwards():
+def test_blas_threads_are_bounded_while_bodies_run_and_as_before_afterwards(monkeypatch):
+    monkeypatch.setattr("uncut_mpi.device.host.backend.usable_cores", lambda: 1)
     seen = []
 
     def look(task: int, code: Code, written: np.ndarray) -> None:

@@ -44,23 +44,19 @@ class HostBackend(Backend):
     Parameters
     ----------
     local_rank, ranks_on_node : int
-        This rank's place among those that share the node's cores and memory.
-    blas_threads : int, optional
-        Threads of numpy's BLAS while bodies run. By default these are the cores that this process may use divided by
-        the ranks, at least 1. They are never more than the program itself has set.
+        This rank's place among those that share the node's cores and memory. While bodies run numpy's BLAS has as many
+        threads as this process may use cores, divided by the ranks, but never more than the program itself has set.
     """
 
     name = "host"
 
-    def __init__(self, local_rank: int, ranks_on_node: int, *, blas_threads: int | None = None) -> None:
+    def __init__(self, local_rank: int, ranks_on_node: int) -> None:
         if not 0 <= local_rank < ranks_on_node:
             raise ParamError(f"local rank {local_rank} of {ranks_on_node} ranks on the node does not exist")
-        if blas_threads is not None and blas_threads < 1:
-            raise ParamError(f"blas_threads = {blas_threads}: at least 1 is needed")
         self._local_rank, self._ranks_on_node = local_rank, ranks_on_node
         self.files = FileWindows()
         cores = usable_cores()
-        self._blas = BlasThreads(blas_threads if blas_threads is not None else max(1, cores // ranks_on_node))
+        self._blas = BlasThreads(max(1, cores // ranks_on_node))
         # With fewer cores than ranks a spinning rank keeps the one it waits for from running.
         self._spins = cores >= ranks_on_node
         self._own: dict[int, Segment] = {}
@@ -68,11 +64,6 @@ class HostBackend(Backend):
         self._arrays: dict[int, Segment] = {}  # of `empty`, until their last view goes
 
     # -- identity ----------------------------------------------------------------------------
-
-    @property
-    def blas_threads(self) -> int:
-        """Threads of numpy's BLAS while bodies run."""
-        return self._blas.num_threads
 
     def identity(self) -> DeviceIdentity:
         """See `Backend.identity`. The memory is this rank's share of what the node has left."""
