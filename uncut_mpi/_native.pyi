@@ -107,6 +107,14 @@ def capsule(
 ) -> Any:
     """Return memory as a capsule of DLPack: strides in elements, the type's code and bits. It keeps `keep` alive."""
 
+def look(capsule: object) -> tuple[int, int, int, list[int], list[int], int, int, int] | None:
+    """
+    Return what a capsule of DLPack shows; None if it is no new one.
+
+    These are its major version (0 where it says none), flags, address, shape, strides in elements, and the type's code,
+    bits and lanes. Of a version above 1 there is the version alone.
+    """
+
 class KBlocksProblem:
     """What all schedules of a problem on a machine have in common; planning/kblocks_request.py makes it."""
 

@@ -1,4 +1,4 @@
-// Memory of an array as a capsule of DLPack, which other libraries make their own arrays of.
+// Memory of an array as a capsule of DLPack, which other libraries make their own arrays of; and what theirs show.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -11,6 +11,40 @@
 namespace nb = nanobind;
 
 namespace uncut {
+namespace {
+
+// As version 1 has it; before, a capsule begins with its tensor.
+struct Versioned {
+    std::uint32_t major, minor;
+    void *context, *deleter;
+    std::uint64_t flags;
+    nb::dlpack::dltensor tensor;
+};
+
+nb::object look(nb::handle capsule) {
+    Versioned empty{};
+    const Versioned *found = &empty;
+    const nb::dlpack::dltensor *tensor = nullptr;
+    if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+        found = static_cast<const Versioned *>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+        tensor = found->major == 1 ? &found->tensor : &empty.tensor;
+    } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
+        tensor = static_cast<const nb::dlpack::dltensor *>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
+    } else {
+        return nb::none();
+    }
+    const std::vector<std::int64_t> shape(tensor->shape, tensor->shape + tensor->ndim);
+    std::vector<std::int64_t> strides(shape.size(), 1);
+    for (std::size_t i = shape.size(); i-- > 0;)
+        strides[i] = tensor->strides != nullptr ? tensor->strides[i]
+                     : i + 1 < strides.size()   ? strides[i + 1] * shape[i + 1]
+                                                : 1;
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor->data);
+    return nb::make_tuple(found->major, found->flags, address == 0 ? 0 : address + tensor->byte_offset, shape, strides,
+                          tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
+}
+
+}  // namespace
 
 void bind_capsule(nb::module_ &m) {
     m.def(
@@ -23,6 +57,7 @@ void bind_capsule(nb::module_ &m) {
         },
         nb::arg("address"), nb::arg("shape"), nb::arg("strides"), nb::arg("type"), nb::arg("device"), nb::arg("keep"),
         "Return memory as a capsule of DLPack, which keeps an object alive.");
+    m.def("look", &look, nb::arg("capsule"), "Return what a capsule of DLPack shows; None if it is no new one.");
 }
 
 }  // namespace uncut

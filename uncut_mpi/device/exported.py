@@ -2,13 +2,12 @@
 Memory that arrays of other libraries show: `__dlpack__`, `__cuda_array_interface__`, `__array_interface__`.
 
 DLPack is read here, not by numpy or cupy: numpy takes no bfloat16 and before 2.1 nothing that can be written, and
-nobody takes both versions. The layout of its structures is that of dlpack.h, versions 0.x and 1.x.
+nobody takes both versions. The core looks at its structures, of versions 0.x and 1.x.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import types
 from collections.abc import Iterator
@@ -142,41 +141,6 @@ def translated(given: Any) -> Iterator[None]:
 # -- DLPack --------------------------------------------------------------------------------------
 
 
-class _Device(ctypes.Structure):
-    _fields_ = (("kind", ctypes.c_int32), ("index", ctypes.c_int32))
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device", _Device),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
-
-
-class _Versioned(ctypes.Structure):
-    _fields_ = (
-        ("major", ctypes.c_uint32),
-        ("minor", ctypes.c_uint32),
-        ("context", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
-    )
-
-
-_is_valid = ctypes.pythonapi.PyCapsule_IsValid
-_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
-_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-
-
 def place_of(given: Any) -> tuple[str, int]:
     """Return the kind of device that an object with `__dlpack__` lies on, and its index."""
     with translated(given):
@@ -203,34 +167,24 @@ def from_dlpack(given: Any, stream: int | None = None) -> Exported:
     with translated(given):
         _refuse_pending(given)
         capsule = _capsule_of(given, {} if stream is None else {"stream": stream})
-    # Never renamed, so that its own end gives the memory back.
-    if _is_valid(capsule, b"dltensor_versioned"):
-        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned") or 0)
-        if managed.major != 1:
-            raise ParamError(
-                f"{type_text(given)} shows its memory by DLPack {managed.major}: this reads versions 0 and 1"
-            )
-        if managed.flags & _IS_COPIED:
-            raise ParamError(f"{type_text(given)} shows a copy of its memory: pass an array that is the memory itself")
-        tensor, writeable = managed.tensor, not managed.flags & _READ_ONLY
-    elif _is_valid(capsule, b"dltensor"):
-        tensor = _Tensor.from_address(_pointer(capsule, b"dltensor") or 0)
-        writeable = True
-    else:
+    seen = _native.look(capsule)  # never renamed, so that its own end gives the memory back
+    if seen is None:
         raise ParamError(f"__dlpack__ of {type_text(given)} returned {type_text(capsule)}, not a new capsule of DLPack")
-    if {base.__module__.partition(".")[0] for base in type(given).__mro__} & _UNCHANGING:
-        writeable = False
-    dtype = _dtype_of(tensor, given)
-    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
-    strides = tuple(tensor.strides[i] for i in range(tensor.ndim)) if tensor.strides else _packed(shape)
-    if not tensor.data and 0 not in shape:  # which numpy 1 took for a number
+    version, flags, address, shape, strides, code, bits, lanes = seen
+    if version > 1:
+        raise ParamError(f"{type_text(given)} shows its memory by DLPack {version}: this reads versions 0 and 1")
+    if flags & _IS_COPIED:
+        raise ParamError(f"{type_text(given)} shows a copy of its memory: pass an array that is the memory itself")
+    unchanging = {base.__module__.partition(".")[0] for base in type(given).__mro__} & _UNCHANGING
+    dtype = _dtype_of(code, bits, lanes, given)
+    if not address and 0 not in shape:  # which numpy 1 took for a number
         raise ParamError(f"{type_text(given)} shows no memory: its address is 0")
     return Exported(
-        (tensor.data or 0) + tensor.byte_offset,
-        shape,
+        address,
+        tuple(shape),
         tuple(stride * dtype.itemsize for stride in strides),
         dtype,
-        writeable,
+        not (flags & _READ_ONLY or unchanging),
         (capsule, given),
     )
 
@@ -269,28 +223,19 @@ def _capsule_of(given: Any, stream: dict[str, Any]) -> Any:
     raise refused
 
 
-def _dtype_of(tensor: _Tensor, given: Any) -> np.dtype[Any]:
-    code, bits = int(tensor.code), int(tensor.bits)
-    if tensor.lanes == 1 and bits % 8 == 0:
+def _dtype_of(code: int, bits: int, count: int, given: Any) -> np.dtype[Any]:
+    if count == 1 and bits % 8 == 0:
         if (code, bits) == (_BFLOAT, 16):
             return DType.bf16.numpy
         if code in _KINDS:
             with contextlib.suppress(TypeError):
                 dtype: np.dtype[Any] = np.dtype(f"{_KINDS[code]}{bits // 8}")
                 return dtype
-    lanes = f" and {tensor.lanes} lanes" if tensor.lanes != 1 else ""
+    lanes = f" and {count} lanes" if count != 1 else ""
     raise ParamError(
         f"{type_text(given)} has elements of a type that is not supported (DLPack's code {code} of {bits} bits{lanes})"
         ": use float64, float32, float16, bfloat16, complex64 or complex128"
     )
-
-
-def _packed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
 
 
 # -- array interfaces ----------------------------------------------------------------------------
