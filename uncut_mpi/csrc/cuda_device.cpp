@@ -210,7 +210,7 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
 }
 
 Event DeviceState::caller_event() const {
-    if (caller_event_.empty()) throw Failure("a stream was to be awaited by a device that is closed", -1);
+    if (caller_event_.empty()) throw Failure("a stream was to be awaited by a device that is closed");
     return caller_event_.front();
 }
 

@@ -31,13 +31,11 @@ Driver::Driver(const std::string &library) {
     void *handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr)
         throw Failure("no CUDA driver: " + last_loader_error() +
-                          "; install an NVIDIA driver of CUDA 12.0 or later, or use the host backend",
-                      -1);
+                      "; install an NVIDIA driver of CUDA 12.0 or later, or use the host backend");
     // The library stays loaded: unloading a driver under a live context is not supported.
     auto *get = reinterpret_cast<GetProcAddress *>(dlsym(handle, "cuGetProcAddress_v2"));
     if (get == nullptr)
-        throw Failure(library + " has no cuGetProcAddress_v2: the NVIDIA driver is older than CUDA 12.0; update it",
-                      -1);
+        throw Failure(library + " has no cuGetProcAddress_v2: the NVIDIA driver is older than CUDA 12.0; update it");
     const auto load = [&](const char *name) {
         void *address = nullptr;
         int status = 0;
@@ -75,12 +73,12 @@ std::string Driver::uuid(int ordinal) const {
 
 Blas::Blas(const std::string &library) : path_(library) {
     if (path_.empty() && dl_iterate_phdr(find_loaded_blas, &path_) == 0)
-        throw Failure("libcublas is not loaded in this process; install cupy with its libraries", -1);
+        throw Failure("libcublas is not loaded in this process; install cupy with its libraries");
     void *handle = dlopen(path_.c_str(), RTLD_NOW | (library.empty() ? RTLD_NOLOAD : RTLD_LOCAL));
-    if (handle == nullptr) throw Failure("cannot open cuBLAS: " + last_loader_error(), -1);
+    if (handle == nullptr) throw Failure("cannot open cuBLAS: " + last_loader_error());
     const auto load = [&](const char *name) {
         void *address = dlsym(handle, name);
-        if (address == nullptr) throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed", -1);
+        if (address == nullptr) throw Failure(path_ + " has no " + name + ": cuBLAS 12.0 or later is needed");
         return address;
     };
 #define UNCUT_LOAD(name, ...) name = reinterpret_cast<signature::name##_t *>(load(#name));

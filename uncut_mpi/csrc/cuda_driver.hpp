@@ -215,10 +215,10 @@ UNCUT_BLAS_FUNCTIONS(UNCUT_DECLARE)
 #undef UNCUT_DECLARE
 }  // namespace signature
 
-// A call that failed outside of a run; carries its code so that callers can tell out-of-memory.
+// A call that failed outside of a run; carries its code, if it has one, so that callers can tell out-of-memory.
 class Failure : public std::runtime_error {
   public:
-    Failure(const std::string &text, Code code) : std::runtime_error(text), code(code) {}
+    explicit Failure(const std::string &text, Code code = -1) : std::runtime_error(text), code(code) {}
     Code code;
 };
 

@@ -42,9 +42,9 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
       lanes_(executor_->lanes_.size()) {
     const auto held = hold();
     if (device_.abandoned())
-        throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end", -1);
+        throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end");
     if (traced && device_.num_timing_events() < 1 + 2 * executor_->num_bodies_)
-        throw Failure("a run was to be traced for which no events were made: prepare the trace first", -1);
+        throw Failure("a run was to be traced for which no events were made: prepare the trace first");
     device_.set_in_flight(this);
     // No lane of ours is busy between runs, so the host may write the words.
     std::memset(device_.progress(), 0, max_lanes * sizeof(std::uint32_t));
@@ -78,8 +78,7 @@ std::unique_lock<std::mutex> Run::hold() const {
     if (!held.owns_lock() || (device_.in_flight() != nullptr && device_.in_flight() != this))
         throw Failure(
             "two threads run operation lists on one device backend at once, or one began a run before its last one "
-            "had ended; give each thread its own session",
-            -1);
+            "had ended; give each thread its own session");
     return held;
 }
 
@@ -165,8 +164,7 @@ void Run::issue_steps(std::size_t most_steps) {
 }
 
 void Run::take_time(const Step &step, std::size_t number) {
-    fail("cuEventRecord",
-         device_.driver().cuEventRecord(device_.timing_event(number), executor_->lanes_[step.lane].stream), &step);
+    fail("cuEventRecord", device_.driver().cuEventRecord(device_.timing_event(number), stream_of(step)), &step);
 }
 
 // One event of this device and the moment it passed, by which the clocks of all devices are compared.
@@ -197,16 +195,17 @@ void Run::read_times() {
 
 void Run::issue(const Step &step) {
     const Driver &d = device_.driver();
-    const Stream stream = executor_->lanes_[step.lane].stream;
     switch (step.code) {
         case code_copy: issue_copy(step); break;
         case code_gemm: issue_gemm(step); break;
-        case code_combine: launch(executor_->combines_[step.payload], stream, step); break;
+        case code_combine: launch(executor_->combines_[step.payload], step); break;
         case code_wait_flag: issue_batch(step); break;
         case code_wait_event:
-            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream, device_.event(step.payload), 0), &step);
+            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(stream_of(step), device_.event(step.payload), 0), &step);
             break;
-        case code_record: fail("cuEventRecord", d.cuEventRecord(device_.event(step.payload), stream), &step); break;
+        case code_record:
+            fail("cuEventRecord", d.cuEventRecord(device_.event(step.payload), stream_of(step)), &step);
+            break;
         default: signal(step); break;
     }
     if (step.code <= code_combine && result_.error.empty()) ++result_.tasks;
@@ -216,16 +215,15 @@ void Run::issue_copy(const Step &step) {
     const Executor::Copy &copy = executor_->copies_[step.payload];
     if (copy.bytes == 0) return;
     const Driver &d = device_.driver();
-    const Stream stream = executor_->lanes_[step.lane].stream;
     if (copy.packed) {
         // What makes it stands before it.
     } else if (copy.series >= 0) {
-        fail("cuMemcpy3DAsync", d.cuMemcpy3DAsync(&executor_->series_[static_cast<std::size_t>(copy.series)], stream),
-             &step);
+        fail("cuMemcpy3DAsync",
+             d.cuMemcpy3DAsync(&executor_->series_[static_cast<std::size_t>(copy.series)], stream_of(step)), &step);
     } else if (copy.contiguous)
-        fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream), &step);
+        fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream_of(step)), &step);
     else
-        fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream), &step);
+        fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream_of(step)), &step);
     if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(copy.bytes);
 }
 
@@ -234,15 +232,14 @@ void Run::issue_gemm(const Step &step) {
     if (g.shape.m == 0 || g.shape.n == 0) return;
     if (g.shape.k == 0 || factors_[g.factor_product] == 0.0) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
-        if (factors_[g.factor_c] != 1.0)
-            launch(executor_->combines_[g.scale], executor_->lanes_[step.lane].stream, step);
+        if (factors_[g.factor_c] != 1.0) launch(executor_->combines_[g.scale], step);
         return;
     }
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(g.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta), g.c,
-                          g.workspace, executor_->lanes_[step.lane].stream),
+                          g.workspace, stream_of(step)),
              &step, true);
     } else {
         const Called usual = usual_product(device_.blas(), g.handle, g.shape, alpha, g.a, g.b, beta, g.c);
@@ -256,7 +253,7 @@ const void *Run::factor(int dtype, std::uint8_t number) const {
     return &factors_f32_[number];
 }
 
-void Run::launch(const Executor::Combine &combine, Stream stream, const Step &step) {
+void Run::launch(const Executor::Combine &combine, const Step &step) {
     if (combine.arguments.rows == 0 || combine.arguments.cols == 0) return;
     CombineArguments arguments = combine.arguments;
     for (std::size_t i = 0; i < combine.num_sources; ++i) {
@@ -266,7 +263,7 @@ void Run::launch(const Executor::Combine &combine, Stream stream, const Step &st
     void *parameters[] = {&arguments};
     fail("cuLaunchKernel",
          device_.driver().cuLaunchKernel(combine.function, combine.grid_x, combine.grid_y, 1, combine.block_x,
-                                         combine.block_y, 1, 0, stream, parameters, nullptr),
+                                         combine.block_y, 1, 0, stream_of(step), parameters, nullptr),
          &step);
     if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(combine.copy_bytes);
 }
@@ -277,22 +274,20 @@ void Run::issue_batch(const Step &step) {
     for (std::uint32_t i = 0; i < batch.count; ++i)
         if (ops[i].value.operation == mem_op_wait_value_32)
             ops[i].value.value = epoch_ + executor_->awaited_[batch.first + i];
-    fail("cuStreamBatchMemOp",
-         device_.driver().cuStreamBatchMemOp(executor_->lanes_[step.lane].stream, batch.count, ops, 0), &step);
+    fail("cuStreamBatchMemOp", device_.driver().cuStreamBatchMemOp(stream_of(step), batch.count, ops, 0), &step);
 }
 
 // The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
 void Run::signal(const Step &step) {
     const Executor::Signal &it = executor_->signals_[step.payload];
     fail("cuStreamWriteValue32",
-         device_.driver().cuStreamWriteValue32(executor_->lanes_[step.lane].stream, it.address, epoch_ + it.value, 0),
-         &step);
+         device_.driver().cuStreamWriteValue32(stream_of(step), it.address, epoch_ + it.value, 0), &step);
 }
 
 void Run::fail(const char *call, Code code, const Step *step, bool blas) {
     if (code == success) return;
     // cuBLAS hides the driver's code: the stream tells whether the context still lives.
-    const Code state = blas ? device_.driver().cuStreamQuery(executor_->lanes_[step->lane].stream) : code;
+    const Code state = blas ? device_.driver().cuStreamQuery(stream_of(*step)) : code;
     const bool sticky = state != success && state != error_not_ready && (blas || is_sticky(state));
     result_.fatal = result_.fatal || sticky;
     signals_only_ = true;

@@ -236,11 +236,12 @@ class Run {
     void advance(std::size_t most_steps);
     template <bool traced>
     void issue_steps(std::size_t most_steps);
+    Stream stream_of(const Step &step) const { return executor_->lanes_[step.lane].stream; }
     void issue(const Step &step);
     void issue_copy(const Step &step);
     void issue_gemm(const Step &step);
     const void *factor(int dtype, std::uint8_t number) const;
-    void launch(const Executor::Combine &combine, Stream stream, const Step &step);
+    void launch(const Executor::Combine &combine, const Step &step);
     void issue_batch(const Step &step);
     void signal(const Step &step);
     bool has_room();  // whether so little is outstanding that more may be issued

@@ -54,9 +54,8 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
       rank_(program.rank) {
     if (program.lanes.size() > max_lanes)
         throw Failure(std::to_string(program.lanes.size()) + " lanes on one rank; at most " +
-                          std::to_string(max_lanes) + " are supported: use fewer compute lanes",
-                      -1);
-    if (program.rank >= program.peer_flags.size()) throw Failure("the program's rank is outside the session", -1);
+                      std::to_string(max_lanes) + " are supported: use fewer compute lanes");
+    if (program.rank >= program.peer_flags.size()) throw Failure("the program's rank is outside the session");
     for (const Operation &operation : program.operations) {
         if (operation.lane < 0 || static_cast<std::size_t>(operation.lane) >= program.lanes.size())
             refuse(operation, "its lane does not exist");

@@ -10,7 +10,7 @@ namespace uncut::cuda {
 inline constexpr unsigned threads_per_block = 256;
 
 [[noreturn]] inline void refuse(const Operation &operation, const std::string &what) {
-    throw Failure("task " + std::to_string(operation.task) + " cannot run on a CUDA device: " + what, -1);
+    throw Failure("task " + std::to_string(operation.task) + " cannot run on a CUDA device: " + what);
 }
 
 inline Address address_of(const Program &program, const Operand &operand) {

@@ -212,11 +212,6 @@ class HostRun(Run):
 
     # -- one operation -----------------------------------------------------------------------
 
-    def _head(self, lane: int) -> int:
-        """Return the operation at the head of a lane, −1 if it is through."""
-        queue, at = self._program.lanes[lane], self._at[lane]
-        return queue[at] if at < len(queue) else -1
-
     def _is_ready(self, index: int) -> bool:
         code = self._program.codes[index]
         if code == Code.WAIT_FLAG:
@@ -268,14 +263,13 @@ class HostRun(Run):
                 yield False
                 continue
             index, lane = heapq.heappop(ready)
+            self._step(lane, index)
+            queue = self._program.lanes[lane]
             # What follows a body is told at once: somebody may be waiting for it.
-            while True:
-                self._step(lane, index)
-                index = self._head(lane)
-                if index < 0 or codes[index] < Code.RECORD:
-                    break
-            if index >= 0:
-                blocked[lane] = index
+            while self._at[lane] < len(queue) and codes[queue[self._at[lane]]] >= Code.RECORD:
+                self._step(lane, queue[self._at[lane]])
+            if self._at[lane] < len(queue):
+                blocked[lane] = queue[self._at[lane]]
             yield True
 
     def _heads(self) -> dict[int, int]:
