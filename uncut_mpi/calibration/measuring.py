@@ -229,9 +229,8 @@ class _Measurement:
 
     def _load(self, each_s: float, all_s: float, dtype: DType = DType.f64) -> probes.Load:
         """Return products of about a time each that last for a time or longer."""
-        product, seconds = self._product_of(each_s, dtype)
-        count = max(1, math.ceil(all_s / seconds))
-        return probes.Load((product.m, product.n, product.k), count, dtype)
+        shape, seconds = self._product_of(each_s, dtype)
+        return probes.Load(shape, max(1, math.ceil(all_s / seconds)), dtype)
 
     def _rate(self, link: Link) -> float:
         return float(self._bandwidth[link]) * 1e9
@@ -395,33 +394,31 @@ class _Measurement:
     def _costs(self) -> None:
         areas, costs = self.bench.areas, self.samples.costs
         what = self._step("issue costs and latencies")
-        chain = self.bench.time(probes.hops(areas, [0], _CHAIN), what)
-        own = float(self._latency[0, 0])
-        costs["event_latency_s"] = max(0.0, chain.together.median_s / _CHAIN - own)
-        ring: Timed | None = None
+        hop_s, hop_issue_s = self._each(probes.hops(areas, [0], _CHAIN), what)
+        costs["event_latency_s"] = max(0.0, hop_s - float(self._latency[0, 0]))
         if self.size > 1:
-            ring = self.bench.time(probes.hops(areas, [0, 1], _CHAIN), what)
+            flag_s, _ = self._each(probes.hops(areas, [0, 1], _CHAIN), what)
             pushed = 0.5 * float(self._latency[0, 1] + self._latency[1, 0])
-            costs["flag_latency_s"] = max(0.0, ring.together.median_s / _CHAIN - pushed)
+            costs["flag_latency_s"] = max(0.0, flag_s - pushed)
         if not self.effort.asynchronous:
             return  # the time to issue is the time to run
-        copies = self.bench.time(probes.transfers(areas, [Transfers((0, 0), _CHAIN, SMALL_BYTES)]), what)
-        copy_s = float(copies.issue_s[0]) / _CHAIN
-        costs["copy_s"] = copy_s
-        gemms = self.bench.time(self._product(GemmProbe((64, 64, 64)), DType.f64, _CHAIN), what)
-        costs["gemm_s"] = float(gemms.issue_s[0]) / _CHAIN
-        combines = self.bench.time(self._combines(_EDGE, _EDGE, _CHAIN), what)
-        costs["combine_s"] = float(combines.issue_s[0]) / _CHAIN
-        costs["combine_start_s"] = combines.together.median_s / _CHAIN
+        _, (copy_s, *_) = self._each(probes.transfers(areas, [Transfers((0, 0), _CHAIN, SMALL_BYTES)]), what)
+        _, (gemm_s, *_) = self._each(self._product(GemmProbe((64, 64, 64)), DType.f64, _CHAIN), what)
+        start_s, (combine_s, *_) = self._each(self._combines(_EDGE, _EDGE, _CHAIN), what)
+        costs |= {"copy_s": copy_s, "gemm_s": gemm_s, "combine_s": combine_s, "combine_start_s": start_s}
         self._handing_over(what)
         # A hop is a copy, an event recorded and an event awaited.
-        costs["event_s"] = 0.5 * max(0.0, float(chain.issue_s[0]) / _CHAIN - copy_s)
+        costs["event_s"] = 0.5 * max(0.0, hop_issue_s[0] - copy_s)
         if self.size > 1:
-            signalled = self.bench.time(probes.signalled(areas, _CHAIN), what)
-            costs["signal_s"] = max(0.0, float(signalled.issue_s[0]) / _CHAIN - copy_s)
-            costs["wait_s"] = max(0.0, float(signalled.issue_s[1]) / _CHAIN - copy_s)
+            _, (signal_s, wait_s, *_) = self._each(probes.signalled(areas, _CHAIN), what)
+            costs |= {"signal_s": max(0.0, signal_s - copy_s), "wait_s": max(0.0, wait_s - copy_s)}
             self._lane_costs(what)
             self._beside(what, costs["flag_latency_s"] + pushed)
+
+    def _each(self, probe: probes.Probe, what: str) -> tuple[float, list[float]]:
+        """Return what one task of a chain takes, and what each rank takes to issue one (s)."""
+        timed = self.bench.time(probe, what)
+        return timed.together.median_s / _CHAIN, (timed.issue_s / _CHAIN).tolist()
 
     def _handing_over(self, what: str) -> None:
         """
@@ -429,14 +426,13 @@ class _Measurement:
 
         A copy takes what one behind another was found to take, so that a chain of both is simulated as it was timed.
         """
-        areas, costs = self.bench.areas, self.samples.costs
-        kernels, both = (
-            self.bench.time(probes.turns(areas, _EDGE, _CHAIN, copies=copies), what) for copies in (False, True)
+        kernels_s, both_s = (
+            self._each(probes.turns(self.bench.areas, _EDGE, _CHAIN, copies=copies), what)[0]
+            for copies in (False, True)
         )
-        alone = costs["combine_start_s"]
-        costs["kernel_latency_s"] = max(0.0, kernels.together.median_s / _CHAIN - alone)
-        copy = float(self._latency[self.size, 0])
-        costs["engine_latency_s"] = 0.5 * max(0.0, both.together.median_s / _CHAIN - alone - copy)
+        costs, alone_s = self.samples.costs, self.samples.costs["combine_start_s"]
+        costs["kernel_latency_s"] = max(0.0, kernels_s - alone_s)
+        costs["engine_latency_s"] = 0.5 * max(0.0, both_s - alone_s - float(self._latency[self.host, 0]))
 
     def _lane_costs(self, what: str) -> None:
         """Time what waiting for a flag that is there and writing one take of a lane."""
@@ -464,14 +460,14 @@ class _Measurement:
             watts["busy"] = watts["active"] = [0.0] * self.size
             return
         watts["busy"] = power.under_load(bench, self._product(self._largest, DType.f64, 4), what)
-        one, seconds = self._product_of(self.effort.target_s)
-        probe = self._product(GemmProbe((one.m, one.n, one.k)), DType.f64, 1)
+        shape, seconds = self._product_of(self.effort.target_s)
+        probe = self._product(GemmProbe(shape), DType.f64, 1)
         watts["active"] = power.between_runs(bench, probe, seconds, what, idle=watts["idle"], busy=watts["busy"])
 
-    def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[ProductSample, float]:
-        """Return the measured product of a type that takes nearest to a time on all devices, and its time."""
+    def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[tuple[int, int, int], float]:
+        """Return the measured product of a type that takes nearest to a time on all devices: its shape and time."""
         products = [
-            (sample, max(sample.seconds))
+            ((sample.m, sample.n, sample.k), max(sample.seconds))
             for sample in self.samples.products
             if (sample.dtype, sample.lanes, sample.adds, sample.aligned) == (dtype.name, 1, False, True)
         ]

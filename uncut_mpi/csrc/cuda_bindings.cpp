@@ -95,16 +95,8 @@ void bind_cuda(nb::module_ &m) {
         .def_prop_ro("abandoned", &DeviceState::abandoned)
         .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
              nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "compute_stream",
-            [](const DeviceState &d, std::size_t number) {
-                return reinterpret_cast<std::uintptr_t>(d.compute_lane(number).stream);
-            },
-            nb::arg("number"))
-        .def(
-            "mark_stream",
-            [](DeviceState &d, std::uintptr_t stream) { d.mark_stream(reinterpret_cast<Stream>(stream)); },
-            nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
+        .def("compute_stream", &DeviceState::compute_stream, nb::arg("number"))
+        .def("mark_stream", &DeviceState::mark_stream, nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
         .def("await_mark", &DeviceState::await_mark, nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())

@@ -214,12 +214,12 @@ Event DeviceState::caller_event() const {
     return caller_event_.front();
 }
 
-void DeviceState::mark_stream(Stream stream) {
+void DeviceState::mark_stream(Address stream) {
     const Event event = caller_event();
     const Scope scope(*this);
     driver_->check("cuCtxSetCurrent", scope.code());
     // An event of the legacy stream follows what blocking streams hold as well; asking that stream itself would not.
-    driver_->check("cuEventRecord", driver_->cuEventRecord(event, stream));
+    driver_->check("cuEventRecord", driver_->cuEventRecord(event, reinterpret_cast<Stream>(stream)));
 }
 
 void DeviceState::await_mark() {

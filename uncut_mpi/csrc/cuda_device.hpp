@@ -63,6 +63,7 @@ class DeviceState {
     void reserve_timing(std::size_t events);
 
     const ComputeLane &compute_lane(std::size_t number) const { return compute_lanes_.at(number); }
+    Address compute_stream(std::size_t number) const { return reinterpret_cast<Address>(compute_lane(number).stream); }
     Stream copy_stream(std::size_t number) const { return copy_streams_.at(number); }
     Event event(std::size_t number) const { return events_.at(number); }
     Event timing_event(std::size_t number) const { return timing_events_[number]; }
@@ -108,7 +109,7 @@ class DeviceState {
 
     // Note what work a stream of the caller's holds now, and return when it is done: between the two the device gets
     // on. Call without the interpreter lock.
-    void mark_stream(Stream stream);
+    void mark_stream(Address stream);
     void await_mark();
     // Launch one thread of a kernel and wait for it.
     void run_once(Function kernel, void *argument);
