@@ -19,11 +19,13 @@ constexpr std::size_t pages_apart = 8192;  // two pages of the system
 
 constexpr std::size_t most_pieces = 256;  // of one call of the system, which allows 1,024
 
+using Call = ssize_t (*)(int, const iovec *, int, off_t);  // preadv or pwritev
+
 // Moves runs of bytes that follow one another in the file, by one call of the system after the other.
-template <typename Call>
-int move_all(const Call &call, std::int64_t offset, std::array<iovec, most_pieces> &pieces, std::size_t count) {
+int move_all(Call call, int descriptor, std::int64_t offset, std::array<iovec, most_pieces> &pieces,
+             std::size_t count) {
     for (std::size_t first = 0; first < count;) {
-        const ssize_t moved = call(pieces.data() + first, static_cast<int>(count - first), offset);
+        const ssize_t moved = call(descriptor, pieces.data() + first, static_cast<int>(count - first), offset);
         if (moved < 0 && errno == EINTR) continue;
         if (moved < 0) return errno;
         if (moved == 0) return file_ended;
@@ -40,8 +42,7 @@ int move_all(const Call &call, std::int64_t offset, std::array<iovec, most_piece
     return 0;
 }
 
-template <typename Call>
-int move_run(const Call &call, const FileRun &run) {
+int move_run(Call call, const FileRun &run) {
     if (run.width == 0) return 0;
     const std::size_t together = run.file_pitch == run.width ? most_pieces : 1;
     std::array<iovec, most_pieces> pieces;
@@ -49,8 +50,8 @@ int move_run(const Call &call, const FileRun &run) {
         const std::size_t count = std::min(together, run.columns - column);
         for (std::size_t one = 0; one < count; ++one)
             pieces[one] = {run.memory + (column + one) * run.memory_pitch, run.width};
-        const int failed =
-            move_all(call, run.offset + static_cast<std::int64_t>(column * run.file_pitch), pieces, count);
+        const auto offset = run.offset + static_cast<std::int64_t>(column * run.file_pitch);
+        const int failed = move_all(call, run.descriptor, offset, pieces, count);
         if (failed != 0) return failed;
     }
     return 0;
@@ -107,13 +108,10 @@ CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t w
     return {write_run(run_at(to, have, pitch, width, columns)), to.file->descriptor};
 }
 
-int read_run(const FileRun &run) {
-    return move_run([&](iovec *some, int count, off_t at) { return preadv(run.descriptor, some, count, at); }, run);
-}
+int read_run(const FileRun &run) { return move_run(preadv, run); }
 
 int write_run(const FileRun &run) {
-    const int failed =
-        move_run([&](iovec *some, int count, off_t at) { return pwritev(run.descriptor, some, count, at); }, run);
+    const int failed = move_run(pwritev, run);
     // The disk begins now, beside what is still computed, and not once memory is full of it. A failure is no matter.
     if (failed == 0 && run.columns > 0 && (run.width >= least_flushed || run.file_pitch == run.width))
         sync_file_range(run.descriptor, run.offset, static_cast<off_t>((run.columns - 1) * run.file_pitch + run.width),

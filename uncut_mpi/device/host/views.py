@@ -23,11 +23,11 @@ class BufferExtent:
         self.keep = keep
 
 
-def bytes_at(address: int, nbytes: int, keep: Any = None) -> Array:
+def bytes_at(address: int, nbytes: int) -> Array:
     """Return `nbytes` bytes at an address as a writeable uint8 array."""
     if nbytes == 0:
         return np.empty(0, np.uint8)
-    array: Array = np.asarray(BufferExtent(address, nbytes, keep))
+    array: Array = np.asarray(BufferExtent(address, nbytes))
     return array
 
 
