@@ -21,9 +21,9 @@ class DeviceState {
     static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
 
     struct ComputeLane {
-        Stream stream;
-        BlasHandle handle;
-        Address workspace;
+        Stream stream = nullptr;
+        BlasHandle handle = nullptr;
+        Address workspace = 0;
     };
 
     DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal);

@@ -148,10 +148,8 @@ class Executor {
         std::uint32_t operation;  // whose wait, or after which a progress word is written
         std::int64_t issued;      // weight of the lane's steps that precede it
     };
-    struct Lane {
-        Stream stream = nullptr;  // none: a lane of the host
-        BlasHandle handle = nullptr;
-        Address workspace = 0;
+    // Of one that only copies there is the stream alone, and of one of the host none.
+    struct Lane : DeviceState::ComputeLane {
         std::int64_t weight = 0;  // of its steps
         std::vector<Checkpoint> checkpoints;
         PackedCopies packed;  // those that the next copy may join

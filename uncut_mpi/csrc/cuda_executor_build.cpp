@@ -150,10 +150,7 @@ void Executor::bind_lanes(const Program &program) {
     for (std::size_t l = 0; l < program.lanes.size(); ++l) {
         if (program.lanes[l].kind == host_lane) continue;
         if (multiplies[l] != 0) {
-            const DeviceState::ComputeLane &lane = device_->compute_lane(next_compute++);
-            lanes_[l].stream = lane.stream;
-            lanes_[l].handle = lane.handle;
-            lanes_[l].workspace = lane.workspace;
+            static_cast<DeviceState::ComputeLane &>(lanes_[l]) = device_->compute_lane(next_compute++);
         } else {
             lanes_[l].stream = device_->copy_stream(next_copy++);
         }
