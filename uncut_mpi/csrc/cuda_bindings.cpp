@@ -123,18 +123,14 @@ void bind_cuda(nb::module_ &m) {
     nb::class_<RunResult> result(m, "CudaRunResult");
     FOR_EACH(FIELD, RunResult, tasks, copy_bytes, created, issue_s, drain_s, error, operation, file_error, descriptor,
              fatal, stalled, aborted, stuck, reference_s, times_s, host_times)
-    nb::class_<Run>(m, "CudaRun", "One run of an operation list.")
+    nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
+        .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,
+                      bool>(),
+             nb::call_guard<nb::gil_scoped_release>())
         .def("poll", &Run::poll, nb::call_guard<nb::gil_scoped_release>())
         .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor))
-        .def(
-            "start",
-            [](std::shared_ptr<Executor> self, std::complex<double> alpha, std::complex<double> beta,
-               std::uint32_t epoch, double timeout_s,
-               bool traced) { return std::make_shared<Run>(std::move(self), alpha, beta, epoch, timeout_s, traced); },
-            nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
-            nb::call_guard<nb::gil_scoped_release>())
         .def(
             "run",
             [](Executor &self, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
@@ -143,7 +139,6 @@ void bind_cuda(nb::module_ &m) {
                 const std::shared_ptr<Executor> kept(std::shared_ptr<Executor>(), &self);
                 return Run(kept, alpha, beta, epoch, timeout_s, traced).finish();
             },
-            nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"), nb::arg("timeout_s"), nb::arg("traced") = false,
             nb::call_guard<nb::gil_scoped_release>())
         .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());
 }

@@ -93,7 +93,7 @@ class CudaExecutable(Executable):
         """See `Executable.start`."""
         try:
             with self.running:
-                run = self._open().start(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
+                run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         except DeviceError as error:
             return CudaRun(self, None, timeout_s, traced, ExecutionReport(error=error))
         return CudaRun(self, run, timeout_s, traced)
