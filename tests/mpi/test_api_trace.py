@@ -10,6 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands
 from tests.helpers.timelines import check_trace
 from uncut_mpi.planning.schedule import Kind
@@ -79,13 +80,16 @@ def test_a_closed_plan_is_not_traced(session, comm):
 
 @pytest.mark.host_backend
 def test_how_far_a_call_is_can_be_asked_meanwhile(comm, open_session):
-    with open_session(comm) as session:
+    seen = []
+
+    def look(*_):
+        seen.append(plan.progress())
+
+    with open_session(comm, backend=lambda rank, ranks: FaultyBackend(rank, ranks, fault=look)) as session:
         matrices = [session.empty_host((300, 300)) for _ in range(3)]
         for matrix in matrices[:2]:
             matrix.array[:] = 1.0
         session.barrier()
-        seen = []
-        session._backend._fault = lambda *body: seen.append(plan.progress())  # after each body
         with session.plan(*matrices, options=um.ScheduleOptions(scheduler="uncut", tile=50)) as plan:
             before = plan.progress()
             plan.execute()

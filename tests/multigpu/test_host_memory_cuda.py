@@ -44,10 +44,10 @@ def refuse_registration(session, monkeypatch, arrays):
     register = memory._register
     spans = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
 
-    def refusing(address, nbytes, flags):
-        if any(start < address + nbytes and address < stop for start, stop in spans):
+    def refusing(first, end, kind):
+        if any(start < end and first < stop for start, stop in spans):
             return 2
-        return register(address, nbytes, flags)
+        return register(first, end, kind)
 
     monkeypatch.setattr(memory, "_register", refusing)
 
