@@ -23,12 +23,9 @@ class UncutInput:
     tile: int
     num_ranks: int
     most_tasks: int
-    rows: int
-    cols: int
     op_a: int
     op_b: int
     reads_c: bool
-    product: bool
     rounds_c: bool
     itemsize: tuple[int, ...]
     accumulator_itemsize: int
@@ -37,6 +34,7 @@ class UncutInput:
     batch: bool
     lazy: bool
     eta_order: bool
+    routing: int
     finish_first: bool
     chunks: int
     chunks_per_hop: int
@@ -44,8 +42,8 @@ class UncutInput:
     compute_lanes: int
     min_chunk_columns: int
     min_chunk_bytes: int
-    row_starts: list[int]
-    col_starts: list[int]
+    row_starts: Sequence[int]
+    col_starts: Sequence[int]
     cell_rank: list[int]
     owned: list[list[int]]
     a_panel: list[int]
@@ -67,8 +65,6 @@ class UncutInput:
     def set_pieces(self, locations: np.ndarray, buffers: np.ndarray, pieces: np.ndarray, /) -> None:
         """Those of A, B and C, as records, after extents and transposes; locations `with_ends`."""
 
-    def set_routing(self, routing: int, /) -> None: ...
-
 def schedule_uncut(
     input: UncutInput,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[tuple[int, int, int]], int]:
@@ -78,10 +74,10 @@ def schedule_uncut(
     Tables are uint8 arrays, caches (rank, matrix, slots). TooManyTasksError if there are more than `most_tasks`.
     """
 
-def uncut_best_chain(
-    eta: list[int], lam: list[list[int]], chunk_cost: list[list[int]], destinations: list[int], chunks: int
-) -> tuple[int, list[int], list[int]]:
-    """As best_chain of tests/helpers/routing.py, times as integers."""
+def uncut_chain_order(
+    first: Sequence[tuple[int, int]], free: Sequence[int], chunk_cost: Sequence[int], chunks: int, /
+) -> list[int]:
+    """As tests/helpers/routing.py, of first hops into destinations and links between them, times as integers."""
 
 class Meeting:
     """Records given to all ranks of a node through memory that they share; csrc/meeting.cpp."""

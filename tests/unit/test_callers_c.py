@@ -19,7 +19,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
-from uncut_mpi.planning.decomposition import Decomposition, share_step
+from uncut_mpi.planning.decomposition import block_bounds, share_step
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
@@ -318,22 +318,22 @@ def test_blocks_get_their_due_to_a_step_and_cover_everything(extent: int, shares
 def test_edges_of_blocks_stand_on_16_byte_boundaries() -> None:
     for dtype, step in (("f64", 2), ("f32", 4), ("f16", 8)):
         problem = GemmProblem(1001, 999, 10, DType[dtype])
-        made = Decomposition.make(problem, ProcessGrid(3, 2), 64, (1, 2, 3.3), (1, 1.7))
-        assert all(edge % step == 0 for edge in (*made.row_starts[:-1], *made.col_starts[:-1]))
-        assert (made.row_starts[-1], made.col_starts[-1]) == (1001, 999)
+        rows, cols = block_bounds(problem, ProcessGrid(3, 2), (1, 2, 3.3), (1, 1.7))
+        assert all(edge % step == 0 for edge in (*rows[:-1], *cols[:-1]))
+        assert (rows[-1], cols[-1]) == (1001, 999)
 
 
 def test_without_shares_blocks_are_equal() -> None:
-    made = Decomposition.make(GemmProblem(101, 55, 10, DType.f64), ProcessGrid(2, 4), 64, None, (1, 1, 1, 2))
-    assert made.row_starts == tuple(block_starts(101, 2))
-    assert made.col_starts == (0, 12, 22, 32, 55)
+    rows, cols = block_bounds(GemmProblem(101, 55, 10, DType.f64), ProcessGrid(2, 4), None, (1, 1, 1, 2))
+    assert rows == tuple(block_starts(101, 2))
+    assert cols == (0, 12, 22, 32, 55)
 
 
 def test_each_block_needs_one_share() -> None:
     with pytest.raises(ParamError, match="3 row_shares were given, grid 2x4 has 2 rows"):
-        Decomposition.make(GemmProblem(9, 9, 9, DType.f64), ProcessGrid(2, 4), 4, (1, 1, 1))
+        block_bounds(GemmProblem(9, 9, 9, DType.f64), ProcessGrid(2, 4), (1, 1, 1), None)
     with pytest.raises(ParamError, match="1 col_shares were given, grid 2x4 has 4 cols"):
-        Decomposition.make(GemmProblem(9, 9, 9, DType.f64), ProcessGrid(2, 4), 4, None, (1,))
+        block_bounds(GemmProblem(9, 9, 9, DType.f64), ProcessGrid(2, 4), None, (1,))
 
 
 # -- the fit ---------------------------------------------------------------------------------------

@@ -28,12 +28,12 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
-from uncut_mpi.planning.decomposition import Decomposition, choose_tile, tile_cost
+from uncut_mpi.planning.decomposition import block_bounds, choose_tile, tile_cost
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
+from uncut_mpi.planning.schedulers import Made, make_schedule
 from uncut_mpi.planning.simulate import simulate
 
 HHH = Placement.parse("h,h,h")
@@ -47,8 +47,8 @@ def uniform(ranks: int, *, host: float = 10.0, link: float = 100.0, rate: float 
     return Machine.uniform(ranks, link_gb_per_s=link, host_gb_per_s=host, latency_s=0.0, gemm_tflop_per_s={"f64": rate})
 
 
-def made(problem: GemmProblem, place: str, machine: Machine, **options: object) -> uncut.UncutResult:
-    return uncut.schedule(
+def made(problem: GemmProblem, place: str, machine: Machine, **options: object) -> Made:
+    return make_schedule(
         problem, Placement.parse(place), machine.num_ranks, machine, ScheduleOptions(scheduler="uncut", **options)
     )
 
@@ -98,8 +98,9 @@ def test_uncut_gemms_2_a_row_block_of_a_goes_to_c_gpus_and_a_column_block_of_b_t
     ranks: int, sharing_a: int, sharing_b: int
 ) -> None:
     grid = ProcessGrid.most_square(ranks)
-    decomposition = Decomposition.make(problem_of(8192, 8192, 8192), grid, 1024)
-    blocks = [decomposition.block(rank) for rank in range(ranks)]
+    row_starts, col_starts = block_bounds(problem_of(8192, 8192, 8192), grid, None, None)
+    places = [grid.position(rank) for rank in range(ranks)]
+    blocks = [(row_starts[row : row + 2], col_starts[col : col + 2]) for row, col in places]
     for rows, cols in blocks:
         assert sum(other == rows for other, _ in blocks) == sharing_a == grid.cols
         assert sum(other == cols for _, other in blocks) == sharing_b == grid.rows
@@ -332,7 +333,7 @@ def test_paralia_1_without_caching_gpu_0_of_fig_2_fetches_12_tiles_instead_of_8(
     # Its two tiles of C in a row, with two steps of k.
     cached = made(problem_of(TILE, 2 * TILE, 2 * TILE), "h,h,h", uniform(1), tile=TILE)
     assert sum(source == host_index(1) for _, source, _, _ in cached.schedule.copies().tolist()) == 8
-    assert 3 * cached.decomposition.num_sub_problems() == 12
+    assert 3 * np.count_nonzero(cached.schedule.tasks["kind"] == Kind.GEMM) == 12
 
 
 def test_paralia_2_a_transfer_is_led_over_device_2() -> None:

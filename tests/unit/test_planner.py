@@ -20,10 +20,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import uncut
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
 from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.variety import varied
 
@@ -39,7 +39,7 @@ def karolina_like(ranks: int = 8) -> Machine:
 def test_a_plan_is_the_schedulers_result() -> None:
     options = ScheduleOptions(scheduler="uncut", tile=2048)
     planned = plan(PROBLEM, HOST, 8, karolina_like(), options)
-    made = uncut.schedule(PROBLEM, HOST, 8, karolina_like(), options)
+    made = make_schedule(PROBLEM, HOST, 8, karolina_like(), options)
     assert planned.schedule.digest() == made.schedule.digest()
     assert planned.predicted_s == made.predicted_s > 0
     assert planned.schedule.scheduler == planned.options.scheduler == "uncut"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.routing import best_chain, pipeline
 from uncut_mpi import _native
 
-NATIVE_NEVER = (2**63 - 1) // 4
 INF = math.inf
 
 
@@ -54,11 +52,12 @@ def states(draw: st.DrawFn, most: int = 8) -> tuple[list[float], list[list[int]]
 def test_the_native_chain_search_agrees_with_the_python_one(state) -> None:
     eta, lam, cost, destinations, chunks = state
     chain = best_chain(eta, lam, cost, destinations, chunks)
-    native = [NATIVE_NEVER if t == INF else int(t) for t in eta]
-    source, order, arrivals = _native.uncut_best_chain(native, lam, cost, destinations, chunks)
-    assert (source, tuple(order), tuple(arrivals)) == (chain.source, chain.order, chain.arrivals)
-
-
-def test_a_native_chain_needs_a_destination() -> None:
-    with pytest.raises(ValueError, match="needs a destination"):
-        _native.uncut_best_chain([0], [[0]], [[0]], [], 1)
+    alone = [best_chain(eta, lam, cost, [to], chunks).source for to in destinations]
+    starts = [max(int(eta[source]), lam[source][to]) for source, to in zip(alone, destinations, strict=True)]
+    first = [
+        (start + cost[source][to], start + chunks * cost[source][to])
+        for start, source, to in zip(starts, alone, destinations, strict=True)
+    ]
+    free, chunk_cost = ([of[a][b] for a in destinations for b in destinations] for of in (lam, cost))
+    order = _native.uncut_chain_order(first, free, chunk_cost, chunks)
+    assert tuple(destinations[at] for at in order) == chain.order

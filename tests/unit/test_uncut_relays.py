@@ -14,10 +14,11 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import tiles, uncut
+from uncut_mpi.planning import tiles
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
+from uncut_mpi.planning.schedulers import Made, make_schedule
 from uncut_mpi.planning.verify import verify
 
 T = 16
@@ -39,10 +40,10 @@ def machine_of(links: dict[tuple[int, int], float], num_ranks: int, other: float
     return dataclasses.replace(base, bandwidth_gb_per_s=bandwidth, **more)
 
 
-def made(place: str, machine: Machine, problem: GemmProblem | None = None, **options) -> uncut.UncutResult:
+def made(place: str, machine: Machine, problem: GemmProblem | None = None, **options) -> Made:
     problem = problem or GemmProblem(64, 64, 64, DType.f64)
     options = ScheduleOptions(scheduler="uncut", **{"tile": T, **options})
-    return uncut.schedule(problem, Placement.parse(place), machine.num_ranks, machine, options)
+    return make_schedule(problem, Placement.parse(place), machine.num_ranks, machine, options)
 
 
 def check(schedule: Schedule) -> None:
@@ -96,12 +97,6 @@ def test_the_grid_is_chosen_for_the_ranks_that_compute() -> None:
         made("h,h,h", Machine.uniform(8), devices=(1, 2, 4, 7), grid=(2, 3))
     with pytest.raises(ParamError, match=r"rank 8 shall compute \(devices, --compute-ranks\), but there are 8 ranks"):
         made("h,h,h", Machine.uniform(8), devices=(1, 8))
-
-
-def test_c_that_is_only_scaled_is_scaled_where_it_is() -> None:
-    problem = GemmProblem(40, 40, 0, DType.f64)
-    assert set(made("h,h,1", Machine.uniform(3), problem, devices=(0, 2)).schedule.tasks["rank"].tolist()) == {1}
-    assert set(made("h,h,h", Machine.uniform(3), problem, devices=(0, 2)).schedule.tasks["rank"].tolist()) == {0, 2}
 
 
 # -- relays --------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
     route.chunks = n == 1 && hops_.relayed[0] ? relay_chunks_of(side, r) : chunks_of(side, r, n);
     const std::int64_t chunk_bytes = chunk_bytes_of(side, r, route.chunks);
     if (n > 1) next_hops(w, side, tile, chunk_bytes);
-    if (in_.routing == Routing::origin) {
+    if (in_.routing == origin_routing) {
         order_.resize(n);
         for (std::size_t h = 0; h < n; ++h)
             order_[h] = static_cast<int>(h);
@@ -110,7 +110,7 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangl
             take(source, true, arrival);
         };
         consider(origin, 0);
-        if (in_.routing == Routing::origin || !in_.caching) continue;
+        if (in_.routing == origin_routing || !in_.caching) continue;
         for (const int index : sharers_[side][group]) {
             const Worker &worker = workers_[index];
             const Time eta = worker.sides[side].eta[tile];

@@ -23,7 +23,7 @@ Scheduler::Scheduler(const Input &in)
       result_lanes_(copy_lanes_.size(), -1),
       lane_of_compute_(static_cast<std::size_t>(in.num_ranks) * in.compute_lanes, -1),
       leg_to_(locations_, -1) {
-    c_is_input_ = in.product && in.reads_c && !in.lazy && !in.rounds_c;
+    c_is_input_ = in.reads_c && !in.lazy && !in.rounds_c;
     track_known_ = in.eta_order && in.caching;
     in_parts_ = std::ranges::any_of(in.pieces, [](const auto &pieces) { return pieces.size() > 1; });
     if (in.max_hops) {
@@ -33,7 +33,7 @@ Scheduler::Scheduler(const Input &in)
     }
     make_cuts();
     make_workers();
-    if (in.product) reserve();
+    reserve();
 }
 
 Tables Scheduler::run() {
@@ -44,11 +44,7 @@ Tables Scheduler::run() {
             if (!worker.remaining) continue;
             working = true;
             --worker.remaining;
-            if (in_.product) {
-                schedule(worker, track_known_ ? select(worker) : next_fixed(worker));
-            } else {
-                scale(worker, static_cast<int>(worker.next++));
-            }
+            schedule(worker, track_known_ ? select(worker) : next_fixed(worker));
         }
     }
     out_.end = end_;
@@ -79,21 +75,19 @@ void Scheduler::make_cuts() {
             along.push_back(piece.cols.last);
         }
     };
-    if (in_.product) {
-        add(matrix_a, rows, inner);
-        add(matrix_b, inner, cols);
-    }
+    add(matrix_a, rows, inner);
+    add(matrix_b, inner, cols);
     add(matrix_c, rows, cols);
     for (std::vector<std::int64_t> *edges : {&rows, &cols, &inner}) {
         std::ranges::sort(*edges);
         edges->erase(std::unique(edges->begin(), edges->end()), edges->end());
     }
-    for (int row = 0; row < in_.rows; ++row)
+    for (std::size_t row = 0; row + 1 < in_.row_starts.size(); ++row)
         outer_cuts_[side_a].push_back(cut({in_.row_starts[row], in_.row_starts[row + 1]}, rows));
-    for (int col = 0; col < in_.cols; ++col)
+    for (std::size_t col = 0; col + 1 < in_.col_starts.size(); ++col)
         outer_cuts_[side_b].push_back(cut({in_.col_starts[col], in_.col_starts[col + 1]}, cols));
-    if (in_.product) k_cuts_ = cut({0, in_.k}, inner);
-    kt_ = in_.product ? k_cuts_.count() : 1;
+    k_cuts_ = cut({0, in_.k}, inner);
+    kt_ = k_cuts_.count();
     most_kinds_ = {2 * rows.size(), 2 * cols.size()};
     blank_seen_.resize(2 * inner.size());
     single_c_.resize(most_kinds_[side_a] * most_kinds_[side_b]);
@@ -147,97 +141,88 @@ void Scheduler::place_tiles(Worker &w, int side) const {
     }
 }
 
-Worker Scheduler::make_worker(int rank, int row, int col) const {
-    Worker w;
-    w.rank = rank;
-    w.row = row;
-    w.col = col;
-    w.cuts = {&outer_cuts_[side_a][row], &outer_cuts_[side_b][col]};
-    w.mt = w.cuts[side_a]->count();
-    w.nt = w.cuts[side_b]->count();
-    return w;
-}
-
 void Scheduler::make_workers() {
     workers_of_rank_.assign(in_.num_ranks, -1);
     for (int side = 0; side < 2; ++side) {
         origins_[side].resize(outer_cuts_[side].size());
-        for (std::size_t group = 0; in_.product && group < origins_[side].size(); ++group)
+        sharers_[side].resize(outer_cuts_[side].size());
+        for (std::size_t group = 0; group < origins_[side].size(); ++group)
             find_origins(side, static_cast<int>(group));
     }
-    std::vector<Worker> made;
+    const bool dealt = !in_.owned.empty();
+    const auto cols = static_cast<int>(outer_cuts_[side_b].size());
     for (std::size_t cell = 0; cell < in_.cell_rank.size(); ++cell) {
-        const int at = in_.owned.empty() ? static_cast<int>(cell) : 0, rank = static_cast<int>(in_.cell_rank[cell]);
-        made.push_back(make_worker(rank, at / in_.cols, at % in_.cols));
-        if (!in_.owned.empty()) made.back().owned = in_.owned[cell];
-    }
-    for (Worker &w : made) {
-        if (w.mt == 0 || w.nt == 0 || (!in_.owned.empty() && w.owned.empty())) continue;
-        const std::size_t c_tiles = static_cast<std::size_t>(w.mt) * w.nt;
-        w.remaining = static_cast<std::int64_t>(w.owned.empty() ? c_tiles : w.owned.size()) * kt_;
-        w.c.resize(c_tiles);
-        for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
-            for (int i = 0; i < w.mt; ++i) {
-                CTile &c = w.c[c_index(w, i, j)];
-                c.piece = piece = piece_of(matrix_c, row_extent(w, i), col_extent(w, j), piece);
-                c.home = home_of(matrix_c, piece, w.rank);
-                w.awaits_c |= c_is_input_ && c.home < 0;
-            }
-        w.c_panel.resize(c_tiles);
-        w.c_staging.resize(c_tiles);
-        if (track_known_) {
-            w.done.assign(c_tiles * kt_, false);
-            w.ready.resize(c_tiles);
-            w.waiting.resize(c_tiles);
-        }
-        for (int side = 0; side < 2; ++side)
+        Worker w;
+        w.rank = static_cast<int>(in_.cell_rank[cell]);
+        w.row = dealt ? 0 : static_cast<int>(cell) / cols;
+        w.col = dealt ? 0 : static_cast<int>(cell) % cols;
+        w.cuts = {&outer_cuts_[side_a][w.row], &outer_cuts_[side_b][w.col]};
+        w.mt = w.cuts[side_a]->count();
+        w.nt = w.cuts[side_b]->count();
+        if (dealt) w.owned = in_.owned[cell];
+        if (w.mt == 0 || w.nt == 0 || (dealt && w.owned.empty())) continue;
+        make_c_tiles(w);
+        for (int side = 0; side < 2; ++side) {
             place_tiles(w, side);
-        for (int side = 0; side < 2 && in_.product; ++side) {
-            Tiles &t = w.sides[side];
-            const std::size_t tiles = static_cast<std::size_t>(outer_tiles(w, side)) * kt_;
-            t.buffer = static_cast<int>((side == side_a ? in_.a_panel : in_.b_panel)[w.rank]);
-            t.regions.resize(tiles);
-            t.eta.assign(tiles, never);
-            t.task.assign(tiles, -1);
-            t.known.assign(kt_, 0);
-            const std::vector<std::int32_t> &pieces = origins_[side][group_of(w, side)].piece;
-            t.home.resize(tiles);
-            for (std::size_t tile = 0; tile < tiles; ++tile) {
-                t.home[tile] = home_of(side, pieces[tile], w.rank);
-                if (t.home[tile] < 0) continue;
-                t.eta[tile] = 0;
-                ++t.known[static_cast<int>(tile) % kt_];
-            }
-            if (!in_.caching) {
-                t.reader.assign(tiles, -1);
-                t.reader_end.assign(tiles, 0);
-            }
+            make_tiles(w, side);
+            sharers_[side][group_of(w, side)].push_back(static_cast<int>(workers_.size()));
         }
+        if (track_known_) begin_at_home(w);
         workers_of_rank_[w.rank] = static_cast<int>(workers_.size());
         workers_.push_back(std::move(w));
     }
-    sharers_[side_a].resize(in_.rows);
-    sharers_[side_b].resize(in_.cols);
-    std::int64_t c_tile_count = 0;
-    for (std::size_t index = 0; index < workers_.size(); ++index) {
-        Worker &w = workers_[index];
-        for (int side = 0; side < 2; ++side)
-            sharers_[side][group_of(w, side)].push_back(static_cast<int>(index));
-        w.next = 0;
-        c_tile_count += static_cast<std::int64_t>(w.c.size());
-    }
-    // Where both A and B are at home, sub-problems can run from the start.
-    for (std::size_t index = 0; track_known_ && in_.product && index < workers_.size(); ++index) {
-        Worker &w = workers_[index];
-        const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
-        for (int p = 0; p < kt_; ++p) {
-            if (a.known[p] == 0 || b.known[p] == 0) continue;
-            for (int j = 0; j < w.nt; ++j)
-                for (int i = 0; i < w.mt; ++i)
-                    if (a.home[tile_index(i, p)] >= 0 && b.home[tile_index(j, p)] >= 0) add_known(w, {i, j, p});
+}
+
+void Scheduler::make_c_tiles(Worker &w) {
+    const std::size_t tiles = static_cast<std::size_t>(w.mt) * w.nt;
+    c_tiles_ += static_cast<std::int64_t>(tiles);
+    w.remaining = static_cast<std::int64_t>(w.owned.empty() ? tiles : w.owned.size()) * kt_;
+    w.c.resize(tiles);
+    w.c_panel.resize(tiles);
+    w.c_staging.resize(tiles);
+    for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
+        for (int i = 0; i < w.mt; ++i) {
+            CTile &c = w.c[c_index(w, i, j)];
+            c.piece = piece = piece_of(matrix_c, row_extent(w, i), col_extent(w, j), piece);
+            c.home = home_of(matrix_c, piece, w.rank);
+            w.awaits_c |= c_is_input_ && c.home < 0;
         }
+    if (!track_known_) return;
+    w.done.assign(tiles * kt_, false);
+    w.ready.resize(tiles);
+    w.waiting.resize(tiles);
+}
+
+void Scheduler::make_tiles(Worker &w, int side) const {
+    Tiles &t = w.sides[side];
+    const std::size_t tiles = static_cast<std::size_t>(outer_tiles(w, side)) * kt_;
+    t.buffer = static_cast<int>((side == side_a ? in_.a_panel : in_.b_panel)[w.rank]);
+    t.regions.resize(tiles);
+    t.eta.assign(tiles, never);
+    t.task.assign(tiles, -1);
+    t.known.assign(kt_, 0);
+    const std::vector<std::int32_t> &pieces = origins_[side][group_of(w, side)].piece;
+    t.home.resize(tiles);
+    for (std::size_t tile = 0; tile < tiles; ++tile) {
+        t.home[tile] = home_of(side, pieces[tile], w.rank);
+        if (t.home[tile] < 0) continue;
+        t.eta[tile] = 0;
+        ++t.known[static_cast<int>(tile) % kt_];
     }
-    c_tiles_ = c_tile_count;
+    if (in_.caching) return;
+    t.reader.assign(tiles, -1);
+    t.reader_end.assign(tiles, 0);
+}
+
+// Where both A and B are at home, sub-problems can run from the start.
+void Scheduler::begin_at_home(Worker &w) {
+    const Tiles &a = w.sides[side_a], &b = w.sides[side_b];
+    for (int p = 0; p < kt_; ++p) {
+        if (a.known[p] == 0 || b.known[p] == 0) continue;
+        for (int j = 0; j < w.nt; ++j)
+            for (int i = 0; i < w.mt; ++i)
+                if (a.home[tile_index(i, p)] >= 0 && b.home[tile_index(j, p)] >= 0) add_known(w, {i, j, p});
+    }
 }
 
 void Scheduler::reserve() {
@@ -292,24 +277,6 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     } else if (track_known_ && !w.ready[c_tile].empty()) {
         w.ready_tiles.push({c.progress, static_cast<int>(c_tile)});
     }
-}
-
-void Scheduler::scale(Worker &w, int tile) {
-    const int i = tile % w.mt, j = tile / w.mt;
-    const CTile &c = w.c[c_index(w, i, j)];
-    const CPlace place = c.home >= 0 ? CPlace::user : CPlace::staging;
-    const std::int32_t lane = lane_for_compute(w.rank, in_.overlap ? tile % in_.compute_lanes : 0);
-    std::int32_t fetched = -1, task = -1;
-    Time ready = 0;
-    if (fetches(c)) ready = copy_c(w, i, j, c.piece, true, place, -1, 0, fetched);
-    const std::int32_t region = c_region(w, i, j, place);
-    if (in_.reads_c) {
-        task = add_task(combine_task, lane, -1, {{region, one}, {region, beta}}, {fetched});
-    } else {
-        task = add_task(combine_task, lane, -1, {{region, one}}, {});
-    }
-    const Time end = run_on(w.rank, ready, combine_time(w.rank, (in_.reads_c ? 2 : 1) * c_bytes(w, i, j)));
-    write_back(w, c, i, j, place, task, end);
 }
 
 Tables schedule_uncut(const Input &input) { return Scheduler(input).run(); }

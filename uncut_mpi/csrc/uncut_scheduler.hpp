@@ -14,14 +14,14 @@
 
 namespace uncut {
 
-enum class Routing : int { origin = 0, bw = 1, eta = 2 };
+enum Routing : int { origin_routing, bw_routing, eta_routing };
 
 struct Input {
     std::int64_t m = 0, n = 0, k = 0, tile = 0;
-    int num_ranks = 0, rows = 0, cols = 0;  // of the grid that computes
-    std::int64_t most_tasks = 0;            // a schedule of more is given up
+    int num_ranks = 0;
+    std::int64_t most_tasks = 0;  // a schedule of more is given up
     std::uint8_t op_a = op_n, op_b = op_n;
-    bool reads_c = false, product = false, rounds_c = false;
+    bool reads_c = false, rounds_c = false;
     std::array<std::int64_t, 3> itemsize{};  // of A, B and C
     std::int64_t accumulator_itemsize = 0;
     Locations locations;
@@ -29,14 +29,14 @@ struct Input {
 
     bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;
     bool finish_first = false;  // with eta_order: opening a C tile counts against a sub-problem
-    Routing routing = Routing::eta;
+    int routing = eta_routing;
     bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     int chunks = 1, compute_lanes = 1;
     int chunks_per_hop = 0;  // of a chain, the first hop apart; 0: `chunks`, however long it is
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
 
-    std::vector<std::int64_t> row_starts, col_starts;  // rows + 1, cols + 1 element bounds of blocks
-    std::vector<std::int64_t> cell_rank;               // [row * cols + col]
+    std::vector<std::int64_t> row_starts, col_starts;  // bounds of the rows and columns of blocks, in elements
+    std::vector<std::int64_t> cell_rank;               // of each block, row by row
     // Of one block: the tiles of C that each of these ranks computes, in order, [col * tiles of m + row]; empty:
     // each cell's rank computes all of its block. Without batching and in the fixed order only.
     std::vector<std::vector<std::int64_t>> owned;

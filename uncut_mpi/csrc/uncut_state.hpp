@@ -204,8 +204,10 @@ class Scheduler {
     int location_of(int matrix, std::int32_t piece) const { return in_.pieces[matrix][piece].origin.location; }
     void find_origins(int side, int group);
     void make_workers();
-    Worker make_worker(int rank, int row, int col) const;
+    void make_c_tiles(Worker &w);
+    void make_tiles(Worker &w, int side) const;
     void place_tiles(Worker &w, int side) const;
+    void begin_at_home(Worker &w);
     void reserve();
 
     // -- tables ------------------------------------------------------------------------------
@@ -271,7 +273,7 @@ class Scheduler {
         std::int32_t task = -1;
     };
 
-    bool blind() const { return in_.routing == Routing::bw; }  // to load: an idle network, every copy there
+    bool blind() const { return in_.routing == bw_routing; }  // to load: an idle network, every copy there
     Time free_at(const Link &l) const { return blind() ? 0 : free_[l.resource]; }
     Worker *sharer(int side, int group, int outer, int location);
     int outer_of(std::size_t tile) const { return static_cast<int>(tile) / kt_; }
@@ -335,7 +337,6 @@ class Scheduler {
         return std::llround(0.5 * static_cast<double>(bytes) * in_.ps_per_byte[at]) + in_.latency_ps[at];
     }
     void schedule(Worker &w, const Subproblem &s);
-    void scale(Worker &w, int tile);
 
     // -- order -------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ keep their true size: nothing is padded.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Sequence
@@ -45,92 +44,23 @@ _NEAR: Final = 0.05
 _MOST_EDGE: Final = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Decomposition:
-    """
-    Blocks and tiles of one problem.
-
-    Attributes
-    ----------
-    m, n, k : int
-        Extents of the problem (elements).
-    grid : ProcessGrid
-        Who computes which block.
-    tile : int
-        Tile edge T (elements).
-    row_starts, col_starts : tuple of int
-        Bounds of the blocks of rows and columns of C; grid.rows + 1 and grid.cols + 1 values.
-    """
-
-    m: int
-    n: int
-    k: int
-    grid: ProcessGrid
-    tile: int
-    row_starts: tuple[int, ...]
-    col_starts: tuple[int, ...]
-
-    @classmethod
-    def make(
-        cls,
-        problem: GemmProblem,
-        grid: ProcessGrid,
-        tile: int,
-        row_shares: Sequence[float] | None = None,
-        col_shares: Sequence[float] | None = None,
-    ) -> Decomposition:
-        """
-        Return the decomposition of `problem` over `grid` into tiles of edge `tile` (elements, at least 1).
-
-        Parameters
-        ----------
-        row_shares, col_shares : sequence of float, optional
-            What each grid row and column gets, proportionally; None: equal blocks. The edges of
-            unequal blocks stand on 16-byte boundaries of a contiguous matrix.
-
-        Raises
-        ------
-        ParamError
-            If there are not as many shares as grid rows or columns.
-        """
-        row_starts, col_starts = block_bounds(problem, grid, row_shares, col_shares)
-        return cls(
-            m=problem.m, n=problem.n, k=problem.k, grid=grid, tile=tile, row_starts=row_starts, col_starts=col_starts
-        )
-
-    def block(self, rank: int) -> tuple[range, range]:
-        """Return the rows and the columns of C that the `rank`-th rank of the grid computes; empty beyond it."""
-        if rank >= self.grid.size:
-            return range(0), range(0)
-        row, col = self.grid.position(rank)
-        return (
-            range(self.row_starts[row], self.row_starts[row + 1]),
-            range(self.col_starts[col], self.col_starts[col + 1]),
-        )
-
-    def tiles(self, block: range) -> list[range]:
-        """Return the tiles of a block of rows or columns, the last one of its true size."""
-        return [range(start, min(start + self.tile, block.stop)) for start in range(block.start, block.stop, self.tile)]
-
-    def k_tiles(self) -> list[range]:
-        """Return the tiles of k."""
-        return self.tiles(range(self.k))
-
-    def sub_problems(self, rank: int) -> list[tuple[range, range, range]]:
-        """Return (rows, columns, k range) of every sub-problem of `rank`, k innermost, then rows, then columns."""
-        rows, cols = self.block(rank)
-        return [(i, j, p) for j in self.tiles(cols) for i in self.tiles(rows) for p in self.k_tiles()]
-
-    def num_sub_problems(self) -> int:
-        """Return the number of sub-problems of all ranks."""
-        steps = -(-self.k // self.tile)
-        return count_tiles(self.row_starts, self.tile) * count_tiles(self.col_starts, self.tile) * steps
-
-
 def block_bounds(
     problem: GemmProblem, grid: ProcessGrid, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the bounds of the blocks of rows and of columns of C, as `Decomposition.make` takes them."""
+    """
+    Return the bounds of the blocks of rows and of columns of C, over a grid (elements).
+
+    Parameters
+    ----------
+    row_shares, col_shares : sequence of float or None
+        What each grid row and column gets, proportionally; None: equal blocks. The edges of unequal blocks stand on
+        16-byte boundaries of a contiguous matrix.
+
+    Raises
+    ------
+    ParamError
+        If there are not as many shares as grid rows or columns.
+    """
     grid.check_shares(row_shares, col_shares)
     bounds = []
     for extent, blocks, shares in ((problem.m, grid.rows, row_shares), (problem.n, grid.cols, col_shares)):
@@ -178,7 +108,7 @@ def fitting_tile(problem: GemmProblem, grid: ProcessGrid, options: ScheduleOptio
 
 def _cut(problem: GemmProblem, bounds: Sequence[Sequence[int]]) -> set[int]:
     """Return the extents that tiles cut for the ranks that take longest: the largest blocks and k."""
-    return {_largest(starts) for starts in bounds} | ({problem.k} if problem.has_product else set())
+    return {problem.k, *map(_largest, bounds)}
 
 
 def _largest(starts: Sequence[int]) -> int:
@@ -210,7 +140,7 @@ def tile_cost(tiles: np.ndarray, problem: GemmProblem, num_workers: int, tile_mi
     edges = tiles.astype(np.float64)
     padding = np.zeros(len(tiles))
     pipeline = np.ones(len(tiles))
-    for extent in (problem.m, problem.n, problem.k) if problem.has_product else (problem.m, problem.n):
+    for extent in (problem.m, problem.n, problem.k):
         whole = extent // tiles
         padding += np.where((whole > 0) & (extent % tiles != 0), 1.0 / np.maximum(whole, 1), 0.0)
         pipeline *= np.maximum(extent / edges, 1.0)
@@ -246,9 +176,8 @@ def choose_tile(
         (m_r, n_c), rows and columns of the largest block; None: of equal ones.
     """
     m_r, n_c = block or (-(-problem.m // grid.rows), -(-problem.n // grid.cols))
-    extents = [m_r, n_c, problem.k] if problem.has_product else [m_r, n_c]
-    least, most = max(1, min(extents)), max(1, *extents)
-    for largest in (least, most):
+    most = max(m_r, n_c, problem.k)
+    for largest in (min(m_r, n_c, problem.k), most):
         candidates = _aligned_tiles(largest, problem)
         good = candidates[_issue_s(candidates, m_r, n_c, problem, copies_per_tile) <= 0.5 * bound_s]
         if len(good):
@@ -287,8 +216,8 @@ def candidate_tiles(
     """
     starts = block_bounds(problem, grid, options.row_shares, options.col_shares)
     m_r, n_c = _largest(starts[0]), _largest(starts[1])
-    extents = [m_r, n_c, problem.k] if problem.has_product else [m_r, n_c]
-    most = max(1, *extents)
+    extents = (m_r, n_c, problem.k)
+    most = max(extents)
     if options.tile:
         return [min(options.tile, most)]
     copies = options.most_chunks if options.batch and options.caching and grid.size > 1 else 1
@@ -307,7 +236,7 @@ def candidate_tiles(
     edges = edges[_issue_s(edges, m_r, n_c, problem, copies) <= 0.5 * bound_s]
     cost = tile_cost(edges, problem, grid.size, options.tile_min)
     wanted = {2**power for power in range(most.bit_length())}
-    wanted |= {-(-extent // parts) for extent in extents if extent for parts in EQUAL_PARTS}
+    wanted |= {-(-extent // parts) for extent in extents for parts in EQUAL_PARTS}
     found: set[int] = set()
     for edge in wanted:
         near = np.flatnonzero(np.abs(edges - edge) <= _NEAR * edge)
@@ -336,7 +265,7 @@ def _aligned_tiles(largest: int, problem: GemmProblem) -> np.ndarray:
 
 def _issue_s(tiles: np.ndarray, m_r: int, n_c: int, problem: GemmProblem, copies_per_tile: int) -> np.ndarray:
     rows, cols = -(-m_r // tiles), -(-n_c // tiles)
-    steps = -(-problem.k // tiles) if problem.has_product else np.ones_like(tiles)
+    steps = -(-problem.k // tiles)
     copies = (rows + cols).astype(np.float64) * steps * copies_per_tile + 2.0 * rows * cols
     products = rows.astype(np.float64) * cols * steps  # which may be more than fit 64 bits
     issue_s: np.ndarray = products * GEMM_ISSUE_S + copies * COPY_ISSUE_S

@@ -78,7 +78,7 @@ class Partition:
         Parameters
         ----------
         row_shares, col_shares
-            As for `uncut_mpi.planning.decomposition.Decomposition.make`.
+            As for `uncut_mpi.planning.decomposition.block_bounds`.
 
         Raises
         ------

@@ -62,7 +62,7 @@ def make_schedule(
     if problem.part is not None and options.scheduler != "kblocks":
         raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
     if options.scheduler == "uncut":
-        prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)[0]
+        prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)
         schedule, seconds = prepared.schedule()
         return Made(schedule, prepared.options, seconds)
     if options.scheduler == "kblocks":

@@ -12,8 +12,8 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -58,8 +58,7 @@ _PORT_WEIGHT: Final = 4.0
 _PS_PER_S: Final = 1e12
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Worker:
+class _Worker(NamedTuple):
     """A rank that computes: how many rows and columns of C it has in panels, and between which all of them lie."""
 
     rank: int
@@ -75,13 +74,10 @@ class TileWorkers:
 
     Attributes
     ----------
-    grid : ProcessGrid
-        Of blocks of C: the process grid, numbered row by row; 1x1 where C's owner alone scales it, or tiles are dealt
-        out.
     ranks : list of int
-        Who computes: each block's rank, or those that tiles are dealt out to.
-    row_starts, col_starts : list of int
-        Bounds of the blocks (elements).
+        Who computes: each block's rank, row by row, or those that tiles of a single block are dealt out to.
+    row_starts, col_starts : sequence of int
+        Bounds of the blocks of C (elements).
     tile : int
         Tile edge (elements); each block is tiled from its own start.
     owned : list of list of int
@@ -89,10 +85,9 @@ class TileWorkers:
         Empty: every rank computes its block.
     """
 
-    grid: ProcessGrid
     ranks: list[int]
-    row_starts: list[int]
-    col_starts: list[int]
+    row_starts: Sequence[int]
+    col_starts: Sequence[int]
     tile: int
     owned: list[list[int]] = dataclasses.field(default_factory=list)
 
@@ -100,14 +95,9 @@ class TileWorkers:
         """Return the ranks with work, and the rows and columns that their panels hold."""
         if self.owned:
             return self._dealt()
-        found = []
-        for cell, rank in enumerate(self.ranks):
-            row, col = self.grid.position(cell)
-            rows = range(self.row_starts[row], self.row_starts[row + 1])
-            cols = range(self.col_starts[col], self.col_starts[col + 1])
-            if rows and cols:
-                found.append(_Worker(rank, len(rows), len(cols), (rows, cols)))
-        return found
+        down, along = ([*itertools.starmap(range, itertools.pairwise(at))] for at in (self.row_starts, self.col_starts))
+        blocks = zip(self.ranks, itertools.product(down, along), strict=True)
+        return [_Worker(rank, len(rows), len(cols), (rows, cols)) for rank, (rows, cols) in blocks if rows and cols]
 
     def _dealt(self) -> list[_Worker]:
         m, n = self.row_starts[-1], self.col_starts[-1]
@@ -239,14 +229,20 @@ def prepare_tiles(
     PlanError
         If there would surely be more than `most_tasks` tasks.
     """
-    tasks = _check_size(problem, placement, workers, options, most_tasks)
-    num_ranks = machine.num_ranks
-    buffers = Buffers(num_ranks, problem, placement)
-    panels = _Panels(buffers, problem, placement, workers, lazy=_is_lazy(problem, placement, options))
-    buffers.check_capacity(machine)
-    native = _native_input(problem, placement, machine, options, workers, panels)
-    _set_relays(native, problem, machine, options, buffers)
+    tasks = least_tasks(problem, placement, workers, options)
+    if tasks > most_tasks:  # surely too many: refused before any are made
+        raise too_many(problem, f"tile {workers.tile}", f"{tasks} tasks or more", most_tasks, LARGER_TILE)
+    buffers = Buffers(machine.num_ranks, problem, placement)
+    native = _native.UncutInput(_common_input(problem, placement, machine))
     native.most_tasks = most_tasks
+    _set_options(native, options)
+    # WR-lazy is worth its memory only where C would queue behind A or B on the same links (section III-F).
+    native.lazy = options.wr_lazy and problem.reads_c and placement.c_beside_inputs
+    working = workers.working()
+    _set_workers(native, workers, working, problem, placement, buffers)
+    buffers.check_capacity(machine)
+    native.ps_per_byte = _ps_per_byte(machine, tuple(one.rank for one in working) if placement.in_shared_host else ())
+    _set_relays(native, problem, machine, options, buffers)
     return PreparedTiles(native, chosen, grid, problem, placement, buffers, _set_unit(native, problem, machine, tasks))
 
 
@@ -263,16 +259,6 @@ def _set_unit(given: _native.UncutInput, problem: GemmProblem, machine: Machine,
     return unit
 
 
-def _check_size(
-    problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions, most_tasks: int
-) -> int:
-    """Refuse what is surely too large before any of it is made, and return how many tasks there are at least."""
-    tasks = least_tasks(problem, placement, workers, options)
-    if tasks > most_tasks:
-        raise too_many(problem, f"tile {workers.tile}", f"{tasks} tasks or more", most_tasks, LARGER_TILE)
-    return tasks
-
-
 def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers, options: ScheduleOptions) -> int:
     """
     Return how many tasks there are at least: products, and copies of tiles of A, B and C.
@@ -280,8 +266,6 @@ def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers
     Of matrices in parts, whose cuts make more tiles, only products are counted.
     """
     steps = -(-problem.k // workers.tile)
-    if not problem.has_product:
-        return workers.num_tiles()
     products = workers.num_tiles() * steps
     if placement.in_parts:
         return products
@@ -322,72 +306,47 @@ def _chunks_of_tile(size_bytes: int, columns: int, takers: int, options: Schedul
     return max(1, min(most, options.most_chunks, columns // MIN_CHUNK_COLUMNS, size_bytes // least_bytes))
 
 
-def _is_lazy(problem: GemmProblem, placement: Placement, options: ScheduleOptions) -> bool:
-    """WR-lazy is worth its memory only where C would queue behind A or B on the same links (section III-F)."""
-    return options.wr_lazy and problem.reads_c and placement.c_beside_inputs
-
-
-class _Panels:
-    """Each working rank's buffers, by rank; −1 for those that it does without."""
-
-    def __init__(
-        self, buffers: Buffers, problem: GemmProblem, placement: Placement, workers: TileWorkers, *, lazy: bool
-    ) -> None:
-        self.a_panel, self.b_panel, self.c_panel, self.c_staging = ([-1] * buffers.num_ranks for _ in range(4))
-        self._buffers = buffers
-        held = parts_on_devices(problem, placement)
-        for worker in workers.working():
-            home = homes(problem, held.get(worker.rank, ()), *worker.block, range(problem.k))
-            self._add_worker(worker, problem, home, lazy)
-
-    def _add_worker(self, worker: _Worker, problem: GemmProblem, home: Collection[Matrix], lazy: bool) -> None:
-        rank, (of_a, of_b, of_c), k, add = worker.rank, problem.dtypes, problem.k, self._buffers.add
-        block = (worker.rows, worker.cols)
-        if not problem.has_product:
-            if Matrix.C not in home:
-                self.c_staging[rank] = add(rank, block, of_c, Matrix.C, Role.STAGING)
-            return
-        if Matrix.A not in home:
-            shape = (worker.rows, k) if problem.trans_a == "N" else (k, worker.rows)
-            self.a_panel[rank] = add(rank, shape, of_a, Matrix.A, Role.PANEL)
-        if Matrix.B not in home:
-            shape = (k, worker.cols) if problem.trans_b == "N" else (worker.cols, k)
-            self.b_panel[rank] = add(rank, shape, of_b, Matrix.B, Role.PANEL)
-        if problem.rounds_c or Matrix.C not in home:
-            self.c_panel[rank] = add(rank, block, problem.accumulator, Matrix.C, Role.PANEL)
-        if Matrix.C not in home and (problem.rounds_c or lazy):
-            self.c_staging[rank] = add(rank, block, of_c, Matrix.C, Role.STAGING)
-
-
-def _native_input(
+def _set_workers(
+    given: _native.UncutInput,
+    workers: TileWorkers,
+    working: list[_Worker],
     problem: GemmProblem,
     placement: Placement,
-    machine: Machine,
-    options: ScheduleOptions,
-    workers: TileWorkers,
-    panels: _Panels,
-) -> _native.UncutInput:
-    given = _native.UncutInput(_common_input(problem, placement, machine))
+    buffers: Buffers,
+) -> None:
+    """Say who computes what, and add their buffers; −1 for those that a rank does without."""
     given.tile = workers.tile
-    given.rows, given.cols = workers.grid.rows, workers.grid.cols
+    given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
+    given.cell_rank, given.owned = workers.ranks, workers.owned
+    a_panel, b_panel, c_panel, c_staging = ([-1] * buffers.num_ranks for _ in range(4))
+    (of_a, of_b, of_c), k, add = problem.dtypes, problem.k, buffers.add
+    held = parts_on_devices(problem, placement)
+    for rank, rows, cols, block in working:
+        home = homes(problem, held.get(rank, ()), *block, range(k))
+        if Matrix.A not in home:
+            shape = (rows, k) if problem.trans_a == "N" else (k, rows)
+            a_panel[rank] = add(rank, shape, of_a, Matrix.A, Role.PANEL)
+        if Matrix.B not in home:
+            shape = (k, cols) if problem.trans_b == "N" else (cols, k)
+            b_panel[rank] = add(rank, shape, of_b, Matrix.B, Role.PANEL)
+        if problem.rounds_c or Matrix.C not in home:
+            c_panel[rank] = add(rank, (rows, cols), problem.accumulator, Matrix.C, Role.PANEL)
+        if Matrix.C not in home and (problem.rounds_c or given.lazy):
+            c_staging[rank] = add(rank, (rows, cols), of_c, Matrix.C, Role.STAGING)
+    given.a_panel, given.b_panel = a_panel, b_panel
+    given.c_panel, given.c_staging = c_panel, c_staging
+
+
+def _set_options(given: _native.UncutInput, options: ScheduleOptions) -> None:
     given.caching, given.overlap = options.caching, options.overlap
     given.batch = options.batch and options.caching
-    given.lazy = _is_lazy(problem, placement, options)
     given.eta_order = options.order != "fixed"
     given.finish_first = options.order == "finish"
-    given.set_routing(ROUTINGS.index(options.routing if options.caching else "origin"))
+    given.routing = ROUTINGS.index(options.routing if options.caching else "origin")
     given.chunks = options.most_chunks
     given.chunks_per_hop = CHUNKS_PER_HOP if options.chunks is None else 0
     given.compute_lanes = options.compute_lanes if options.overlap else 1
     given.min_chunk_bytes = options.min_chunk_bytes or MIN_CHUNK_BYTES
-
-    given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
-    given.cell_rank, given.owned = workers.ranks, workers.owned
-    given.a_panel, given.b_panel = panels.a_panel, panels.b_panel
-    given.c_panel, given.c_staging = panels.c_panel, panels.c_staging
-    sharing = tuple(worker.rank for worker in workers.working()) if placement.in_shared_host else ()
-    given.ps_per_byte = _ps_per_byte(machine, sharing)
-    return given
 
 
 @functools.lru_cache(maxsize=8)  # the same for every schedule that a search tries
@@ -396,7 +355,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given = _native.UncutInput()
     given.m, given.n, given.k, given.num_ranks = problem.m, problem.n, problem.k, machine.num_ranks
     given.op_a, given.op_b = Op[problem.trans_a], Op[problem.trans_b]
-    given.reads_c, given.product, given.rounds_c = problem.reads_c, problem.has_product, problem.rounds_c
+    given.reads_c, given.rounds_c = problem.reads_c, problem.rounds_c
     given.itemsize = tuple(dtype.itemsize for dtype in problem.dtypes)
     given.accumulator_itemsize = problem.accumulator.itemsize
     users = user_table(machine.num_ranks, problem, placement)
@@ -404,8 +363,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.serial_copies = machine.serial_copies
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()
-    rate = machine.typical_gemm_rate(problem.arithmetic) if problem.has_product else np.ones(machine.num_ranks)
-    given.ps_per_flop = (_PS_PER_S / rate).tolist()
+    given.ps_per_flop = (_PS_PER_S / machine.typical_gemm_rate(problem.arithmetic)).tolist()
     given.relay_gain = 1.0 / RELAY_GAIN
     given.port_ps_per_byte = [1000.0 / port.expected_gb_per_s for port in machine.ports]
     given.port_uses = [

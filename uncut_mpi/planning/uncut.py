@@ -2,7 +2,7 @@
 The schedule of the Uncut-GEMMs paper (sections III-A to III-G): geometry and memory here, tasks natively.
 
 A rank's part of C is cut into tiles, and each tile of C takes one sub-problem for every tile of k. Tiles of A and B are
-fetched along chains of ranks, and C tiles are written back. `schedule` says what happens to one sub-problem, who issues
+fetched along chains of ranks, and C tiles are written back. `prepare` says what happens to one sub-problem, who issues
 a copy, and in which order sub-problems come.
 
 Times are the model's, as integers in picoseconds, so that equal inputs give equal bytes anywhere.
@@ -11,45 +11,23 @@ Without caching no copy is ever nearer than another, so the order is the fixed o
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
 
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import Decomposition, candidate_tiles
+from uncut_mpi.planning.decomposition import block_bounds, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
 from uncut_mpi.planning.options import MOST_CHUNKS, ScheduleOptions, changed
-from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.tiles import PreparedTiles, TileWorkers, least_tasks, prepare_tiles
 
 _MOST_TASKS_EACH: Final = 1 + 2 * MOST_CHUNKS
 """Tasks that are counted for a sub-problem at most: its product, and chunks of tiles of A and B."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class UncutResult:
-    """
-    A schedule and what its model says.
-
-    Attributes
-    ----------
-    schedule : Schedule
-        The tasks of all ranks.
-    predicted_s : float
-        When the last task is over: ETA plus compute, every rank starting at 0.
-    decomposition : Decomposition
-        Blocks and tiles.
-    """
-
-    schedule: Schedule
-    predicted_s: float
-    decomposition: Decomposition
-
-
-def schedule(
+def prepare(
     problem: GemmProblem,
     placement: Placement,
     num_ranks: int,
@@ -57,9 +35,9 @@ def schedule(
     options: ScheduleOptions,
     *,
     most_tasks: int = MAX_TASKS,
-) -> UncutResult:
+) -> PreparedTiles:
     """
-    Return the paper's schedule for a problem.
+    Return what the paper's schedule for a product is made of, here or elsewhere.
 
     Pure: the same arguments give the same bytes.
 
@@ -71,7 +49,7 @@ def schedule(
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
-        If there would be more than `most_tasks` tasks.
+        If there would surely be more than `most_tasks` tasks.
 
     Notes
     -----
@@ -113,41 +91,25 @@ def schedule(
     The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are written
     back, one after the other.
     """
-    prepared, decomposition = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
-    return UncutResult(*prepared.schedule(), decomposition)
-
-
-def prepare(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> tuple[PreparedTiles, Decomposition]:
-    """Return what `schedule` makes a schedule of, so that it can be made elsewhere; it raises the same errors."""
     placement.check_ranks(num_ranks)
     machine.check_ranks(num_ranks)
     devices = options.computing_ranks(num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
-    tile = _tile(problem, placement, grid, devices, machine, options)
+    ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]
+    row_starts, col_starts = block_bounds(problem, grid, options.row_shares, options.col_shares)
 
-    def cut(tile: int) -> tuple[Decomposition, TileWorkers]:
-        decomposition = Decomposition.make(problem, grid, tile, options.row_shares, options.col_shares)
-        return decomposition, _workers(problem, placement, decomposition, devices)
+    def cut(tile: int) -> TileWorkers:
+        return TileWorkers(ranks, row_starts, col_starts, tile)
 
-    decomposition, workers = cut(tile)
-    products = max(decomposition.num_sub_problems(), workers.num_tiles())
+    workers = cut(_tile(problem, placement, grid, devices, machine, options))
+    products = workers.num_tiles() * -(-problem.k // workers.tile)
     if not options.tile and products > MAX_TASKS // _MOST_TASKS_EACH:
-        largest = max(1, problem.m, problem.n, problem.k)
-        tile = coarse_enough(tile, largest, lambda edge: least_tasks(problem, placement, cut(edge)[1], options))
-        decomposition, workers = cut(tile)
-    chosen = changed(options, scheduler="uncut", tile=decomposition.tile, grid=(grid.rows, grid.cols))
-    prepared = prepare_tiles(
-        problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks
-    )
-    return prepared, decomposition
+        largest = max(problem.m, problem.n, problem.k)
+        workers = cut(
+            coarse_enough(workers.tile, largest, lambda edge: least_tasks(problem, placement, cut(edge), options))
+        )
+    chosen = changed(options, scheduler="uncut", tile=workers.tile, grid=(grid.rows, grid.cols))
+    return prepare_tiles(problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
 
 
 def _tile(
@@ -159,20 +121,7 @@ def _tile(
     options: ScheduleOptions,
 ) -> int:
     bound_s = 0.0
-    if not options.tile:
-        bound_s = bound(problem, placement, machine).seconds
-    if not options.tile and problem.has_product:  # the bound is for all ranks
-        bound_s = max(bound_s, problem.flops / float(machine.gemm_rate(problem.arithmetic)[list(devices)].sum()))
+    if not options.tile:  # the bound is for all ranks
+        of_devices = problem.flops / float(machine.gemm_rate(problem.arithmetic)[list(devices)].sum())
+        bound_s = max(bound(problem, placement, machine).seconds, of_devices)
     return candidate_tiles(problem, grid, options, 1, bound_s=bound_s)[0]
-
-
-def _workers(
-    problem: GemmProblem, placement: Placement, decomposition: Decomposition, devices: tuple[int, ...]
-) -> TileWorkers:
-    owner = placement.owner_of(Matrix.C)
-    if not problem.has_product and owner is not None:
-        return TileWorkers(ProcessGrid(1, 1), [owner], [0, problem.m], [0, problem.n], decomposition.tile)
-    grid = decomposition.grid
-    starts = list(decomposition.row_starts), list(decomposition.col_starts)
-    ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]
-    return TileWorkers(ProcessGrid(grid.rows, grid.cols), ranks, *starts, decomposition.tile)

@@ -117,7 +117,7 @@ def prepare(
         raise too_many(problem, f"tile {tile}", f"at least {products(tile)} tasks", most_tasks, LARGER_TILE)
     rows, cols = -(-problem.m // tile), -(-problem.n // tile)
     owned = deal(rows, cols, grid, ratios, distribution_of(options))
-    workers = TileWorkers(ProcessGrid(1, 1), list(devices), [0, problem.m], [0, problem.n], tile, owned)
+    workers = TileWorkers(list(devices), [0, problem.m], [0, problem.n], tile, owned)
     engine = ScheduleOptions(
         scheduler="uncut",
         routing="bw",
