@@ -347,17 +347,20 @@ class Schedule(Remade):
         ScheduleError
             Naming the first offender. Meaning is `verify`'s business.
         """
-        tasks, operands, regions, buffers, lanes = (
-            self.tasks,
-            self.operands,
-            self.regions,
-            self.buffers,
-            self.lanes,
-        )
+        tasks, operands, regions, buffers, lanes = self.tasks, self.operands, self.regions, self.buffers, self.lanes
+        pieces = self.pieces
 
         def require(good: np.ndarray, what: str) -> None:
             if not good.all():
                 raise ScheduleError(f"{what} (first at index {int(np.argmin(good))})")
+
+        def require_inside(rectangles: np.ndarray, what: str) -> None:
+            at = rectangles["buffer"]
+            require((at >= 0) & (at < len(buffers)), f"a {what}'s buffer does not exist")
+            for first, extent in (("row", "rows"), ("col", "cols")):
+                start, length = rectangles[first], rectangles[extent]
+                inside = (start >= 0) & (length >= 0) & (length <= buffers[extent][at] - start)
+                require(inside, f"a {what} leaves its buffer")
 
         first = tasks["first_await"].astype(np.int64)
         stop = first + tasks["num_awaits"]
@@ -373,8 +376,7 @@ class Schedule(Remade):
             (tasks["kind"] != Kind.COMBINE) | (tasks["num_operands"] <= 1 + MAX_SUMMANDS),
             f"a COMBINE reads more than {MAX_SUMMANDS} regions",
         )
-        if len(tasks):
-            require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
+        require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
@@ -382,20 +384,7 @@ class Schedule(Remade):
             & (operands["op"] <= (Op.C if self.problem.arithmetic.is_complex else Op.T)),
             "an operand's factor or op is unknown, or conjugates what is real",
         )
-        require((regions["buffer"] >= 0) & (regions["buffer"] < len(buffers)), "a region's buffer does not exist")
-        if len(regions):
-            of = buffers[regions["buffer"]]
-            require(
-                (regions["row"] >= 0)
-                & (regions["col"] >= 0)
-                & (regions["rows"] >= 0)
-                & (regions["cols"] >= 0)
-                & (regions["row"] <= of["rows"])
-                & (regions["col"] <= of["cols"])
-                & (regions["rows"] <= of["rows"] - regions["row"])
-                & (regions["cols"] <= of["cols"] - regions["col"]),
-                "a region leaves its buffer",
-            )
+        require_inside(regions, "region")
         require(
             (buffers["dtype"] <= max(DType))
             & (buffers["role"] <= max(Role))
@@ -409,20 +398,8 @@ class Schedule(Remade):
             (buffers["location"] >= 0) & (buffers["location"] < len(self.locations)),
             "a buffer's location does not exist",
         )
-        pieces = self.pieces
-        require((pieces["buffer"] >= 0) & (pieces["buffer"] < len(buffers)), "a piece's buffer does not exist")
-        if len(pieces):
-            of = buffers[pieces["buffer"]]
-            require(
-                (pieces["row"] >= 0)
-                & (pieces["col"] >= 0)
-                & (pieces["rows"] >= 0)
-                & (pieces["cols"] >= 0)
-                & (pieces["rows"] <= of["rows"] - pieces["row"])
-                & (pieces["cols"] <= of["cols"] - pieces["col"]),
-                "a piece leaves its buffer",
-            )
-            require((pieces["turned"] >= 0) & (pieces["turned"] <= 1), "a piece is neither turned nor not")
+        require_inside(pieces, "piece")
+        require((pieces["turned"] >= 0) & (pieces["turned"] <= 1), "a piece is neither turned nor not")
         require(buffers["ld"] >= np.maximum(buffers["rows"], 1), "a buffer's leading dimension is below its rows")
 
     # -- summaries ---------------------------------------------------------------------------
