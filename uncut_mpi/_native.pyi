@@ -440,15 +440,13 @@ class SimulatedMachine:
     bandwidth: list[float]
     latency: list[float]
     port_capacity: list[float]
-    port_first: list[int]
-    port_links: list[int]
-    port_weights: list[float]
+    port_uses: list[tuple[int, int, float]]
     gemm_rate: list[float]
     products: list[ProductCost]
     multiprocessors: list[int]
     combine_rate: list[float]
     half_combine_rate: list[float]
-    combine_start: float
+    combine_start_s: float
     rest_gain: float
     row_device: list[tuple[float, float]]
     row_local: list[tuple[float, float]]
@@ -460,12 +458,12 @@ class SimulatedMachine:
     wait_s: float
     signal_s: float
     event_s: float
-    event_latency: float
-    engine_latency: float
-    kernel_latency: float
-    flag_latency: float
-    wait_lane: float
-    signal_lane: float
+    event_latency_s: float
+    engine_latency_s: float
+    kernel_latency_s: float
+    flag_latency_s: float
+    wait_lane_s: float
+    signal_lane_s: float
     host_copy_rate: float
     file_read_rate: float
     file_write_rate: float
@@ -477,8 +475,6 @@ class SimulatedMachine:
     issuing_threads: int
     serial_copies: bool
     def __init__(self) -> None: ...
-    def prepare(self) -> None:
-        """When all is set; before it is simulated."""
 
 class ScheduleTables:
     """The tables of a checked schedule, contiguous, where they are; ValueError if one ends inside a record."""

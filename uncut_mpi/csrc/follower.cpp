@@ -82,13 +82,13 @@ void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &cont
 
 // -- following -------------------------------------------------------------------------------
 
-void Follower::follow(const FollowedTables &tables) {
-    if (tables.uses.size() != tables.tasks.size()) throw std::invalid_argument("not every task has its uses");
+void Follower::follow(const TaskTables &tables, std::span<const std::int32_t> uses) {
+    if (uses.size() != tables.tasks.size()) throw std::invalid_argument("not every task has its uses");
     for (std::size_t i = 0; i < tables.tasks.size(); ++i) {
         const TaskRecord &task = tables.tasks[i];
         if (task.lane < 0 || static_cast<std::size_t>(task.lane) >= lanes_.size())
             throw std::invalid_argument("a task's lane does not exist");
-        clocks_.advance(task.lane, part_of(tables.awaits, task.first_await, task.num_awaits), tables.uses[i]);
+        clocks_.advance(task.lane, part_of(tables.awaits, task.first_await, task.num_awaits), uses[i]);
         take_operands(tables, task);
         try {
             if (task.kind == join_task) {
@@ -105,7 +105,7 @@ void Follower::follow(const FollowedTables &tables) {
     }
 }
 
-void Follower::take_operands(const FollowedTables &tables, const TaskRecord &task) {
+void Follower::take_operands(const TaskTables &tables, const TaskRecord &task) {
     operands_.clear();
     for (const OperandRecord &operand : part_of(tables.operands, task.first_operand, task.num_operands)) {
         const RegionRecord &region = part_of(tables.regions, operand.region, 1)[0];

@@ -32,15 +32,6 @@ struct FollowedProblem {
     std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
 };
 
-// Some tasks in their order, and the tables that they point into.
-struct FollowedTables {
-    std::span<const TaskRecord> tasks;
-    std::span<const OperandRecord> operands;
-    std::span<const RegionRecord> regions;
-    std::span<const std::int32_t> awaits;  // tasks, by their place in the global order
-    std::span<const std::int32_t> uses;    // for each of the tasks: how many awaits of later ones name it
-};
-
 // What an operand's region holds, or a part of it: a rectangle of a matrix, as that is stored.
 struct HeldRecord {
     std::int32_t task = 0, operand = 0;  // the operand's number in its task; 0 is written
@@ -61,7 +52,8 @@ class Follower {
     // caller's C.
     void keep_held() { keeps_held_ = true; }
     std::vector<HeldRecord> take_held() { return std::exchange(held_, {}); }
-    void follow(const FollowedTables &tables);
+    // With `uses`: for each of the tasks how many awaits of later ones name it.
+    void follow(const TaskTables &tables, std::span<const std::int32_t> uses);
     // Checks what was expected.
     void finish();
 
@@ -91,7 +83,7 @@ class Follower {
         Interval rows, cols;
     };
 
-    void take_operands(const FollowedTables &tables, const TaskRecord &task);
+    void take_operands(const TaskTables &tables, const TaskRecord &task);
     void check_issuer(const TaskRecord &task) const;
     void copy();
     void gemm();

@@ -40,13 +40,12 @@ void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Ra
 
 void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits,
             nb::handle uses) {
-    const ArrayBytes held[] = {ArrayBytes(tasks), ArrayBytes(operands), ArrayBytes(regions), ArrayBytes(awaits),
-                               ArrayBytes(uses)};
-    const FollowedTables tables{held[0].records<TaskRecord>(), held[1].records<OperandRecord>(),
-                                held[2].records<RegionRecord>(), held[3].records<std::int32_t>(),
-                                held[4].records<std::int32_t>()};
+    const TaskBytes held(tasks, operands, regions, awaits);
+    const ArrayBytes use_bytes(uses);
+    const TaskTables tables = held.tables();
+    const auto counts = use_bytes.records<std::int32_t>();
     nb::gil_scoped_release unlocked;
-    follower.follow(tables);
+    follower.follow(tables, counts);
 }
 
 }  // namespace

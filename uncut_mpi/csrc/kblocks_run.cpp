@@ -67,7 +67,9 @@ void KRun::make(Workplace &at) {
     }
     if (fits && num_tasks <= most_tasks) {
         const KTables &made = at.tables;
-        at.simulator.run({made.tasks, made.operands, made.regions, made.awaits, layout.buffers, made.lanes,
+        at.simulator.run({{made.tasks, made.operands, made.regions, made.awaits},
+                          layout.buffers,
+                          made.lanes,
                           &request.problem.locations},
                          at.times);
         seconds = at.times.seconds();

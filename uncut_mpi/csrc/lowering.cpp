@@ -36,7 +36,7 @@ Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord
         lanes_.push_back({lane.rank, count.at(lane.rank)++, lane.kind == host_lane});
 }
 
-void Lowerer::take(const TaskPart &part, std::int64_t closed) {
+void Lowerer::take(const TaskTables &part, std::int64_t closed) {
     for (const TaskRecord &task : part.tasks)
         take_task(part, task);
     for (; listed_ < pending_.size() && first_ + static_cast<std::int64_t>(listed_) < closed; ++listed_) {
@@ -51,7 +51,7 @@ void Lowerer::take(const TaskPart &part, std::int64_t closed) {
     listed_ = listed_waits_ = 0;
 }
 
-void Lowerer::take_task(const TaskPart &part, const TaskRecord &task) {
+void Lowerer::take_task(const TaskTables &part, const TaskRecord &task) {
     Lane &lane = lanes_.at(task.lane);
     const auto number = static_cast<std::int32_t>(first_ + pending_.size());
     Pending waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
@@ -118,7 +118,7 @@ void Lowerer::signal(Pending &task, std::int32_t rank, std::int32_t slot) {
     span_ = std::max(span_, task.sequence);
 }
 
-void Lowerer::bind_operands(const TaskPart &part, const TaskRecord &task,
+void Lowerer::bind_operands(const TaskTables &part, const TaskRecord &task,
                             std::vector<BoundOperandRecord> &bound) const {
     for (const OperandRecord &operand : part.operands.subspan(task.first_operand, task.num_operands)) {
         const RegionRecord &region = part.regions[operand.region];

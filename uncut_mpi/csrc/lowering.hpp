@@ -13,14 +13,6 @@
 
 namespace uncut {
 
-// Some tasks that follow one another, and the tables that they point into.
-struct TaskPart {
-    std::span<const TaskRecord> tasks;
-    std::span<const OperandRecord> operands;
-    std::span<const RegionRecord> regions;
-    std::span<const std::int32_t> awaits;
-};
-
 // What one rank issues, in order.
 struct RankOperations {
     std::vector<OperationRecord> operations;
@@ -37,7 +29,7 @@ class Lowerer {
 
     // Take the next tasks. What a task tells others is known when all that await it are: no later part may await a task
     // before `closed`, and the lists get the operations of these.
-    void take(const TaskPart &part, std::int64_t closed);
+    void take(const TaskTables &part, std::int64_t closed);
 
     RankOperations &list(std::size_t rank) { return ranks_.at(rank).list; }
     // By slot, the lane that writes each flag in a rank's memory.
@@ -79,10 +71,10 @@ class Lowerer {
         std::int32_t num_operands = 0;  // of operations in the list
     };
 
-    void take_task(const TaskPart &part, const TaskRecord &task);
+    void take_task(const TaskTables &part, const TaskRecord &task);
     void await_task(const Pending &waiting, Pending &awaited);
     void signal(Pending &task, std::int32_t rank, std::int32_t slot);
-    void bind_operands(const TaskPart &part, const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
+    void bind_operands(const TaskTables &part, const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
     void emit(std::int32_t number, const Pending &task, const Wait *first_wait);
     std::int32_t take_event(Rank &rank);
 

@@ -47,9 +47,8 @@ void bind_lowering(nb::module_ &m) {
             "take",
             [](Lowerer &self, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits,
                std::int64_t closed) {
-                const ArrayBytes task_bytes(tasks), operand_bytes(operands), region_bytes(regions), await_bytes(awaits);
-                const TaskPart part{task_bytes.records<TaskRecord>(), operand_bytes.records<OperandRecord>(),
-                                    region_bytes.records<RegionRecord>(), await_bytes.records<std::int32_t>()};
+                const TaskBytes held(tasks, operands, regions, awaits);
+                const TaskTables part = held.tables();
                 nb::gil_scoped_release unlocked;
                 self.take(part, closed);
             },

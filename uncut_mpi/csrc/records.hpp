@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace uncut {
 
@@ -118,6 +119,14 @@ struct BoundOperandRecord {
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
               sizeof(LaneRecord) == 16 && sizeof(LocationRecord) == 16 && sizeof(BufferRecord) == 40 &&
               sizeof(OperationRecord) == 28 && sizeof(BoundOperandRecord) == 40 && sizeof(PieceRecord) == 56);
+
+// Some tasks that follow one another, and the tables that they point into.
+struct TaskTables {
+    std::span<const TaskRecord> tasks;
+    std::span<const OperandRecord> operands;
+    std::span<const RegionRecord> regions;
+    std::span<const std::int32_t> awaits;  // tasks, by their place in the global order
+};
 
 // Rows of a panel's padding behind a region, which belong to nobody: a product may compute so many more. At most 255.
 inline std::uint8_t room_behind(const RegionRecord &region, const BufferRecord &buffer) {

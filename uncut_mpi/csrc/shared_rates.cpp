@@ -13,32 +13,19 @@ constexpr double near = 1 + 1e-12, rounding = 1e-10;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 }  // namespace
 
-void SimulatedMachine::prepare() {
-    const auto links = static_cast<std::int64_t>(bandwidth.size()), uses = static_cast<std::int64_t>(port_links.size());
-    const bool good = port_first.size() == port_capacity.size() + 1 && port_weights.size() == port_links.size() &&
-                      std::is_sorted(port_first.begin(), port_first.end()) && port_first.front() >= 0 &&
-                      port_first.back() <= uses &&
-                      std::all_of(port_links.begin(), port_links.end(), [&](auto at) { return at >= 0 && at < links; });
-    if (!good) throw std::invalid_argument("ports are of links that there are");
-    ports_of.assign(bandwidth.size(), {});
-    for (std::size_t p = 0; p < port_capacity.size(); ++p)
-        for (std::int64_t at = port_first[p]; at < port_first[p + 1]; ++at)
-            ports_of[static_cast<std::size_t>(port_links[at])].emplace_back(p, port_weights[at]);
-}
-
 SharedRates::SharedRates(const SimulatedMachine &machine)
     : m_(machine), links_(machine.bandwidth.size()), ports_(machine.port_capacity.size()) {
-    if (m_.ports_of.size() != links_.size()) throw std::invalid_argument("the machine is not prepared");
     for (std::size_t p = 0; p < ports_.size(); ++p)
         ports_[p].capacity = m_.port_capacity[p];
     num_ports_ = ports_.size();
+    auto use = m_.port_uses.begin();
     for (std::size_t link = 0; link < links_.size(); ++link) {
         links_[link].first_use = static_cast<std::uint32_t>(uses_.size());
-        links_[link].num_uses = static_cast<std::uint32_t>(m_.ports_of[link].size());
-        for (const auto &[port, weight] : m_.ports_of[link])
-            uses_.push_back({static_cast<std::uint32_t>(port), weight});
+        for (; use != m_.port_uses.end() && std::get<0>(*use) == link; ++use, ++links_[link].num_uses)
+            uses_.push_back({std::get<1>(*use), std::get<2>(*use)});
         uses_.push_back({0, 0});
     }
+    if (use != m_.port_uses.end()) throw std::invalid_argument("ports are of links that there are, link by link");
 }
 
 void SharedRates::clear() {
@@ -51,9 +38,8 @@ void SharedRates::clear() {
         ports_[p].was_full = ports_[p].gathered = false;
         ports_[p].present.clear();
     }
-    for (std::size_t link = 0; link < links_.size(); ++link) {
-        Link &of = links_[link];
-        of.num_uses = static_cast<std::uint32_t>(m_.ports_of[link].size());
+    for (Link &of : links_) {
+        if (of.own_port >= 0) --of.num_uses;
         of.lane = none_yet, of.own_port = -1, of.first_class = no_class;
     }
     classes_.clear();

@@ -149,12 +149,12 @@ void Simulator::State::count_waits() {
             const bool local = is_local(tasks_[awaited], tasks_[i]);
             issues_[i].own += local ? m_.event_s : m_.wait_s;
             issues_[i].waits = true;
-            if (!local) tasks_[i].before = m_.wait_lane;
+            if (!local) tasks_[i].before = m_.wait_lane_s;
             const std::uint64_t bit = std::uint64_t{1} << (local ? 0 : 1 + task.rank % 63);
             if (issues_[awaited].told & bit) continue;
             issues_[awaited].told |= bit;
             issues_[awaited].extra += local ? m_.event_s : m_.signal_s;
-            if (!local) tasks_[awaited].behind += m_.signal_lane;
+            if (!local) tasks_[awaited].behind += m_.signal_lane_s;
         }
     }
 }
@@ -253,7 +253,7 @@ void Simulator::State::move(std::int32_t task, double now) {
 
 double Simulator::State::local_latency(const Task &before, const Task &after) const {
     const int kernels = before.is_kernel + after.is_kernel;
-    return kernels == 0 ? m_.event_latency : kernels == 1 ? m_.engine_latency : m_.kernel_latency;
+    return kernels == 0 ? m_.event_latency_s : kernels == 1 ? m_.engine_latency_s : m_.kernel_latency_s;
 }
 
 void Simulator::State::end(std::int32_t task, double now) {
@@ -265,7 +265,7 @@ void Simulator::State::end(std::int32_t task, double now) {
     for (std::int32_t at = of.first_after; at < last; ++at) {
         const std::int32_t waiter = after_[at];
         const Task &other = tasks_[waiter];
-        satisfy(waiter, now + (is_local(of, other) ? local_latency(of, other) : m_.flag_latency));
+        satisfy(waiter, now + (is_local(of, other) ? local_latency(of, other) : m_.flag_latency_s));
     }
 }
 

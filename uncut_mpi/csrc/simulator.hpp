@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -17,12 +18,9 @@ namespace uncut {
 // A link is source * num_ends + destination, by the ends of lanes. Bytes and seconds throughout.
 struct SimulatedMachine {
     int num_ranks = 0, num_ends = 0;
-    std::vector<double> bandwidth, latency;  // per link
-    std::vector<double> port_capacity;       // bytes per second
-    std::vector<std::int64_t> port_first;    // ports + 1 indices into the next two
-    std::vector<std::int64_t> port_links;
-    std::vector<double> port_weights;
-    std::vector<std::vector<std::pair<std::size_t, double>>> ports_of;  // (port, weight) per link: by `prepare`
+    std::vector<double> bandwidth, latency;                                 // per link
+    std::vector<double> port_capacity;                                      // bytes per second
+    std::vector<std::tuple<std::size_t, std::uint32_t, double>> port_uses;  // link, port, weight; by link
 
     std::vector<double> gemm_rate;                        // flop/s [dtype * num_ranks + rank], 0 where unknown
     std::vector<ProductCost> products;                    // per dtype
@@ -38,24 +36,16 @@ struct SimulatedMachine {
     bool on_disk = false;             // whether what is in host memory stands for what is in files
     double host_transposed_rate = 0;  // elements per second that it transposes
     double transposing_share = 1;     // of a COMBINE's rate, at which a device transposes
-    double combine_start = 0;
-    double copy_s = 0, gemm_s = 0, combine_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
-    double event_latency = 0, engine_latency = 0, kernel_latency = 0, flag_latency = 0;
     double rest_gain = 1;  // of the time that a device rests: what it takes off `ProductCost::sustained`
-    double wait_lane = 0, signal_lane = 0;  // time of a lane for its waits for flags, and for each signal
-    double call_s = 0;                      // before anything is issued
-    int issuing_threads = 0;                // 0: one per rank
-    bool serial_copies = false;             // a device serves its copies one way one after another
-
-    // Once, when all else is set.
-    void prepare();
+    // IssueCosts of model/costs.py.
+    double copy_s = 0, gemm_s = 0, combine_s = 0, combine_start_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
+    double event_latency_s = 0, engine_latency_s = 0, kernel_latency_s = 0, flag_latency_s = 0;
+    double wait_lane_s = 0, signal_lane_s = 0, call_s = 0;
+    int issuing_threads = 0;     // 0: one per rank
+    bool serial_copies = false;  // a device serves its copies one way one after another
 };
 
-struct SimulatedTables {
-    std::span<const TaskRecord> tasks;
-    std::span<const OperandRecord> operands;
-    std::span<const RegionRecord> regions;
-    std::span<const std::int32_t> awaits;
+struct SimulatedTables : TaskTables {
     std::span<const BufferRecord> buffers;
     std::span<const LaneRecord> lanes;
     const Locations *locations = nullptr;

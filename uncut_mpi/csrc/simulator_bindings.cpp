@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
@@ -23,26 +24,18 @@ class HeldTables {
   public:
     HeldTables(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
                nb::handle lanes, nb::handle locations)
-        : tasks_(tasks),
-          operands_(operands),
-          regions_(regions),
-          awaits_(awaits),
+        : tasks_(tasks, operands, regions, awaits),
           buffers_(buffers),
           lanes_(lanes),
           locations_(ArrayBytes(locations).records<LocationRecord>()) {}
 
     SimulatedTables view() const {
-        return {tasks_.records<TaskRecord>(),
-                operands_.records<OperandRecord>(),
-                regions_.records<RegionRecord>(),
-                awaits_.records<std::int32_t>(),
-                buffers_.records<BufferRecord>(),
-                lanes_.records<LaneRecord>(),
-                &locations_};
+        return {tasks_.tables(), buffers_.records<BufferRecord>(), lanes_.records<LaneRecord>(), &locations_};
     }
 
   private:
-    ArrayBytes tasks_, operands_, regions_, awaits_, buffers_, lanes_;
+    TaskBytes tasks_;
+    ArrayBytes buffers_, lanes_;
     Locations locations_;
 };
 
@@ -140,13 +133,13 @@ void bind_simulator(nb::module_ &m) {
     m.def("row_share", &row_share);
     nb::class_<SimulatedMachine> machine(m, "SimulatedMachine",
                                          "A machine as the simulator takes it; bytes and seconds.");
-    machine.def(nb::init<>()).def("prepare", &SimulatedMachine::prepare);
-    FOR_EACH(FIELD, SimulatedMachine, num_ranks, num_ends, bandwidth, latency, port_capacity, port_first, port_links,
-             port_weights, gemm_rate, products, multiprocessors, combine_rate, half_combine_rate, combine_start,
-             rest_gain, row_device, row_local, row_in, row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s,
-             event_latency, engine_latency, kernel_latency, flag_latency, wait_lane, signal_lane, host_copy_rate,
-             file_read_rate, file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s,
-             issuing_threads, serial_copies)
+    machine.def(nb::init<>());
+    FOR_EACH(FIELD, SimulatedMachine, num_ranks, num_ends, bandwidth, latency, port_capacity, port_uses, gemm_rate,
+             products, multiprocessors, combine_rate, half_combine_rate, combine_start_s, rest_gain, row_device, row_local, row_in,
+             row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s, event_latency_s, engine_latency_s,
+             kernel_latency_s, flag_latency_s, wait_lane_s, signal_lane_s, host_copy_rate, file_read_rate,
+             file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s, issuing_threads,
+             serial_copies)
     nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a checked schedule.")
         .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")

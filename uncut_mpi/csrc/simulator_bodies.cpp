@@ -78,7 +78,7 @@ void Simulator::State::pack_copies() {
             first.is_kernel = true;
             first.body = {};
             const double seconds = 2 * static_cast<double>(pack.bytes) / m_.combine_rate[first.rank];
-            first.body.amount = m_.combine_start + seconds;
+            first.body.amount = m_.combine_start_s + seconds;
         }
         pack.end();
     };
@@ -297,7 +297,7 @@ Simulator::State::Body Simulator::State::transposing_body(const TaskRecord &task
     const RegionRecord &to = t_.regions[operand(task, 0).region];
     const auto bytes = static_cast<double>(to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype));
     Body body;
-    if (bytes > 0) body.amount = m_.combine_start + 2 * bytes / (m_.transposing_share * m_.combine_rate[task.rank]);
+    if (bytes > 0) body.amount = m_.combine_start_s + 2 * bytes / (m_.transposing_share * m_.combine_rate[task.rank]);
     return body;
 }
 
@@ -310,7 +310,7 @@ Simulator::State::Body Simulator::State::combine_body(const TaskRecord &task) co
     Body body;
     const int dtype = t_.buffers[t_.regions[operand(task, 0).region].buffer].dtype;
     body.amount = bytes / (sums_wider(dtype) ? m_.half_combine_rate : m_.combine_rate)[task.rank];
-    if (bytes > 0) body.amount += m_.combine_start;
+    if (bytes > 0) body.amount += m_.combine_start_s;
     return body;
 }
 

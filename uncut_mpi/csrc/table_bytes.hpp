@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "records.hpp"
+
 namespace uncut {
 
 template <typename Element, typename Record>
@@ -55,6 +57,21 @@ class ArrayBytes {
 
   private:
     Py_buffer view_{};
+};
+
+// Arrays of tasks and of the tables that they point into.
+class TaskBytes {
+  public:
+    TaskBytes(nanobind::handle tasks, nanobind::handle operands, nanobind::handle regions, nanobind::handle awaits)
+        : tasks_(tasks), operands_(operands), regions_(regions), awaits_(awaits) {}
+
+    TaskTables tables() const {
+        return {tasks_.records<TaskRecord>(), operands_.records<OperandRecord>(), regions_.records<RegionRecord>(),
+                awaits_.records<std::int32_t>()};
+    }
+
+  private:
+    ArrayBytes tasks_, operands_, regions_, awaits_;
 };
 
 }  // namespace uncut

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -286,13 +287,12 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.bandwidth = (np.maximum(machine.bandwidth_gb_per_s, 1e-6) * 1e9).ravel().tolist()
     native.latency = machine.latency_s.ravel().tolist()
     native.port_capacity = [port.expected_gb_per_s * 1e9 for port in machine.ports]
-    native.port_first = (
-        np.concatenate(([0], np.cumsum([len(port.links) for port in machine.ports]))).astype(int).tolist()
-    )
-    native.port_links = [
-        source * native.num_ends + destination for port in machine.ports for source, destination in port.links
+    uses = [
+        (source * native.num_ends + destination, number, weight)
+        for number, port in enumerate(machine.ports)
+        for (source, destination), weight in zip(port.links, port.weights, strict=True)
     ]
-    native.port_weights = [weight for port in machine.ports for weight in port.weights]
+    native.port_uses = sorted(uses, key=operator.itemgetter(0))
 
     rates = [
         machine.typical_gemm_rate(dtype) if machine.has_gemm_rate(dtype) else np.zeros(machine.num_ranks)
@@ -318,12 +318,6 @@ def _native_machine(machine: Machine, issuing_threads: int) -> _native.Simulated
     native.on_disk = machine.on_disk
     native.host_transposed_rate, native.transposing_share = HOST_TRANSPOSED_PER_S, TRANSPOSING_SHARE
     native.rest_gain = REST_GAIN
-    costs = machine.costs
-    native.copy_s, native.gemm_s, native.combine_s = costs.copy_s, costs.gemm_s, costs.combine_s
-    native.combine_start = costs.combine_start_s
-    native.wait_s, native.signal_s, native.event_s = costs.wait_s, costs.signal_s, costs.event_s
-    native.event_latency, native.flag_latency = costs.event_latency_s, costs.flag_latency_s
-    native.engine_latency, native.kernel_latency = costs.engine_latency_s, costs.kernel_latency_s
-    native.wait_lane, native.signal_lane, native.call_s = costs.wait_lane_s, costs.signal_lane_s, costs.call_s
-    native.prepare()
+    for name, seconds in dataclasses.asdict(machine.costs).items():
+        setattr(native, name, seconds)
     return native
