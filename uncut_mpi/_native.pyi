@@ -271,28 +271,22 @@ def contract() -> dict[str, Any]:
 
 # -- lowering ----------------------------------------------------------------------------------
 
-class Lowerer:
-    """Makes operation lists of a schedule's tasks, taken part by part; tables as in planning/schedule.py."""
+def lower(
+    tasks: np.ndarray,
+    operands: np.ndarray,
+    regions: np.ndarray,
+    awaits: np.ndarray,
+    lanes: np.ndarray,
+    buffers: np.ndarray,
+    num_ranks: int,
+    rank: int,
+) -> tuple[list[tuple[np.ndarray, np.ndarray, int, np.ndarray]], np.ndarray, int]:
+    """
+    Return lists of operations, waits and the span; with `rank` below 0 lists of all ranks are made, else others empty.
 
-    def __init__(self, lanes: np.ndarray, buffers: np.ndarray, num_ranks: int, rank: int) -> None:
-        """With `rank` below 0 lists of all ranks are made."""
-
-    def take(
-        self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, closed: int
-    ) -> None:
-        """Take the next tasks; no later part may await one before `closed`. ValueError if one does."""
-
-    def list(self, rank: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return (operations, bound operands, number of events), two of uint8, and forget the tables."""
-
-    def flag_lanes(self, rank: int) -> np.ndarray:
-        """Return the lane that writes each flag in a rank's memory (int32)."""
-
-    def waits(self) -> np.ndarray:
-        """Return the waiting and the awaited task of every wait, in turns (int32), and forget them."""
-
-    @property
-    def span(self) -> int: ...
+    A list has operations and bound operands (uint8), the number of events, and the lane that writes each flag in its
+    rank's memory (int32), made of all ranks. Waits are the waiting and the awaited task of each, in turns (int32).
+    """
 
 def prove_lists(
     tasks: np.ndarray, awaits: np.ndarray, lanes: np.ndarray, lists: list[tuple[np.ndarray, np.ndarray, int]], span: int
@@ -317,9 +311,8 @@ class Follower:
     """
     What memory holds while tasks run, derived from them alone, and whether each task is ordered after what it needs.
 
-    It is given ranges of tasks in the global order; how they are cut changes nothing. It keeps about 250 bytes for each
-    rectangle of memory with a writer or content of its own, a clock of 4 bytes per lane for each lane and for each task
-    that a later one still awaits, and 12 bytes for every task from the first such one on.
+    It keeps about 250 bytes for each rectangle of memory with a writer or content of its own, 12 for every task, and a
+    clock of 4 bytes per lane for each lane and for each task that a later one still awaits.
 
     Parameters
     ----------
@@ -375,22 +368,15 @@ class Follower:
     def take_held(self) -> np.ndarray:
         """Return what was kept since the last time, as the bytes of `planning.verify.HELD_DTYPE`."""
 
-    def follow(
-        self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, uses: np.ndarray
-    ) -> None:
-        """
-        Follow the next tasks, which point into the other tables; awaits name tasks by their place in the global order.
-
-        `uses` (int32) has for each of the tasks how many awaits of later ones name it. ValueError if a table points
-        outside of another.
-        """
+    def follow(self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray) -> None:
+        """Follow all tasks, once. ValueError if a table points outside of another."""
 
     def finish(self) -> None:
         """Check that all that was expected is there, and that all of the caller's C was spoken of."""
 
     @property
     def reads(self) -> int:
-        """Operands read so far."""
+        """Operands read."""
 
     @property
     def writes(self) -> int:

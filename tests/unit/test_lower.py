@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
 
-import numpy as np
 import pytest
 
 from tests.helpers import oracle
@@ -16,7 +14,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.lower import Code, Lowerer, OperationList, lower
+from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 
@@ -263,41 +261,6 @@ def test_random_awaits_are_kept_with_no_wait_that_an_earlier_one_of_its_lane_imp
             pair = (int(lane[waiter]), int(lane[awaited]))
             assert reach.get(pair, -1) < awaited, f"seed {seed}: task {waiter} waits for {awaited} without need"
             reach[pair] = awaited
-
-
-@pytest.mark.parametrize("first_seed", range(0, 40, 20))
-def test_lists_do_not_depend_on_how_the_schedule_was_cut(first_seed: int) -> None:
-    for seed in range(first_seed, first_seed + 20):
-        rng = random.Random(seed)
-        schedule = random_case(rng)
-        count = len(schedule.tasks)
-        awaited = [min(schedule.awaited(task).tolist(), default=count) for task in range(count)]
-        cuts = sorted(rng.choices(range(count + 1), k=rng.randrange(8)))
-        rank = rng.choice([None, rng.randrange(schedule.num_ranks)])
-        lowerer = Lowerer(schedule, rank)
-        for start, stop in itertools.pairwise([0, *cuts, count]):
-            # As late or as early as it may be said.
-            closed = min([stop, *awaited[stop:]])
-            lowerer.take(schedule.tasks[start:stop], closed if stop == count else rng.choice([closed, 0]))
-        cut, whole = lowerer.lowering(), lower(schedule)
-        assert np.array_equal(cut.waits, whole.waits)
-        assert np.array_equal(cut.num_flags, whole.num_flags)
-        assert sorted(cut.lists) == ([rank] if rank is not None else sorted(whole.lists))
-        for number, mine in cut.lists.items():
-            other = whole.rank_list(number)
-            for name in ("operations", "operands", "lanes", "flag_lanes"):
-                assert np.array_equal(getattr(mine, name), getattr(other, name)), (seed, name)
-            assert (mine.num_events, mine.span) == (other.num_events, other.span)
-
-
-def test_a_task_that_was_said_to_be_closed_is_not_awaited_later() -> None:
-    sketch = Sketch()
-    sketch.copy(1, 0, sketch.copy(0, 0))
-    schedule = sketch.schedule()
-    lowerer = Lowerer(schedule)
-    lowerer.take(schedule.tasks[:1], 1)
-    with pytest.raises(ValueError, match="task 1 awaits task 0, which is closed"):
-        lowerer.take(schedule.tasks[1:], 2)
 
 
 def test_the_proof_refuses_a_flag_of_two_lanes_also_if_they_are_described_alike() -> None:

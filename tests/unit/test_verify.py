@@ -1069,8 +1069,7 @@ def test_a_lane_of_the_host_copies_within_host_memory_and_no_other_does(
 
 
 def follow(schedule: Schedule) -> None:
-    uses = np.bincount(schedule.awaits, minlength=len(schedule.tasks)).astype(np.int32)
-    follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
+    follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
 
 
 def test_operations_on_another_rank_s_tasks_are_refused() -> None:

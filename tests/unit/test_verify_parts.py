@@ -197,8 +197,7 @@ def test_several_pieces_may_say_what_a_buffer_has_the_other_way_round() -> None:
         half[along][1] = half[of_matrix][1] = half[extent][0] = 2
         half[extent][1] -= 2
     follower = follower_of(dataclasses.replace(schedule, pieces=np.concatenate((halves[0], b, halves[1]))))
-    uses = np.bincount(schedule.awaits, minlength=len(schedule.tasks)).astype(np.int32)
-    follower.follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
+    follower.follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
     follower.finish()
 
 
@@ -247,6 +246,5 @@ def test_a_device_transposes_its_own_memory_alone(places: tuple[str, str]) -> No
     )  # fmt: skip
     builder.task(Kind.COPY, builder.copy_lane(0, 0, 0), to, [(of, Factor.ONE, Op.T)])
     schedule = builder.build(scheduler="hand", grid=(1, 1), tile=0)
-    uses = np.zeros(1, np.int32)
     with pytest.raises(_native.RuleBroken, match="operands of a COPY that transposes lie in the issuing rank's device"):
-        follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
+        follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)

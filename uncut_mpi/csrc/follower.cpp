@@ -82,13 +82,22 @@ void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &cont
 
 // -- following -------------------------------------------------------------------------------
 
-void Follower::follow(const TaskTables &tables, std::span<const std::int32_t> uses) {
-    if (uses.size() != tables.tasks.size()) throw std::invalid_argument("not every task has its uses");
+void Follower::follow(const TaskTables &tables) {
+    const auto awaits_of = [&](const TaskRecord &task) {
+        return part_of(tables.awaits, task.first_await, task.num_awaits);
+    };
+    std::vector<std::int32_t> uses(tables.tasks.size(), 0);  // how many awaits name each task
+    for (std::size_t i = 0; i < tables.tasks.size(); ++i)
+        for (const std::int32_t awaited : awaits_of(tables.tasks[i])) {
+            if (awaited < 0 || static_cast<std::size_t>(awaited) >= i)
+                throw std::invalid_argument("a task awaits one that is not earlier");
+            ++uses[awaited];
+        }
     for (std::size_t i = 0; i < tables.tasks.size(); ++i) {
         const TaskRecord &task = tables.tasks[i];
         if (task.lane < 0 || static_cast<std::size_t>(task.lane) >= lanes_.size())
             throw std::invalid_argument("a task's lane does not exist");
-        clocks_.advance(task.lane, part_of(tables.awaits, task.first_await, task.num_awaits), uses[i]);
+        clocks_.advance(task.lane, awaits_of(task), uses[i]);
         take_operands(tables, task);
         try {
             if (task.kind == join_task) {

@@ -1,8 +1,7 @@
 // Follows the tasks of a schedule and derives what every rectangle of memory holds: the core of planning/verify.py.
 //
-// It starts from what the caller's matrices hold and is given ranges of tasks in the global order, however they are
-// cut. Every read must be of what it should be and come after whatever wrote it; every write must come after whatever
-// wrote or read there before.
+// It starts from what the caller's matrices hold. Every read must be of what it should be and come after whatever wrote
+// it; every write must come after whatever wrote or read there before.
 #pragma once
 
 #include <array>
@@ -52,8 +51,8 @@ class Follower {
     // caller's C.
     void keep_held() { keeps_held_ = true; }
     std::vector<HeldRecord> take_held() { return std::exchange(held_, {}); }
-    // With `uses`: for each of the tasks how many awaits of later ones name it.
-    void follow(const TaskTables &tables, std::span<const std::int32_t> uses);
+    // All tasks, once.
+    void follow(const TaskTables &tables);
     // Checks what was expected.
     void finish();
 

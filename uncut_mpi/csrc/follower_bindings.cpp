@@ -38,14 +38,11 @@ void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Ra
     follower.expect(buffer, {rows.first, cols.first, rows.second, cols.second}, content);
 }
 
-void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits,
-            nb::handle uses) {
+void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits) {
     const TaskBytes held(tasks, operands, regions, awaits);
-    const ArrayBytes use_bytes(uses);
     const TaskTables tables = held.tables();
-    const auto counts = use_bytes.records<std::int32_t>();
     nb::gil_scoped_release unlocked;
-    follower.follow(tables, counts);
+    follower.follow(tables);
 }
 
 }  // namespace
@@ -64,7 +61,7 @@ void bind_follower(nb::module_ &m) {
         .def("expect", &expect)
         .def("keep_held", &Follower::keep_held)
         .def("take_held", [](Follower &self) { return as_bytes(self.take_held()); })
-        .def("follow", &follow)
+        .def("follow", &follow, nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"), nb::arg("awaits"))
         .def("finish", &Follower::finish, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("reads", &Follower::reads)
         .def_prop_ro("writes", &Follower::writes);

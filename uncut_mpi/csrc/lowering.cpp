@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <stdexcept>
 
 namespace uncut {
 namespace {
@@ -11,24 +10,11 @@ std::uint64_t key_of(std::int32_t first, std::int32_t second) {
     return static_cast<std::uint64_t>(first) << 32 | static_cast<std::uint32_t>(second);
 }
 
-// A place in a pool: one that is free, or a new one.
-template <typename Element>
-std::int32_t put(std::vector<Element> &pool, std::vector<std::int32_t> &unused, const Element &element) {
-    if (unused.empty()) {
-        pool.push_back(element);
-        return static_cast<std::int32_t>(pool.size() - 1);
-    }
-    const std::int32_t at = unused.back();
-    unused.pop_back();
-    pool[at] = element;
-    return at;
-}
-
 }  // namespace
 
 Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord> buffers, std::size_t num_ranks,
                  std::int32_t rank)
-    : buffers_(buffers.begin(), buffers.end()), ranks_(num_ranks) {
+    : buffers_(buffers), ranks_(num_ranks) {
     for (std::size_t r = 0; r < num_ranks; ++r)
         ranks_[r].wanted = rank < 0 || static_cast<std::size_t>(rank) == r;
     std::vector<std::int32_t> count(num_ranks, 0);
@@ -36,35 +22,29 @@ Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord
         lanes_.push_back({lane.rank, count.at(lane.rank)++, lane.kind == host_lane});
 }
 
-void Lowerer::take(const TaskTables &part, std::int64_t closed) {
-    for (const TaskRecord &task : part.tasks)
-        take_task(part, task);
-    for (; listed_ < pending_.size() && first_ + static_cast<std::int64_t>(listed_) < closed; ++listed_) {
-        const Pending &task = pending_[listed_];
-        emit(static_cast<std::int32_t>(first_ + listed_), task, waits_.data() + listed_waits_);
-        listed_waits_ += task.num_waits;
+void Lowerer::run(const TaskTables &tables) {
+    tasks_.reserve(tables.tasks.size());
+    for (const TaskRecord &task : tables.tasks)
+        take_task(tables, task);
+    // What a task tells others is known when all that await it are.
+    const Wait *waits_of_task = waits_.data();
+    for (std::size_t number = 0; number < tasks_.size(); ++number) {
+        emit(static_cast<std::int32_t>(number), tasks_[number], waits_of_task);
+        waits_of_task += tasks_[number].num_waits;
     }
-    if (2 * listed_ <= pending_.size()) return;  // so that on the whole each task is moved once
-    pending_.erase(pending_.begin(), pending_.begin() + listed_);
-    waits_.erase(waits_.begin(), waits_.begin() + listed_waits_);
-    first_ += listed_;
-    listed_ = listed_waits_ = 0;
 }
 
-void Lowerer::take_task(const TaskTables &part, const TaskRecord &task) {
+void Lowerer::take_task(const TaskTables &tables, const TaskRecord &task) {
     Lane &lane = lanes_.at(task.lane);
-    const auto number = static_cast<std::int32_t>(first_ + pending_.size());
-    Pending waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
+    const auto number = static_cast<std::int32_t>(tasks_.size());
+    Task waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
     // Of the awaited tasks on one lane the furthest is looked at first, which implies the others.
-    const auto awaits = part.awaits.subspan(task.first_await, task.num_awaits);
+    const auto awaits = tables.awaits.subspan(task.first_await, task.num_awaits);
     awaited_.assign(awaits.begin(), awaits.end());
     std::sort(awaited_.begin(), awaited_.end(), std::greater<>());
     std::size_t kept = 0;
     for (const std::int32_t awaited : awaited_) {
-        if (awaited < first_ + static_cast<std::int64_t>(listed_) || awaited >= number)
-            throw std::invalid_argument("task " + std::to_string(number) + " awaits task " + std::to_string(awaited) +
-                                        ", which is closed or not earlier");
-        const Pending &producer = pending_[awaited - first_];
+        const Task &producer = tasks_.at(awaited);
         if (producer.lane == task.lane) continue;
         std::int32_t &reached = furthest_[key_of(task.lane, producer.lane)];
         if (producer.sequence <= reached) continue;
@@ -75,18 +55,18 @@ void Lowerer::take_task(const TaskTables &part, const TaskRecord &task) {
     std::reverse(awaited_.begin(), awaited_.end());
     for (const bool local : {true, false})  // events, then flags
         for (const std::int32_t awaited : awaited_) {
-            Pending &producer = pending_[awaited - first_];
+            Task &producer = tasks_[awaited];
             if ((lanes_[producer.lane].rank == lane.rank) != local) continue;
             waits.emplace_back(number, awaited);
             ++waiting.num_waits;
             await_task(waiting, producer);
         }
     Rank &rank = ranks_[lane.rank];
-    if (rank.wanted) bind_operands(part, task, rank.list.operands);
-    pending_.push_back(waiting);
+    if (rank.wanted) bind_operands(tables, task, rank.list.operands);
+    tasks_.push_back(waiting);
 }
 
-void Lowerer::await_task(const Pending &waiting, Pending &awaited) {
+void Lowerer::await_task(const Task &waiting, Task &awaited) {
     const Lane &producer = lanes_[awaited.lane];
     const std::int32_t rank = lanes_[waiting.lane].rank;
     if (producer.of_host || lanes_[waiting.lane].of_host) {
@@ -96,7 +76,10 @@ void Lowerer::await_task(const Pending &waiting, Pending &awaited) {
         return;
     }
     if (producer.rank == rank) {
-        if (awaited.event < 0) awaited.event = put(events_, unused_events_, {-1, 0});
+        if (awaited.event < 0) {
+            awaited.event = static_cast<std::int32_t>(events_.size());
+            events_.push_back({-1, 0});
+        }
         ++events_[awaited.event].waits;
         waits_.push_back({code_wait_event, 0, awaited.event, awaited.sequence, producer.number});
         return;
@@ -109,20 +92,21 @@ void Lowerer::await_task(const Pending &waiting, Pending &awaited) {
 }
 
 // Let a task signal to a rank, once.
-void Lowerer::signal(Pending &task, std::int32_t rank, std::int32_t slot) {
+void Lowerer::signal(Task &task, std::int32_t rank, std::int32_t slot) {
     for (std::int32_t at = task.first_signal; at >= 0; at = signals_[at].next)
         if (signals_[at].rank == rank) return;
-    const std::int32_t made = put(signals_, unused_signals_, {rank, slot, -1});
+    const auto made = static_cast<std::int32_t>(signals_.size());
+    signals_.push_back({rank, slot, -1});
     (task.first_signal < 0 ? task.first_signal : signals_[task.last_signal].next) = made;
     task.last_signal = made;
     span_ = std::max(span_, task.sequence);
 }
 
-void Lowerer::bind_operands(const TaskTables &part, const TaskRecord &task,
+void Lowerer::bind_operands(const TaskTables &tables, const TaskRecord &task,
                             std::vector<BoundOperandRecord> &bound) const {
-    for (const OperandRecord &operand : part.operands.subspan(task.first_operand, task.num_operands)) {
-        const RegionRecord &region = part.regions[operand.region];
-        const BufferRecord &buffer = buffers_.at(region.buffer);
+    for (const OperandRecord &operand : tables.operands.subspan(task.first_operand, task.num_operands)) {
+        const RegionRecord &region = tables.regions[operand.region];
+        const BufferRecord &buffer = buffers_[region.buffer];
         BoundOperandRecord &made = bound.emplace_back();
         made.buffer = region.buffer;
         made.dtype = buffer.dtype;
@@ -137,7 +121,7 @@ void Lowerer::bind_operands(const TaskTables &part, const TaskRecord &task,
 }
 
 // Write the waits, the body and what tells others of a task (premise P3).
-void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_wait) {
+void Lowerer::emit(std::int32_t number, const Task &task, const Wait *first_wait) {
     const Lane &lane = lanes_[task.lane];
     Rank &rank = ranks_[lane.rank];
     std::vector<OperationRecord> &operations = rank.list.operations;
@@ -153,10 +137,7 @@ void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_w
         if (wait->code == code_wait_event) {
             Event &event = events_[wait->slot];
             operation.slot = event.slot;
-            if (--event.waits == 0) {
-                rank.free_events.push_back(event.slot);
-                unused_events_.push_back(wait->slot);
-            }
+            if (--event.waits == 0) rank.free_events.push_back(event.slot);
         }
         if (rank.wanted) operations.push_back(operation);
     }
@@ -188,7 +169,6 @@ void Lowerer::emit(std::int32_t number, const Pending &task, const Wait *first_w
         operation.slot = signals_[at].slot;
         operation.peer = signals_[at].rank;
         if (rank.wanted) operations.push_back(operation);
-        unused_signals_.push_back(at);
     }
 }
 

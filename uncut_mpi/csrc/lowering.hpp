@@ -1,5 +1,4 @@
-// Lowering: the tasks of a schedule, taken part by part in the global order, become the operation lists of its ranks;
-// planning/lower.py says by which rules.
+// Lowering: the tasks of a schedule become the operation lists of its ranks; planning/lower.py says by which rules.
 #pragma once
 
 #include <cstddef>
@@ -20,16 +19,14 @@ struct RankOperations {
     std::int32_t num_events = 0;
 };
 
-// What it holds between parts is bounded by lanes that await each other, events in use and tasks that are not closed.
 class Lowerer {
   public:
     // With `rank` below 0 lists of all ranks are made.
     Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord> buffers, std::size_t num_ranks,
             std::int32_t rank);
 
-    // Take the next tasks. What a task tells others is known when all that await it are: no later part may await a task
-    // before `closed`, and the lists get the operations of these.
-    void take(const TaskTables &part, std::int64_t closed);
+    // Lower all tasks, once.
+    void run(const TaskTables &tables);
 
     RankOperations &list(std::size_t rank) { return ranks_.at(rank).list; }
     // By slot, the lane that writes each flag in a rank's memory.
@@ -51,7 +48,7 @@ class Lowerer {
     struct Event {
         std::int32_t slot, waits;  // waits that are not in a list yet
     };
-    struct Pending {
+    struct Task {
         std::int32_t lane, sequence;
         std::uint8_t kind;
         std::uint16_t num_operands;
@@ -71,27 +68,24 @@ class Lowerer {
         std::int32_t num_operands = 0;  // of operations in the list
     };
 
-    void take_task(const TaskTables &part, const TaskRecord &task);
-    void await_task(const Pending &waiting, Pending &awaited);
-    void signal(Pending &task, std::int32_t rank, std::int32_t slot);
-    void bind_operands(const TaskTables &part, const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
-    void emit(std::int32_t number, const Pending &task, const Wait *first_wait);
+    void take_task(const TaskTables &tables, const TaskRecord &task);
+    void await_task(const Task &waiting, Task &awaited);
+    void signal(Task &task, std::int32_t rank, std::int32_t slot);
+    void bind_operands(const TaskTables &tables, const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
+    void emit(std::int32_t number, const Task &task, const Wait *first_wait);
     std::int32_t take_event(Rank &rank);
 
     std::vector<Lane> lanes_;
-    std::vector<BufferRecord> buffers_;
+    std::span<const BufferRecord> buffers_;
     std::vector<Rank> ranks_;
     std::unordered_map<std::uint64_t, std::int32_t> furthest_;  // (waiting lane, awaited lane): sequence waited for
     std::unordered_map<std::uint64_t, std::int32_t> flags_;     // (producing lane, waiting rank): slot
     std::int32_t span_ = 1;
-    // Tasks taken that are in no list yet, from number first_ on, after some that are in one; and their waits.
-    std::vector<Pending> pending_;
+    std::vector<Task> tasks_;  // all tasks, and their waits
     std::vector<Wait> waits_;
-    std::size_t listed_ = 0, listed_waits_ = 0;
-    std::int64_t first_ = 0;
     std::vector<Event> events_;
     std::vector<Signal> signals_;
-    std::vector<std::int32_t> unused_events_, unused_signals_, awaited_;
+    std::vector<std::int32_t> awaited_;
 };
 
 }  // namespace uncut

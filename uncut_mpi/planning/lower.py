@@ -153,74 +153,6 @@ class Lowering:
         return self.lists[rank]
 
 
-class Lowerer:
-    """
-    Lowers the tasks of a schedule part by part.
-
-    What it holds from one part to the next is bounded. That is how far lanes have waited for each other, which events
-    are in use, the lengths of lanes, and the tasks that later parts may await. How a schedule is cut changes nothing.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Whose lanes and buffers the tasks use.
-    rank : int, optional
-        Make the list of this rank alone.
-    """
-
-    def __init__(self, schedule: Schedule, rank: int | None = None) -> None:
-        self._schedule = schedule
-        self._ranks = range(schedule.num_ranks) if rank is None else (rank,)
-        self._native = _native.Lowerer(
-            schedule.lanes, schedule.buffers, schedule.num_ranks, -1 if rank is None else rank
-        )
-
-    def take(self, tasks: np.ndarray, closed: int) -> None:
-        """
-        Take the next tasks of the global order.
-
-        Parameters
-        ----------
-        tasks : ndarray of TASK_DTYPE
-            Rows of the schedule's table.
-        closed : int
-            No task after these awaits one before this one: that is when it is known what a task has to tell others.
-        """
-        of = self._schedule
-        self._native.take(tasks, of.operands, of.regions, of.awaits, closed)
-
-    def lowering(self) -> Lowering:
-        """Return what has been lowered, once, when all tasks are closed."""
-        schedule, native = self._schedule, self._native
-        span = native.span
-        flag_lanes = [native.flag_lanes(rank) for rank in range(schedule.num_ranks)]
-        lists: dict[int, OperationList] = {}
-        for rank in self._ranks:
-            operations, operands, num_events = native.list(rank)
-            tables = (
-                operations.view(OPERATION_DTYPE),
-                operands.view(BOUND_OPERAND_DTYPE),
-                schedule.lanes[schedule.lanes["rank"] == rank],
-                schedule.lanes[flag_lanes[rank]],
-            )
-            for table in tables:
-                table.flags.writeable = False
-            lists[rank] = OperationList(
-                rank=rank,
-                num_ranks=schedule.num_ranks,
-                operations=tables[0],
-                operands=tables[1],
-                lanes=tables[2],
-                buffers=schedule.buffers,
-                locations=schedule.locations,
-                num_events=num_events,
-                flag_lanes=tables[3],
-                span=span,
-            )
-        counts = np.array([len(lanes) for lanes in flag_lanes], np.int64)
-        return Lowering(lists, native.waits().reshape(-1, 2), counts, span)
-
-
 def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
     """
     Derive every event and flag that the awaits of `schedule` need, and the operation lists.
@@ -234,6 +166,26 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
     rank : int, optional
         Make the list of this rank alone.
     """
-    lowerer = Lowerer(schedule, rank)
-    lowerer.take(schedule.tasks, len(schedule.tasks))
-    return lowerer.lowering()
+    tables = (schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, schedule.lanes, schedule.buffers)
+    made, waits, span = _native.lower(*tables, schedule.num_ranks, -1 if rank is None else rank)
+    lists: dict[int, OperationList] = {}
+    for number in range(schedule.num_ranks) if rank is None else (rank,):
+        operations, operands, num_events, flag_lanes = made[number]
+        own = {
+            "operations": operations.view(OPERATION_DTYPE),
+            "operands": operands.view(BOUND_OPERAND_DTYPE),
+            "lanes": schedule.lanes[schedule.lanes["rank"] == number],
+            "flag_lanes": schedule.lanes[flag_lanes],
+        }
+        for table in own.values():
+            table.flags.writeable = False
+        lists[number] = OperationList(
+            rank=number,
+            num_ranks=schedule.num_ranks,
+            buffers=schedule.buffers,
+            locations=schedule.locations,
+            num_events=num_events,
+            span=span,
+            **own,
+        )
+    return Lowering(lists, waits.reshape(-1, 2), np.array([len(one[3]) for one in made], np.int64), span)

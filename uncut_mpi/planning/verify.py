@@ -22,7 +22,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.locations import location_at
 from uncut_mpi.planning.lower import Lowering
-from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule, expand_ranges
+from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 from uncut_mpi.planning.verify_memory import verify_memory
 from uncut_mpi.planning.verify_room import verify_room
@@ -160,14 +160,11 @@ def held_by_operands(schedule: Schedule) -> np.ndarray:
 
 def _followed(schedule: Schedule, *, keeps_held: bool = False) -> _native.Follower:
     """Return a follower that has followed all tasks and checked the result."""
-    tasks = schedule.tasks
-    awaited = schedule.awaits[expand_ranges(tasks["first_await"], tasks["num_awaits"])]
-    uses = np.bincount(awaited, minlength=len(tasks)).astype(np.int32)
     try:
         follower = follower_of(schedule)
         if keeps_held:
             follower.keep_held()
-        follower.follow(tasks, schedule.operands, schedule.regions, schedule.awaits, uses)
+        follower.follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
         follower.finish()
     except _native.RuleBroken as error:
         describe = {"task": _describe_task, "buffer": describe_buffer}
