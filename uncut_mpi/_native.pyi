@@ -53,9 +53,9 @@ class UncutInput:
     max_hops: int
     relay_gain: float
     first_cache: int
-    cache_room: list[int]
-    slot_shape: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-    slot_bytes: tuple[int, ...]
+    cache_bytes: list[int]
+    tile_shape: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
+    tile_bytes: tuple[int, ...]
     port_ps_per_byte: list[float]
     port_uses: list[tuple[int, int, int, float]]
     ps_per_byte: list[float]
@@ -71,7 +71,7 @@ def schedule_uncut(
     """
     Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds).
 
-    Tables are uint8 arrays, caches (rank, matrix, slots). TooManyTasksError if there are more than `most_tasks`.
+    Tables are uint8 arrays, caches (rank, matrix, tiles). TooManyTasksError if there are more than `most_tasks`.
     """
 
 def uncut_chain_order(

@@ -19,9 +19,9 @@ ProductCost::Work ProductCost::work(std::int64_t m, std::int64_t n, std::int64_t
     if (block_rows > 1 || block_cols > 1) {
         const double blocks = std::ceil(rows / block_rows) * std::ceil(cols / block_cols);
         const auto width = static_cast<double>(multiprocessors);
-        const double slots = waves ? std::ceil(blocks / width) * width : blocks;
-        elements = slots * block_rows * block_cols;
-        occupancy = slots > 0 ? blocks / slots : 1;
+        const double places = waves ? std::ceil(blocks / width) * width : blocks;
+        elements = places * block_rows * block_cols;
+        occupancy = places > 0 ? blocks / places : 1;
     }
     const double factor = (is_uneven(m, n) ? 1 + uneven : 1) * (aligned ? 1 : 1 + misaligned);
     const double operations = 2.0 * (elements * (factor * depth + half_depth) + tail_elements * depth);

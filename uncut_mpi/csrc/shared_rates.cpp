@@ -172,17 +172,17 @@ void SharedRates::solve() {
     for (const std::uint32_t number : reached_ports_) {
         Port &port = ports_[number];
         port.gathered = false;
-        double room = port.capacity, highest = 0, lowest_held = infinity;
+        double left = port.capacity, highest = 0, lowest_held = infinity;
         if (static_cast<std::size_t>(port.growing) < port.present.size()) {
             for (const auto &[c, weight] : port.present) {
                 const Class &other = classes_[c];
                 if (other.gathered) continue;
-                room -= weight * other.load;
+                left -= weight * other.load;
                 highest = std::max(highest, other.rate);
                 if (other.held_by == static_cast<std::int32_t>(number)) lowest_held = std::min(lowest_held, other.rate);
             }
         }
-        port.room = room, port.highest = highest, port.lowest_held = lowest_held;
+        port.left = left, port.highest = highest, port.lowest_held = lowest_held;
         port.highest_new = 0;
         port.lowest_held_new = infinity;
         if (port.growing > 0) open_.push_back(number);
@@ -196,7 +196,7 @@ void SharedRates::solve() {
         double least = classes_[growing_[next]].limit;
         for (const std::uint32_t number : open_) {
             Port &port = ports_[number];
-            port.full_at = port.room / port.use;
+            port.full_at = port.left / port.use;
             least = std::min(least, port.full_at);
         }
         rate = std::max(rate, least);  // rounding may leave a port less than it has given
@@ -251,7 +251,7 @@ void SharedRates::freeze(Class &c, double rate, std::int32_t by) {
     for (const auto &[number, weight] : ports_of(c)) {
         Port &port = ports_[number];
         if (!is_overloaded(port)) continue;
-        port.room -= weight * load;
+        port.left -= weight * load;
         port.use -= weight * c.running;
         port.highest_new = std::max(port.highest_new, rate);
         --port.growing;
@@ -275,7 +275,7 @@ bool SharedRates::widen() {
 // full, has as much as anybody there. Nobody has more than a reached one that the port holds back.
 void SharedRates::find_unfair(std::uint32_t number) {
     const Port &port = ports_[number];
-    const bool full = port.room <= port.capacity * rounding;
+    const bool full = port.left <= port.capacity * rounding;
     // Of those that the port holds back none may have less, of all beside them none may have more.
     const double least = full ? port.highest_new : infinity, most = port.lowest_held_new * (1 + rounding);
     if (!(least > port.lowest_held * (1 + rounding)) && !(port.highest > most)) return;

@@ -74,7 +74,7 @@ class SharedRates {
         double demand = 0;  // what its transfers would take at their limits
         // While rates are shared: what its frozen transfers leave, and what the others take per unit of their common
         // rate. Then how many classes of these there are, and the rate at which nothing is left.
-        double room = 0, use = 0;
+        double left = 0, use = 0;
         double full_at = 0;
         // Of those that keep their rates the highest, and the lowest of whom the port holds back; of those with new
         // rates too.

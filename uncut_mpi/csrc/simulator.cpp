@@ -330,15 +330,15 @@ void Simulator::State::finish_kernels(std::size_t number, double now) {
 // New rates of a device's kernels after a change, and when the next of them ends.
 void Simulator::State::share_out(Device &device, std::size_t number) {
     device.changed = false;
-    double room = 1, next = infinity;
+    double left = 1, next = infinity;
     for (const bool sums : {true, false})
         for (Device::Kernel &kernel : device.kernels) {
             if (kernel.is_sum() != sums) continue;
             const bool waits = sums && kernel.ready > device.now;
-            const double part = waits ? 0 : std::min(room, kernel.demand);
+            const double part = waits ? 0 : std::min(left, kernel.demand);
             kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
             if (device.copies > 0) kernel.rate *= 1 - kernel.copy_share;
-            room -= part;
+            left -= part;
             kernel.finish = kernel.rate > 0 ? device.now + std::max(0.0, kernel.left) / kernel.rate : infinity;
             next = std::min(next, waits ? kernel.ready : kernel.finish);
         }

@@ -34,7 +34,7 @@ std::int32_t Scheduler::held_region(Worker &w, int side, int outer, int p, int l
     if (Worker *worker = sharer(side, group_of(w, side), outer, location))
         return own_region(*worker, side, outer, p, chunks);
     Cached &copy = *cached(side, group_of(w, side), tile, location);
-    return chunk_regions(copy.whole, copy.chunked, copy.buffer, copy.place, chunks);
+    return chunk_regions(copy.regions, copy.buffer, copy.place, chunks);
 }
 
 // Fills `route` for a tile that `w` lacks; returns when it is there.
@@ -104,10 +104,7 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangl
             take(source, false, start_hop(std::max(ready, free_at(l)), cost(l, chunk_bytes), chunks));
             const Detour *d = detour(side, source, destination);
             if (!d || !can_relay(w, side, tile, *d)) return;
-            Arrival arrival{ready, ready};
-            for (int leg = 0; leg <= d->relays; ++leg)
-                arrival = next_hop(arrival, free_at(d->leg[leg]), cost(d->leg[leg], relayed_bytes), relayed_chunks);
-            take(source, true, arrival);
+            take(source, true, over(*d, {ready, ready}, relayed_bytes, relayed_chunks));
         };
         consider(origin, 0);
         if (in_.routing == origin_routing || !in_.caching) continue;
@@ -147,7 +144,7 @@ bool Scheduler::can_relay(const Worker &w, int side, std::size_t tile, const Det
     for (int x = 0; x < d.relays; ++x) {
         const int relay = d.relay[x];
         if (holder(w, side, tile, relay).eta >= never && !sharer(side, group_of(w, side), outer_of(tile), relay) &&
-            !has_slot(relay, side))
+            !can_keep(relay, side))
             return false;
     }
     return true;
@@ -169,10 +166,8 @@ void Scheduler::travel(Worker &w, int side, std::size_t tile, int from, int to, 
     if (d && way == Way::earlier) {
         const Arrival before = there(w, side, tile, from, route);
         const Arrival direct = next_hop(before, free_at(l), cost(l, chunk_bytes), route.chunks);
-        Arrival other = before;
-        for (int leg = 0; leg <= d->relays; ++leg)
-            other = next_hop(other, free_at(d->leg[leg]), cost(d->leg[leg], chunk_bytes), route.chunks);
-        if (other.last >= direct.last || !can_relay(w, side, tile, *d)) d = nullptr;
+        if (over(*d, before, chunk_bytes, route.chunks).last >= direct.last || !can_relay(w, side, tile, *d))
+            d = nullptr;
     }
     if (!d) {
         add_leg(w, side, tile, l, chunk_bytes, route);
@@ -227,7 +222,7 @@ void Scheduler::fetch(Worker &w, int side, int outer, int p) {
             auto &copies = cached_[side][group_number];
             if (copies.empty()) copies.resize(w.sides[side].eta.size());
             const Rectangle r = shape(w, side, outer, p);
-            copies[tile].push_back(take_slot(to, side, r.rows, r.cols));
+            copies[tile].push_back(keep_copy(to, side, r.rows, r.cols));
         }
         next.write = held_region(w, side, outer, p, to, chunks);
         next.reader = in_.caching || !target ? -1 : target->sides[side].reader[tile];

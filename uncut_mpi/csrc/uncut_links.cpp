@@ -79,7 +79,7 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
 // Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way. Of
 // equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
 std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
-    const Rectangle r{0, 0, in_.slot_shape[matrix][0], in_.slot_shape[matrix][1]};
+    const Rectangle r{0, 0, in_.tile_shape[matrix][0], in_.tile_shape[matrix][1]};
     if (source == destination || r.rows * r.cols == 0) return -1;
     std::array<Link, most_relays + 1> direct{link(source, destination, destination)};
     share_ports(direct, 1);

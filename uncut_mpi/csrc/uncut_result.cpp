@@ -14,16 +14,14 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, std::int32_t pie
     const Detour *d = detour(matrix_c, from, to);
     if (!d) return way;
     for (int x = 0; x < d->relays; ++x)
-        if (!has_slot(d->relay[x], matrix_c)) return way;
+        if (!can_keep(d->relay[x], matrix_c)) return way;
     const Rectangle r{0, 0, row_extent(w, i).size(), col_extent(w, j).size()};
     const int chunks = relay_chunks_of(matrix_c, r);
     const std::int64_t bytes = chunk_bytes_of(matrix_c, r, chunks);
-    Arrival seen{not_before, not_before}, real = seen;
-    for (int l = 0; l <= d->relays; ++l) {
-        const Time c = cost(d->leg[l], bytes);
-        seen = next_hop(seen, free_at(d->leg[l]), c, chunks);
-        real = next_hop(real, free_[d->leg[l].resource], c, chunks);
-    }
+    Arrival real{not_before, not_before};
+    const Arrival seen = over(*d, real, bytes, chunks);
+    for (int l = 0; l <= d->relays; ++l)
+        real = next_hop(real, free_[d->leg[l].resource], cost(d->leg[l], bytes), chunks);
     if (seen.last >= std::max(free_at(way.link), not_before) + way.busy) return way;
     return {d, d->leg[0], real.last, chunks * cost(d->leg[0], bytes)};
 }
@@ -50,8 +48,8 @@ Time Scheduler::relay_c(Worker &w, int i, int j, std::int32_t piece, bool inward
     Arrival arrival{not_before, not_before};
     for (int l = 0; l <= d.relays; ++l) {
         if (l < d.relays) {
-            Cached slot = take_slot(d.relay[l], matrix_c, r.rows, r.cols);
-            places[l + 1] = chunk_regions(slot.whole, slot.chunked, slot.buffer, slot.place, chunks);
+            Cached copy = keep_copy(d.relay[l], matrix_c, r.rows, r.cols);
+            places[l + 1] = chunk_regions(copy.regions, copy.buffer, copy.place, chunks);
         }
         Time &until = free_[d.leg[l].resource];
         arrival = next_hop(arrival, until, cost(d.leg[l], bytes), chunks);

@@ -16,7 +16,7 @@ Scheduler::Scheduler(const Input &in)
       ends_(in.locations.num_ends()),
       locations_(in.locations.count()),
       outer_is_row_{in.op_a == op_n, in.op_b != op_n},
-      cache_room_(in.cache_room),
+      cache_bytes_(in.cache_bytes),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}),
       free_(index(ends_, 0) + in.num_ranks, 0),
       copy_lanes_(index(ends_, 0), -1),
@@ -180,6 +180,7 @@ void Scheduler::make_c_tiles(Worker &w) {
     w.c.resize(tiles);
     w.c_panel.resize(tiles);
     w.c_staging.resize(tiles);
+    w.c_user.resize(tiles);
     for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
         for (int i = 0; i < w.mt; ++i) {
             CTile &c = w.c[c_index(w, i, j)];

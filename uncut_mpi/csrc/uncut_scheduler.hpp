@@ -43,13 +43,14 @@ struct Input {
     std::vector<std::int64_t> a_panel, b_panel, c_panel, c_staging;  // buffer index per rank, or -1
 
     // Relays: tiles go over up to max_hops other ranks where that takes 1 / relay_gain of the direct link's
-    // time or less. They keep copies in one buffer per rank and matrix, made at first use, of equal slots.
+    // time or less. They keep copies in one buffer per rank and matrix, made at first use, each as if of the largest
+    // tile.
     int max_hops = 0;
     double relay_gain = 1.0;
     int first_cache = 0;                                      // index of the first such buffer
-    std::vector<std::int64_t> cache_room;                     // bytes per rank
-    std::array<std::array<std::int64_t, 2>, 3> slot_shape{};  // rows and columns, per matrix
-    std::array<std::int64_t, 3> slot_bytes{};
+    std::vector<std::int64_t> cache_bytes;                    // bytes per rank
+    std::array<std::array<std::int64_t, 2>, 3> tile_shape{};  // rows and columns, per matrix
+    std::array<std::int64_t, 3> tile_bytes{};
     std::vector<double> port_ps_per_byte;                      // what links share, per port
     std::vector<std::tuple<int, int, int, double>> port_uses;  // port, source, destination, weight
 
@@ -64,7 +65,7 @@ struct Tables {
     std::vector<RegionRecord> regions;
     std::vector<std::int32_t> awaits;
     std::vector<LaneRecord> lanes;
-    std::vector<std::array<int, 3>> caches;  // rank, matrix and slots of the buffers that relays need
+    std::vector<std::array<int, 3>> caches;  // rank, matrix and number of copies of the caches that relays need
     Time end = 0;                            // when the last task is over, by the model
 };
 

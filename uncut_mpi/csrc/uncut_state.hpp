@@ -33,14 +33,11 @@ struct Cuts {
     Extent operator[](int tile) const { return {edges[tile], edges[tile + 1]}; }
 };
 
-// Regions of one block of tiles in one buffer, made at first use: whole tiles, and tiles in chunks.
-struct RegionTable {
-    std::vector<std::int32_t> whole, chunked;
-    void resize(std::size_t tiles) {
-        whole.assign(tiles, -1);
-        chunked.assign(tiles, -1);
-    }
+// Regions of a tile in one buffer, made at first use: the whole tile, and the first of its chunks.
+struct Regions {
+    std::int32_t whole = -1, chunked = -1;
 };
+using RegionTable = std::vector<Regions>;  // of one block of tiles
 
 // The first holders of one block of tiles: their pieces and where these lie.
 struct Origins {
@@ -61,11 +58,11 @@ struct Tiles {
     std::vector<int> known;  // per p, tiles that are here or under way
 };
 
-// A copy of a tile that a relay keeps, in a slot of its cache.
+// A copy of a tile that a relay keeps in its cache.
 struct Cached {
     int rank = -1, buffer = -1;
     Rectangle place;
-    std::int32_t whole = -1, chunked = -1;  // regions, made at first use
+    Regions regions;
     Time eta = never;
     std::int32_t task = -1;  // last copy that brings it
 };
@@ -213,7 +210,7 @@ class Scheduler {
     // -- tables ------------------------------------------------------------------------------
 
     std::int32_t add_region(int buffer, const Rectangle &r);
-    std::int32_t chunk_regions(std::int32_t &whole, std::int32_t &chunked, int buffer, const Rectangle &r, int chunks);
+    std::int32_t chunk_regions(Regions &known, int buffer, const Rectangle &r, int chunks);
     std::int32_t origin_region(const Worker &w, int side, int outer, int p, int chunks);
     std::int32_t own_region(Worker &w, int side, int outer, int p, int chunks);
     std::int32_t read_region(Worker &w, int side, int outer, int p);
@@ -224,8 +221,8 @@ class Scheduler {
     std::int32_t add_lane(const LaneRecord &lane);
     std::int32_t lane_for_compute(int rank, int number);
     std::int32_t lane_for_copy(const Link &l, bool result = false);
-    bool has_slot(int rank, int matrix) const { return cache_room_[rank] >= in_.slot_bytes[matrix]; }
-    Cached take_slot(int rank, int matrix, std::int64_t rows, std::int64_t cols);
+    bool can_keep(int rank, int matrix) const { return cache_bytes_[rank] >= in_.tile_bytes[matrix]; }
+    Cached keep_copy(int rank, int matrix, std::int64_t rows, std::int64_t cols);
 
     // -- links -------------------------------------------------------------------------------
 
@@ -248,19 +245,15 @@ class Scheduler {
     void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
     int chunks_of(int matrix, const Rectangle &r, std::size_t destinations) const {
         if (destinations < 2) return 1;
-        return chunks_of(
-            matrix, r,
-            in_.chunks_per_hop > 0 ? in_.chunks_per_hop * (static_cast<std::int64_t>(destinations) - 1) : in_.chunks);
+        const int most = relay_chunks_of(matrix, r);
+        return in_.chunks_per_hop > 0 ? std::min(most, in_.chunks_per_hop * (static_cast<int>(destinations) - 1))
+                                      : most;
     }
     // Over relays, whose links are slow: what a chunk costs besides is nothing there.
     int relay_chunks_of(int matrix, const Rectangle &r) const {
-        return chunks_of(matrix, r, static_cast<std::int64_t>(in_.chunks));
-    }
-    int chunks_of(int matrix, const Rectangle &r, std::int64_t most) const {
         const std::int64_t bytes = r.rows * r.cols * in_.itemsize[matrix];
-        most = std::min(
-            {most, static_cast<std::int64_t>(in_.chunks), r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
-        return static_cast<int>(std::max<std::int64_t>(1, most));
+        return static_cast<int>(std::clamp<std::int64_t>(
+            std::min(r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes), 1, in_.chunks));
     }
     std::int64_t chunk_bytes_of(int matrix, const Rectangle &r, int chunks) const {
         return ceil_div(r.rows * r.cols * in_.itemsize[matrix], chunks);
@@ -275,6 +268,12 @@ class Scheduler {
 
     bool blind() const { return in_.routing == bw_routing; }  // to load: an idle network, every copy there
     Time free_at(const Link &l) const { return blind() ? 0 : free_[l.resource]; }
+    // When chunks are at the end of a chain, from when they are at its source.
+    Arrival over(const Detour &d, Arrival arrival, std::int64_t chunk_bytes, int chunks) const {
+        for (int leg = 0; leg <= d.relays; ++leg)
+            arrival = next_hop(arrival, free_at(d.leg[leg]), cost(d.leg[leg], chunk_bytes), chunks);
+        return arrival;
+    }
     Worker *sharer(int side, int group, int outer, int location);
     int outer_of(std::size_t tile) const { return static_cast<int>(tile) / kt_; }
     Cached *cached(int side, int group, std::size_t tile, int location);
@@ -407,7 +406,7 @@ class Scheduler {
     std::deque<Detour> detours_;
     std::vector<std::vector<std::pair<int, double>>> ports_at_;  // (port, weight) per link
     std::array<std::vector<std::vector<std::vector<Cached>>>, 2> cached_;
-    std::vector<std::int64_t> cache_room_;
+    std::vector<std::int64_t> cache_bytes_;
     std::vector<std::array<int, 3>> cache_of_rank_;  // index into Tables::caches per matrix, or -1
 
     Tables out_;

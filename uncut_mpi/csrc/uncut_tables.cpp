@@ -1,4 +1,4 @@
-// Records of the schedule: regions, lanes, tasks and the slots of relays' caches.
+// Records of the schedule: regions, lanes, tasks and the copies in relays' caches.
 
 #include "uncut_state.hpp"
 
@@ -10,14 +10,13 @@ std::int32_t Scheduler::add_region(int buffer, const Rectangle &r) {
 }
 
 // First of `chunks` regions that cut a tile along its stored columns, remainders to the first.
-std::int32_t Scheduler::chunk_regions(std::int32_t &whole, std::int32_t &chunked, int buffer, const Rectangle &r,
-                                      int chunks) {
+std::int32_t Scheduler::chunk_regions(Regions &known, int buffer, const Rectangle &r, int chunks) {
     if (chunks == 1) {
-        if (whole < 0) whole = add_region(buffer, r);
-        return whole;
+        if (known.whole < 0) known.whole = add_region(buffer, r);
+        return known.whole;
     }
-    if (chunked < 0) {
-        chunked = static_cast<std::int32_t>(out_.regions.size());
+    if (known.chunked < 0) {
+        known.chunked = static_cast<std::int32_t>(out_.regions.size());
         std::int64_t col = r.col;
         for (int q = 0; q < chunks; ++q) {
             const std::int64_t cols = r.cols / chunks + (q < r.cols % chunks ? 1 : 0);
@@ -25,14 +24,14 @@ std::int32_t Scheduler::chunk_regions(std::int32_t &whole, std::int32_t &chunked
             col += cols;
         }
     }
-    return chunked;
+    return known.chunked;
 }
 
 std::int32_t Scheduler::origin_region(const Worker &w, int side, int outer, int p, int chunks) {
     Origins &origins = origins_[side][group_of(w, side)];
     const std::size_t tile = tile_index(outer, p);
     const KPiece &piece = in_.pieces[side][origins.piece[tile]];
-    return chunk_regions(origins.regions.whole[tile], origins.regions.chunked[tile], piece.buffer,
+    return chunk_regions(origins.regions[tile], piece.buffer,
                          in_piece(side, piece, outer_extent(w, side, outer), k_extent(p)), chunks);
 }
 
@@ -41,13 +40,12 @@ std::int32_t Scheduler::own_region(Worker &w, int side, int outer, int p, int ch
     Tiles &t = w.sides[side];
     const Extent extent = outer_extent(w, side, outer);
     const std::size_t tile = tile_index(outer, p);
-    std::int32_t &whole = t.regions.whole[tile], &chunked = t.regions.chunked[tile];
     if (t.home[tile] >= 0) {
         const KPiece &piece = in_.pieces[side][t.home[tile]];
-        return chunk_regions(whole, chunked, piece.buffer, in_piece(side, piece, extent, k_extent(p)), chunks);
+        return chunk_regions(t.regions[tile], piece.buffer, in_piece(side, piece, extent, k_extent(p)), chunks);
     }
     const Extent place{t.place[outer], t.place[outer] + extent.size()};
-    return chunk_regions(whole, chunked, t.buffer, stored(side, place, k_extent(p)), chunks);
+    return chunk_regions(t.regions[tile], t.buffer, stored(side, place, k_extent(p)), chunks);
 }
 
 // Where a rank reads a tile of A or B.
@@ -61,10 +59,10 @@ std::int32_t Scheduler::c_region(Worker &w, int i, int j, CPlace place, int chun
     const Extent rows = row_extent(w, i), cols = col_extent(w, j);
     const std::size_t tile = c_index(w, i, j);
     if (place == CPlace::user) return held_c_region(w, i, j, w.c[tile].own(), chunks);
-    RegionTable &table = place == CPlace::panel ? w.c_panel : w.c_staging;
+    Regions &known = (place == CPlace::panel ? w.c_panel : w.c_staging)[tile];
     const auto buffer = static_cast<int>((place == CPlace::panel ? in_.c_panel : in_.c_staging)[w.rank]);
-    return chunk_regions(table.whole[tile], table.chunked[tile], buffer,
-                         {w.sides[side_a].place[i], w.sides[side_b].place[j], rows.size(), cols.size()}, chunks);
+    return chunk_regions(known, buffer, {w.sides[side_a].place[i], w.sides[side_b].place[j], rows.size(), cols.size()},
+                         chunks);
 }
 
 std::int32_t Scheduler::held_c_region(Worker &w, int i, int j, std::int32_t piece, int chunks) {
@@ -73,11 +71,8 @@ std::int32_t Scheduler::held_c_region(Worker &w, int i, int j, std::int32_t piec
     const KPiece &held = in_.pieces[matrix_c][piece];
     const Rectangle r{held.row + rows.first - held.rows.first, held.col + cols.first - held.cols.first, rows.size(),
                       cols.size()};
-    if (w.c_user.whole.empty()) w.c_user.resize(w.c.size());
-    std::int32_t elsewhere = -1, in_chunks = -1;  // a copy for another holder, the only one
-    const bool own = piece == w.c[tile].own();
-    return chunk_regions(own ? w.c_user.whole[tile] : elsewhere, own ? w.c_user.chunked[tile] : in_chunks, held.buffer,
-                         r, chunks);
+    Regions elsewhere;  // a copy for another holder, the only one
+    return chunk_regions(piece == w.c[tile].own() ? w.c_user[tile] : elsewhere, held.buffer, r, chunks);
 }
 
 std::int32_t Scheduler::add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
@@ -133,19 +128,19 @@ std::int32_t Scheduler::lane_for_copy(const Link &l, bool result) {
     return add_lane({l.issuer, result ? result_lane : copy_lane, from, together ? any_device : to});
 }
 
-// Room for a copy of a tile in a relay's cache; the caller has asked `has_slot`.
-Cached Scheduler::take_slot(int rank, int matrix, std::int64_t rows, std::int64_t cols) {
+// A copy of a tile in a relay's cache; the caller has asked `can_keep`.
+Cached Scheduler::keep_copy(int rank, int matrix, std::int64_t rows, std::int64_t cols) {
     int &number = cache_of_rank_[rank][matrix];
     if (number < 0) {
         number = static_cast<int>(out_.caches.size());
         out_.caches.push_back({rank, matrix, 0});
     }
-    cache_room_[rank] -= in_.slot_bytes[matrix];
-    Cached slot;
-    slot.rank = rank;
-    slot.buffer = in_.first_cache + number;
-    slot.place = {0, out_.caches[number][2]++ * in_.slot_shape[matrix][1], rows, cols};
-    return slot;
+    cache_bytes_[rank] -= in_.tile_bytes[matrix];
+    Cached copy;
+    copy.rank = rank;
+    copy.buffer = in_.first_cache + number;
+    copy.place = {0, out_.caches[number][2]++ * in_.tile_shape[matrix][1], rows, cols};
+    return copy;
 }
 
 }  // namespace uncut

@@ -174,9 +174,9 @@ class PreparedTiles:
         except _native.TooManyTasksError as error:
             tasks = f"more than {given.most_tasks} tasks"
             raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
-        for rank, matrix, slots in caches:
-            rows, cols = given.slot_shape[matrix]
-            self.buffers.add(rank, (rows, slots * cols), self.problem.dtypes[matrix], Matrix(matrix), Role.CACHE)
+        for rank, matrix, tiles in caches:
+            rows, cols = given.tile_shape[matrix]
+            self.buffers.add(rank, (rows, tiles * cols), self.problem.dtypes[matrix], Matrix(matrix), Role.CACHE)
         result = Schedule(
             num_ranks=given.num_ranks,
             problem=self.problem,
@@ -248,9 +248,9 @@ def prepare_tiles(
 
 def _set_unit(given: _native.UncutInput, problem: GemmProblem, machine: Machine, tasks: int) -> int:
     """Count times in longer units than picoseconds where days of them might not fit 64 bits, and return the unit."""
-    rows, cols = given.slot_shape[2]
+    rows, cols = given.tile_shape[2]
     longest = 2.0 * rows * cols * min(given.tile, problem.k) * max(given.ps_per_flop)
-    longest += max(given.slot_bytes) * _slowest_ps_per_byte(machine)
+    longest += max(given.tile_bytes) * _slowest_ps_per_byte(machine)
     unit = max(1, math.ceil(longest * _TASKS_PER_COPY * tasks / _MOST_PS))
     if unit > 1:
         given.latency_ps = [latency // unit for latency in given.latency_ps]
@@ -407,7 +407,7 @@ def _set_relays(
         (inner, cols) if problem.trans_b == "N" else (cols, inner),
         (rows, cols),
     )
-    given.slot_shape = shapes
-    given.slot_bytes = tuple(map(panel_bytes, shapes, problem.dtypes))
+    given.tile_shape = shapes
+    given.tile_bytes = tuple(map(panel_bytes, shapes, problem.dtypes))
     given.first_cache = buffers.num_buffers()
-    given.cache_room = buffers.free_bytes(machine)
+    given.cache_bytes = buffers.free_bytes(machine)
