@@ -784,5 +784,3 @@ def test_simulations_refuse_what_simulate_refuses() -> None:
         wait = simulations.begin(dataclasses.replace(cut, tasks=tasks))
         with pytest.raises(TopologyError, match="on a rank that the machine lacks"):
             wait()
-    with pytest.raises(ParamError, match="issuing_threads = -1"):
-        Simulations(machine_of(2), issuing_threads=-1)

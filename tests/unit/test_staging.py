@@ -92,7 +92,7 @@ def test_whichever_matrices_are_staged_none_but_the_owner_touches_them_and_the_p
             if found is schedule:
                 continue
             changed += 1
-            verify(found, lower(found), capacity_bytes=found.softbuf_bytes().tolist())
+            verify(found, lower(found))
             assert not touched_from_elsewhere(found, of_one_rank(schedule, matrices)), (seed, matrices)
             assert not used_by_others(found, of_one_rank(schedule, matrices)), (seed, matrices)
             wrong = interpret.mismatch(found, data, interpret.random_order(found, seed))

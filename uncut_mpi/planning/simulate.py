@@ -159,19 +159,19 @@ class Simulations:
 
     Parameters
     ----------
-    machine, issuing_threads
+    machine : Machine
         As for `simulate`.
 
-    Raises
-    ------
-    ParamError
-        If `issuing_threads` is negative.
+    Attributes
+    ----------
+    machine : SimulatedMachine
+        The machine, as the core has it.
     """
 
-    def __init__(self, machine: Machine, *, issuing_threads: int = 0) -> None:
+    def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._native_machine = _native_machine(machine, issuing_threads)
-        self._native = _native.Simulations(self._native_machine)
+        self.machine = _native_machine(machine, 0)
+        self._native = _native.Simulations(self.machine)
 
     def __enter__(self) -> Simulations:
         return self
@@ -217,11 +217,6 @@ class Simulations:
         except IndexError:
             raise ParamError(_OVER) from None
         return functools.partial(self._waited, self._native.wait_for_run, ticket)
-
-    @property
-    def machine(self) -> _native.SimulatedMachine:
-        """The machine, as the core has it."""
-        return self._native_machine
 
     def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
         return Simulation(schedule, self._machine, *self._waited(self._native.wait, ticket))

@@ -4,7 +4,7 @@ The static proof of a schedule and of its lowered lists.
 `verify` starts from the caller's A, B and C and derives what every rectangle of memory holds only by following tasks.
 It proves that every read is of what it should be. No write races a read or a write, where happens-before is lane order
 plus awaits, never the global order. Each element of C ends with what the problem says (`GemmProblem.result`), with each
-k, alpha and beta exactly once. Buffers fit their memory without overlapping, and every task can be issued where it is.
+k, alpha and beta exactly once. Buffers do not overlap, and every task can be issued where it is.
 The lowered lists imply every await. It sees no pointers, fences or transposes as executed: tests with real executors
 cover those.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -62,13 +61,7 @@ class Proof:
     waits: int
 
 
-def verify(
-    schedule: Schedule,
-    lowering: Lowering | None = None,
-    *,
-    capacity_bytes: Sequence[int] | None = None,
-    user_ranges: Mapping[Matrix, tuple[object, int, int]] | None = None,
-) -> Proof:
+def verify(schedule: Schedule, lowering: Lowering | None = None) -> Proof:
     """
     Prove a schedule and, if given, its lowering.
 
@@ -80,11 +73,6 @@ def verify(
         What to prove.
     lowering : Lowering, optional
         The lowering of the same schedule; every rank's list is proven too.
-    capacity_bytes : sequence of int, optional
-        Bytes that each rank's SoftBuf may have, one per rank.
-    user_ranges : mapping of Matrix to (object, int, int), optional
-        Where the caller's matrices lie: which memory, first byte, byte after the last. C may not
-        overlap A or B; A and B may.
 
     Returns
     -------
@@ -97,7 +85,7 @@ def verify(
         Naming the rule that is broken, the task (kind, rank, lane, regions) and the other party.
     """
     schedule.check()
-    verify_memory(schedule, capacity_bytes, user_ranges)
+    verify_memory(schedule)
     follower = _followed(schedule)
     waits = 0
     if lowering is not None:

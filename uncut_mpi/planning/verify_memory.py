@@ -1,8 +1,8 @@
-"""Buffers as address ranges: the caller's matrices as stated, SoftBuf buffers apart and within their memory."""
+"""Buffers as address ranges: the caller's matrices as stated, SoftBuf buffers apart."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -12,41 +12,19 @@ from uncut_mpi.model.locations import NOBODY, location_index
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, buffer_bytes
-from uncut_mpi.units import bytes_text
 
 
-def verify_memory(
-    schedule: Schedule,
-    capacity_bytes: Sequence[int] | None = None,
-    user_ranges: Mapping[Matrix, tuple[object, int, int]] | None = None,
-) -> None:
+def verify_memory(schedule: Schedule) -> None:
     """
-    Prove that no two buffers share memory, except the caller's A and B, which are only read.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Whose buffers.
-    capacity_bytes : sequence of int, optional
-        Bytes that each rank's SoftBuf may have.
-    user_ranges : mapping of Matrix to (object, int, int), optional
-        Which memory, first byte, byte after the last of the caller's matrices.
+    Prove that no two buffers of ours share memory, and that the caller's are the placement's parts of A, B and C.
 
     Raises
     ------
     ScheduleError
-        Naming the buffers or matrices.
+        Naming the buffers.
     """
     _verify_user_buffers(schedule)
     _verify_softbuf(schedule)
-    if capacity_bytes is not None:
-        for rank, (needed, available) in enumerate(zip(schedule.softbuf_bytes().tolist(), capacity_bytes, strict=True)):
-            if needed > available:
-                raise ScheduleError(
-                    f"rank {rank} needs {bytes_text(needed)} of SoftBuf, {bytes_text(available)} are available"
-                )
-    if user_ranges is not None:
-        _verify_user_ranges(user_ranges)
 
 
 def _verify_user_buffers(schedule: Schedule) -> None:
@@ -127,18 +105,3 @@ def _verify_softbuf(schedule: Schedule) -> None:
             f"buffers {first} and {second} overlap in the SoftBuf of rank {schedule.owners()[first]}: "
             f"bytes [{start[at]}, {stop[at]}) and [{start[at + 1]}, {stop[at + 1]})"
         )
-
-
-def _verify_user_ranges(user_ranges: Mapping[Matrix, tuple[object, int, int]]) -> None:
-    if Matrix.C not in user_ranges:
-        return
-    memory, start, stop = user_ranges[Matrix.C]
-    for matrix in (Matrix.A, Matrix.B):
-        if matrix not in user_ranges:
-            continue
-        other, first, last = user_ranges[matrix]
-        if other == memory and max(start, first) < min(stop, last):
-            raise ScheduleError(
-                f"C overlaps {matrix.name}: bytes [{start}, {stop}) and [{first}, {last}) of memory {memory}; "
-                "C needs memory of its own"
-            )
