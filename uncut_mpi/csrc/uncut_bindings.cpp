@@ -66,7 +66,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
         });
     m.def("schedule_uncut", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds); tables as uint8 arrays, "
-          "caches as (rank, matrix, slots). ValueError if there are more than `most_tasks`.");
+          "caches as (rank, matrix, tiles). TooManyTasksError if there are more than `most_tasks`.");
     m.def("uncut_chain_order", &chain_order);
 }
 

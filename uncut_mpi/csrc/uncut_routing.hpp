@@ -107,13 +107,17 @@ class ChainSearch {
         return before.last < direct.last ? before : direct;
     }
 
+    // Whether a chain is the best one so far, which it then is.
+    bool improves(Time last, Time sum) {
+        if (last > best_last_ || (last == best_last_ && sum >= best_sum_)) return false;
+        best_last_ = last;
+        best_sum_ = sum;
+        return true;
+    }
+
     void extend(int n, int depth, Arrival before, Time sum, std::vector<int> &order) {
         if (depth == n) {
-            if (before.last < best_last_ || (before.last == best_last_ && sum < best_sum_)) {
-                best_last_ = before.last;
-                best_sum_ = sum;
-                order.assign(path_.begin(), path_.begin() + n);
-            }
+            if (improves(before.last, sum)) order.assign(path_.begin(), path_.begin() + n);
             return;
         }
         for (int to = 0; to < n; ++to) {
@@ -142,11 +146,7 @@ class ChainSearch {
                     sum += arrival.last;
                     from = d;
                 }
-                if (arrival.last < best_last_ || (arrival.last == best_last_ && sum < best_sum_)) {
-                    best_last_ = arrival.last;
-                    best_sum_ = sum;
-                    place = at;
-                }
+                if (improves(arrival.last, sum)) place = at;
             }
             order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), to);
         }

@@ -480,17 +480,10 @@ def _described(problem: GemmProblem) -> dict[str, object]:
     }
 
 
-def native_tables(
-    tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray, lanes: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return the tables that a native scheduler made, uint8 arrays, as the fields of a `Schedule`."""
-    return {
-        "tasks": np.frombuffer(tasks, TASK_DTYPE),
-        "operands": np.frombuffer(operands, OPERAND_DTYPE),
-        "regions": np.frombuffer(regions, REGION_DTYPE),
-        "awaits": np.frombuffer(awaits, AWAIT_DTYPE),
-        "lanes": np.frombuffer(lanes, LANE_DTYPE),
-    }
+def native_tables(*tables: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the tables that a native scheduler made, uint8 arrays in its order, as the fields of a `Schedule`."""
+    names, dtypes = ("tasks", "operands", "regions", "awaits", "lanes"), dict(_TABLES)
+    return {name: np.frombuffer(table, dtypes[name]) for name, table in zip(names, tables, strict=True)}
 
 
 def rows_by_rank(ranks: np.ndarray, num_ranks: int) -> list[np.ndarray]:

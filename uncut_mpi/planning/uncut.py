@@ -101,7 +101,11 @@ def prepare(
     def cut(tile: int) -> TileWorkers:
         return TileWorkers(ranks, row_starts, col_starts, tile)
 
-    workers = cut(_tile(problem, placement, grid, devices, machine, options))
+    bound_s = 0.0
+    if not options.tile:  # the bound is for all ranks
+        of_devices = problem.flops / float(machine.gemm_rate(problem.arithmetic)[list(devices)].sum())
+        bound_s = max(bound(problem, placement, machine).seconds, of_devices)
+    workers = cut(candidate_tiles(problem, grid, options, 1, bound_s=bound_s)[0])
     products = workers.num_tiles() * -(-problem.k // workers.tile)
     if not options.tile and products > MAX_TASKS // _MOST_TASKS_EACH:
         largest = max(problem.m, problem.n, problem.k)
@@ -110,18 +114,3 @@ def prepare(
         )
     chosen = changed(options, scheduler="uncut", tile=workers.tile, grid=(grid.rows, grid.cols))
     return prepare_tiles(problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
-
-
-def _tile(
-    problem: GemmProblem,
-    placement: Placement,
-    grid: ProcessGrid,
-    devices: tuple[int, ...],
-    machine: Machine,
-    options: ScheduleOptions,
-) -> int:
-    bound_s = 0.0
-    if not options.tile:  # the bound is for all ranks
-        of_devices = problem.flops / float(machine.gemm_rate(problem.arithmetic)[list(devices)].sum())
-        bound_s = max(bound(problem, placement, machine).seconds, of_devices)
-    return candidate_tiles(problem, grid, options, 1, bound_s=bound_s)[0]

@@ -23,13 +23,9 @@ from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges
 
 # Waits, then the body, then what tells others: the order within one task (premise P3).
 _PHASE: Final = np.full(256, -1, np.int64)
-for _codes, _phase in (
-    ((Code.WAIT_EVENT, Code.WAIT_FLAG), 0),
-    ((Code.COPY, Code.GEMM, Code.COMBINE), 1),
-    ((Code.RECORD, Code.SIGNAL), 2),
-):
-    for _code in _codes:
-        _PHASE[_code] = _phase
+_PHASE[[Code.WAIT_EVENT, Code.WAIT_FLAG]] = 0
+_PHASE[[Code.COPY, Code.GEMM, Code.COMBINE]] = 1
+_PHASE[[Code.RECORD, Code.SIGNAL]] = 2
 
 
 def verify_lists(schedule: Schedule, lists: Sequence[OperationList]) -> int:
