@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kblocks_tables.hpp"
-#include "simulator.hpp"
+#include "simulator_state.hpp"
 
 namespace uncut {
 

@@ -1,10 +1,8 @@
-#include "simulator.hpp"
+#include "simulator_state.hpp"
 
 #include <algorithm>
 #include <functional>
 #include <stdexcept>
-
-#include "simulator_state.hpp"
 
 namespace uncut {
 namespace {
@@ -13,7 +11,7 @@ constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
 
 }  // namespace
 
-void Simulator::State::run(const SimulatedTables &tables, Simulated &result) {
+void Simulator::run(const SimulatedTables &tables, Simulated &result) {
     const std::size_t count = tables.tasks.size();
     if (tables.locations->num_ends() != m_.num_ends)
         throw std::invalid_argument("the schedule's lanes have other ends than the machine's links");
@@ -69,7 +67,7 @@ void Simulator::State::run(const SimulatedTables &tables, Simulated &result) {
 }
 
 // What the simulation before has left, if it was given up too.
-void Simulator::State::clear() {
+void Simulator::clear() {
     rates_.clear();
     flows_.clear();
     free_flows_.clear();
@@ -95,7 +93,7 @@ void Simulator::State::clear() {
 
 // -- who waits for whom ---------------------------------------------------------------------------
 
-void Simulator::State::link_tasks() {
+void Simulator::link_tasks() {
     const std::size_t count = t_.tasks.size();
     last_on_lane_.assign(t_.lanes.size(), -1);
     for (std::size_t i = 0; i < count; ++i) {
@@ -130,7 +128,7 @@ void Simulator::State::link_tasks() {
 // -- issuing --------------------------------------------------------------------------------------
 
 // Waits as `lower` keeps them: one that an earlier wait of the lane on the same lane implies costs nothing.
-void Simulator::State::count_waits() {
+void Simulator::count_waits() {
     const std::size_t count = t_.tasks.size(), lanes = t_.lanes.size();
     const bool exact = lanes * lanes <= most_lanes_squared;
     reach_.assign(exact ? lanes * lanes : 0, -1);
@@ -159,7 +157,7 @@ void Simulator::State::count_waits() {
     }
 }
 
-void Simulator::State::issue() {
+void Simulator::issue() {
     const std::size_t count = t_.tasks.size();
     for (std::size_t i = 0; i < count; ++i)
         if (!tasks_[i].packed)
@@ -183,24 +181,24 @@ void Simulator::State::issue() {
 
 // -- the run --------------------------------------------------------------------------------------
 
-void Simulator::State::satisfy(std::int32_t task, double time) {
+void Simulator::satisfy(std::int32_t task, double time) {
     Task &of = tasks_[task];
     of.ready = std::max(of.ready, time);
     if (--of.pending == 0) start_at({of.ready, task});
 }
 
-void Simulator::State::start_at(const Event &event) {
+void Simulator::start_at(const Event &event) {
     starts_.push_back(event);
     std::push_heap(starts_.begin(), starts_.end(), std::greater<>{});
 }
 
-void Simulator::State::touch(std::size_t device) {
+void Simulator::touch(std::size_t device) {
     if (devices_[device].changed) return;
     devices_[device].changed = true;
     touched_.push_back(device);
 }
 
-void Simulator::State::begin(std::int32_t task, double now) {
+void Simulator::begin(std::int32_t task, double now) {
     const Body &body = tasks_[task].body;
     start_[task] = now;
     if (body.amount <= 0) {
@@ -226,7 +224,7 @@ void Simulator::State::begin(std::int32_t task, double now) {
     }
 }
 
-void Simulator::State::send(std::int32_t task, double now) {
+void Simulator::send(std::int32_t task, double now) {
     start_[task] = now;
     const double latency = tasks_[task].body.latency;
     if (latency > 0) {
@@ -236,7 +234,7 @@ void Simulator::State::send(std::int32_t task, double now) {
     }
 }
 
-void Simulator::State::move(std::int32_t task, double now) {
+void Simulator::move(std::int32_t task, double now) {
     std::int32_t id;
     if (free_flows_.empty()) {
         id = static_cast<std::int32_t>(flows_.size());
@@ -251,12 +249,12 @@ void Simulator::State::move(std::int32_t task, double now) {
     if (body.local_device >= 0) count_copy(body.local_device, 1, now);
 }
 
-double Simulator::State::local_latency(const Task &before, const Task &after) const {
+double Simulator::local_latency(const Task &before, const Task &after) const {
     const int kernels = before.is_kernel + after.is_kernel;
     return kernels == 0 ? m_.event_latency_s : kernels == 1 ? m_.engine_latency_s : m_.kernel_latency_s;
 }
 
-void Simulator::State::end(std::int32_t task, double now) {
+void Simulator::end(std::int32_t task, double now) {
     end_[task] = now;
     ++finished_;
     const Task &of = tasks_[task];
@@ -269,7 +267,7 @@ void Simulator::State::end(std::int32_t task, double now) {
     }
 }
 
-void Simulator::State::advance(Device &device, double now) {
+void Simulator::advance(Device &device, double now) {
     const double passed = now - device.now;
     device.now = now;
     if (passed <= 0) return;
@@ -278,14 +276,14 @@ void Simulator::State::advance(Device &device, double now) {
 }
 
 // A copy within a device begins or ends: its kernel has multiprocessors that products would have.
-void Simulator::State::count_copy(std::int32_t location, int change, double now) {
+void Simulator::count_copy(std::int32_t location, int change, double now) {
     Device &device = devices_[location];
     advance(device, now);
     device.copies += change;
     touch(static_cast<std::size_t>(location));
 }
 
-void Simulator::State::finish_flow(std::int32_t id, double now) {
+void Simulator::finish_flow(std::int32_t id, double now) {
     const std::int32_t task = flows_[id].task;
     rates_.end(id, flows_[id].of);
     if (tasks_[task].body.local_device >= 0) count_copy(tasks_[task].body.local_device, -1, now);
@@ -300,7 +298,7 @@ void Simulator::State::finish_flow(std::int32_t id, double now) {
     serve(engine, now);
 }
 
-void Simulator::State::serve(Engine &engine, double now) {
+void Simulator::serve(Engine &engine, double now) {
     engine.busy = false;
     while (engine.next < engine.waiting.size() && !engine.busy) {
         const Engine::Turn turn = engine.waiting[engine.next++];
@@ -313,7 +311,7 @@ void Simulator::State::serve(Engine &engine, double now) {
     }
 }
 
-void Simulator::State::finish_kernels(std::size_t number, double now) {
+void Simulator::finish_kernels(std::size_t number, double now) {
     Device &device = devices_[number];
     advance(device, now);
     for (const Device::Kernel &product : device.kernels)
@@ -328,7 +326,7 @@ void Simulator::State::finish_kernels(std::size_t number, double now) {
 }
 
 // New rates of a device's kernels after a change, and when the next of them ends.
-void Simulator::State::share_out(Device &device, std::size_t number) {
+void Simulator::share_out(Device &device, std::size_t number) {
     device.changed = false;
     double left = 1, next = infinity;
     for (const bool sums : {true, false})
@@ -349,22 +347,12 @@ void Simulator::State::share_out(Device &device, std::size_t number) {
     }
 }
 
-void Simulator::State::set_rate(std::int32_t id, double rate, double now) {
+void Simulator::set_rate(std::int32_t id, double rate, double now) {
     Flow &flow = flows_[id];
     flow.left = std::max(0.0, flow.left - flow.rate * (now - flow.since));
     flow.since = now;
     flow.rate = rate;
     due_.set(devices_.size() + static_cast<std::size_t>(id), now + flow.left / rate);
-}
-
-Simulator::Simulator(const SimulatedMachine &machine) : state_(std::make_unique<State>(machine)) {}
-Simulator::~Simulator() = default;
-void Simulator::run(const SimulatedTables &tables, Simulated &result) { state_->run(tables, result); }
-
-Simulated simulate(const SimulatedTables &tables, const SimulatedMachine &machine) {
-    Simulated result;
-    Simulator(machine).run(tables, result);
-    return result;
 }
 
 }  // namespace uncut

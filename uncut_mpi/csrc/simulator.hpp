@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -65,23 +64,5 @@ struct Simulated {
         return most(end) + most(throttled);
     }
 };
-
-// Simulates one schedule after the other on a machine, which has to live as long. What memory it takes it keeps for the
-// next one: to get it anew takes a quarter of a small simulation.
-class Simulator {
-  public:
-    explicit Simulator(const SimulatedMachine &machine);
-    ~Simulator();
-
-    // Of a checked schedule; throws std::invalid_argument for ranks that the machine lacks or a type without a rate.
-    void run(const SimulatedTables &tables, Simulated &result);
-
-  private:
-    class State;
-    std::unique_ptr<State> state_;
-};
-
-// The same for one schedule alone.
-Simulated simulate(const SimulatedTables &tables, const SimulatedMachine &machine);
 
 }  // namespace uncut

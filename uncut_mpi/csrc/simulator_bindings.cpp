@@ -11,7 +11,6 @@
 #include "for_each.hpp"
 #include "kblocks_run.hpp"
 #include "simulations.hpp"
-#include "simulator.hpp"
 #include "table_bytes.hpp"
 
 namespace nb = nanobind;
@@ -44,7 +43,7 @@ nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &hel
     Simulated result;
     {
         nb::gil_scoped_release unlocked;
-        result = simulate(tables, machine);
+        Simulator(machine).run(tables, result);
     }
     return times_of(std::move(result));
 }

@@ -52,7 +52,7 @@ double host_row_share(const std::vector<std::pair<double, double>> &table, std::
 
 }  // namespace
 
-void Simulator::State::make_bodies() {
+void Simulator::make_bodies() {
     for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
         const TaskRecord &task = t_.tasks[i];
         if (task.rank < 0 || task.rank >= m_.num_ranks)
@@ -69,7 +69,7 @@ void Simulator::State::make_bodies() {
 }
 
 // As executors pack them, by what is known before a list is lowered.
-void Simulator::State::pack_copies() {
+void Simulator::pack_copies() {
     packs_.assign(t_.lanes.size(), {});
     series_.resize(t_.lanes.size());
     const auto make = [&](Pack &pack) {
@@ -114,7 +114,7 @@ void Simulator::State::pack_copies() {
 }
 
 // A copy between memories goes on with the series of its lane, or begins one, which ends where somebody is told.
-void Simulator::State::add_to_series(std::size_t task) {
+void Simulator::add_to_series(std::size_t task) {
     const TaskRecord &record = t_.tasks[task];
     Serial &serial = series_[record.lane];
     Series &series = serial.series;
@@ -167,7 +167,7 @@ void Simulator::State::add_to_series(std::size_t task) {
     if (issues_[task].told != 0) end_series(serial);
 }
 
-void Simulator::State::end_series(Serial &serial) {
+void Simulator::end_series(Serial &serial) {
     if (serial.series.pays()) {
         const std::size_t first = serial.series.first;
         for (const std::size_t other : serial.others) {
@@ -181,13 +181,13 @@ void Simulator::State::end_series(Serial &serial) {
     serial.others.clear();
 }
 
-bool Simulator::State::are_beside(std::int32_t one, std::int32_t other) const {
+bool Simulator::are_beside(std::int32_t one, std::int32_t other) const {
     const BufferRecord &a = t_.buffers[one], &b = t_.buffers[other];
     return a.role == user_role && b.role == user_role && a.matrix == b.matrix && a.location == b.location &&
            a.ld == b.ld;
 }
 
-Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
+Simulator::Body Simulator::copy_body(const TaskRecord &task) {
     const RegionRecord &to = t_.regions[operand(task, 0).region], &from = t_.regions[operand(task, 1).region];
     const BufferRecord &target = t_.buffers[to.buffer], &source = t_.buffers[from.buffer];
     const std::int64_t item = bytes_of(target.dtype);
@@ -247,7 +247,7 @@ Simulator::State::Body Simulator::State::copy_body(const TaskRecord &task) {
 }
 
 // Whether all columns of a region begin at multiples of 16 bytes, if its buffer does.
-bool Simulator::State::is_aligned(const RegionRecord &region) const {
+bool Simulator::is_aligned(const RegionRecord &region) const {
     const BufferRecord &buffer = t_.buffers[region.buffer];
     const std::int64_t item = bytes_of(buffer.dtype);
     const bool begins = (region.row + region.col * buffer.ld) * item % alignment_bytes == 0;
@@ -255,7 +255,7 @@ bool Simulator::State::is_aligned(const RegionRecord &region) const {
 }
 
 // Whether columns of A, B and C begin at multiples of 16 bytes and have whole multiples of them.
-bool Simulator::State::is_aligned(const TaskRecord &task) const {
+bool Simulator::is_aligned(const TaskRecord &task) const {
     const RegionRecord &c = t_.regions[operand(task, 0).region], &a = t_.regions[operand(task, 1).region],
                        &b = t_.regions[operand(task, 2).region];
     if (!is_aligned(a) || !is_aligned(b) || !is_aligned(c)) return false;
@@ -267,7 +267,7 @@ bool Simulator::State::is_aligned(const TaskRecord &task) const {
     return b.rows % step == 0 && (!turned || a.rows % step == 0);
 }
 
-Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) {
+Simulator::Body Simulator::gemm_body(const TaskRecord &task) {
     const OperandRecord &a = operand(task, 1);
     const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
     const int dtype = t_.buffers[left.buffer].dtype;
@@ -293,7 +293,7 @@ Simulator::State::Body Simulator::State::gemm_body(const TaskRecord &task) {
 }
 
 // A kernel within a device.
-Simulator::State::Body Simulator::State::transposing_body(const TaskRecord &task) const {
+Simulator::Body Simulator::transposing_body(const TaskRecord &task) const {
     const RegionRecord &to = t_.regions[operand(task, 0).region];
     const auto bytes = static_cast<double>(to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype));
     Body body;
@@ -301,7 +301,7 @@ Simulator::State::Body Simulator::State::transposing_body(const TaskRecord &task
     return body;
 }
 
-Simulator::State::Body Simulator::State::combine_body(const TaskRecord &task) const {
+Simulator::Body Simulator::combine_body(const TaskRecord &task) const {
     double bytes = 0;
     for (std::size_t o = 0; o < task.num_operands; ++o) {
         const RegionRecord &region = t_.regions[operand(task, o).region];

@@ -1,5 +1,4 @@
-// What a simulation works with, kept from one to the next; simulator_bodies.cpp says what each task is, simulator.cpp
-// runs them.
+// The simulator; simulator_bodies.cpp says what each task is, simulator.cpp runs them.
 #pragma once
 
 #include <array>
@@ -13,14 +12,17 @@
 
 namespace uncut {
 
-class Simulator::State {
+// Simulates one schedule after the other on a machine, which has to live as long. What memory it takes it keeps for the
+// next one: to get it anew takes a quarter of a small simulation.
+class Simulator {
   public:
-    explicit State(const SimulatedMachine &machine)
+    explicit Simulator(const SimulatedMachine &machine)
         : m_(machine),
           rates_(machine),
           devices_(static_cast<std::size_t>(machine.num_ranks)),
           engines_(static_cast<std::size_t>(machine.num_ranks * ways + 2)) {}  // of ranks, then the disk's two ways
 
+    // Of a checked schedule; throws std::invalid_argument for ranks that the machine lacks or a type without a rate.
     void run(const SimulatedTables &tables, Simulated &result);
 
   private:

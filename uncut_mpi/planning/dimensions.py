@@ -74,6 +74,7 @@ _FAR_BEHIND: Final = 1.1
 """A grid whose best takes so many times as long is not tried with other blocks."""
 
 _SHARE_STEPS: Final = 3
+_EQUAL: Final = dict.fromkeys(("row_shares", "col_shares", "k_shares", "areas"))
 
 
 class Dimensions:
@@ -133,8 +134,8 @@ class Dimensions:
                     if asked.devices is not None
                     else self._sets.devices_and_shares(ranks, (rows, cols))
                 )
-                whole = {"row_shares": None, "col_shares": None, "k_shares": None, "areas": None, **where}
-                yield {**whole, "grid": (rows, cols), "tile": asked.tile, **_recut(asked, best, splits=splits)}
+                cut = {**_EQUAL, **where, "grid": (rows, cols), "tile": asked.tile}
+                yield {**cut, **_recut(asked, best, splits=splits)}
 
     def _is_behind(self, best: Candidate, shape: tuple[int, ...]) -> bool:
         """Whether all that was tried on a grid takes far longer than the best: other blocks will not help."""
@@ -166,15 +167,7 @@ class Dimensions:
             whole["block"] = max(self._problem.k, whole["first"])
             whole["first"] = given.first or whole["block"]
         for one in self.alone(asked):
-            yield {
-                "devices": one.devices,
-                "grid": None,
-                "areas": None,
-                "k_shares": None,
-                "row_shares": None,
-                "col_shares": None,
-                **_blocked(best, splits=1, **whole),
-            }
+            yield {**_EQUAL, "devices": one.devices, "grid": None, **_blocked(best, splits=1, **whole)}
 
     def at_once(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
