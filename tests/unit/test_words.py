@@ -28,3 +28,17 @@ def test_the_glossary_explains_each_word_once() -> None:
     words = Counter(word.strip() for row in rows for word in row.split(", ") if set(word) - set("- "))
     assert len(words) > 60
     assert [word for word, count in words.items() if count > 1] == []
+
+
+OF_THE_CORE = {
+    "chunk": ("uncut_", "kblocks_"),
+    "slot": ("kblocks_", "records", "contract", "lowering", "list_proof", "cuda_executor"),
+}
+"""Where the core may speak of slices of transfers; of places in rings, and of the flags and events of lists."""
+
+
+def test_words_of_the_core_stand_where_they_have_their_meaning() -> None:
+    for path in (ROOT / "uncut_mpi" / "csrc").iterdir():
+        for word, places in OF_THE_CORE.items():
+            said = re.search(rf"(?<![a-z]){word}(s|ed)?(?![a-z])", path.read_text())
+            assert said is None or path.name.startswith(places), (path.name, word)
