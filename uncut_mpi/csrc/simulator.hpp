@@ -35,7 +35,7 @@ struct SimulatedMachine {
     bool on_disk = false;             // whether what is in host memory stands for what is in files
     double host_transposed_rate = 0;  // elements per second that it transposes
     double transposing_share = 1;     // of a COMBINE's rate, at which a device transposes
-    double rest_gain = 1;  // of the time that a device rests: what it takes off `ProductCost::sustained`
+    double rest_gain = 1;             // of the time that a device rests: what it takes off `ProductCost::sustained`
     // IssueCosts of model/costs.py.
     double copy_s = 0, gemm_s = 0, combine_s = 0, combine_start_s = 0, wait_s = 0, signal_s = 0, event_s = 0;
     double event_latency_s = 0, engine_latency_s = 0, kernel_latency_s = 0, flag_latency_s = 0;

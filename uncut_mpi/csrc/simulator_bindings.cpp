@@ -134,11 +134,11 @@ void bind_simulator(nb::module_ &m) {
                                          "A machine as the simulator takes it; bytes and seconds.");
     machine.def(nb::init<>());
     FOR_EACH(FIELD, SimulatedMachine, num_ranks, num_ends, bandwidth, latency, port_capacity, port_uses, gemm_rate,
-             products, multiprocessors, combine_rate, half_combine_rate, combine_start_s, rest_gain, row_device, row_local, row_in,
-             row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s, event_latency_s, engine_latency_s,
-             kernel_latency_s, flag_latency_s, wait_lane_s, signal_lane_s, host_copy_rate, file_read_rate,
-             file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s, issuing_threads,
-             serial_copies)
+             products, multiprocessors, combine_rate, half_combine_rate, combine_start_s, rest_gain, row_device,
+             row_local, row_in, row_out, copy_s, gemm_s, combine_s, wait_s, signal_s, event_s, event_latency_s,
+             engine_latency_s, kernel_latency_s, flag_latency_s, wait_lane_s, signal_lane_s, host_copy_rate,
+             file_read_rate, file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s,
+             issuing_threads, serial_copies)
     nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a checked schedule.")
         .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")
