@@ -74,11 +74,6 @@ def schedule_uncut(
     Tables are uint8 arrays, caches (rank, matrix, tiles). TooManyTasksError if there are more than `most_tasks`.
     """
 
-def uncut_chain_order(
-    first: Sequence[tuple[int, int]], free: Sequence[int], chunk_cost: Sequence[int], chunks: int, /
-) -> list[int]:
-    """As tests/helpers/routing.py, of first hops into destinations and links between them, times as integers."""
-
 class Meeting:
     """Records given to all ranks of a node through memory that they share; csrc/meeting.cpp."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster
-from tests.helpers.random_kblocks import random_schedule
+from tests.helpers.random_schedules import random_schedule
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning import kblocks_request
 
@@ -24,7 +24,7 @@ def test_random_products_are_right_and_write_nothing_beside_c(fake, monkeypatch,
     rng = random.Random(seed)
     done = 0
     while done < CASES:
-        schedule, _ = random_schedule(rng, rng.randint(1, 4), 40)
+        schedule = random_schedule(rng, rng.randint(1, 4), "kblocks", 40)
         problem = schedule.problem
         if problem.dtype not in BOUNDS:
             continue  # the fake has no f16

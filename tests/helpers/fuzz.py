@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.helpers import interpret
-from tests.helpers.random_kblocks import slow_where_misaligned
+from tests.helpers.random_schedules import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location

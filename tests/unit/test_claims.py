@@ -14,22 +14,17 @@ import math
 import numpy as np
 import pytest
 
-from tests.helpers.routing import best_source, pipeline
 from uncut_mpi.bench.arguments import ablation_options
 from uncut_mpi.bench.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.bench.rivals.choi import BandModel
-from uncut_mpi.bench.rivals.link_map import LinkMap, slowdown
 from uncut_mpi.bench.rivals.paralia import extra_transfer_bytes, predict
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import host_index, in_host
+from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import block_bounds, choose_tile, tile_cost
-from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
@@ -64,67 +59,6 @@ def copied_bytes(schedule: Schedule, matrix: Matrix, *, from_host: bool, to_host
 
 
 # -- Uncut-GEMMs -----------------------------------------------------------------------------------
-
-
-def karolina() -> Machine:
-    """Table I and section IV: 8 GPUs of 17.2 TFLOP/s, NVLink 600 GB/s both ways, host 96 GB/s shared by pairs."""
-    host = 8
-    ports = device_ports(range(8), 300, 300)
-    for pair in ((0, 1), (2, 3), (4, 5), (6, 7)):
-        links = [link for rank in pair for link in ((host, rank), (rank, host))]
-        ports.append(Port.of(f"PCIe of {pair}", 24, links))
-    return dataclasses.replace(uniform(8, host=24, link=300, rate=17.2), ports=tuple(ports))
-
-
-def test_uncut_gemms_1_the_node_peaks_at_137_6_tflop_per_s() -> None:
-    problem = problem_of(4096, 4096, 4096)
-    compute_s = bound(problem, HHH, karolina()).terms["compute"]
-    assert problem.flops / compute_s == pytest.approx(137.6e12)
-    reached = karolina().gemm_rate(DType.f64)[0] / 19.5e12
-    assert reached == pytest.approx(0.88, abs=0.005)  # 12% less than the data sheet's peak
-
-
-def test_uncut_gemms_1_the_host_gives_4_gpus_as_much_as_8() -> None:
-    machine = karolina()
-    for ranks in ([0, 2, 4, 6], range(8)):
-        assert machine.host_rates(ranks).sum() == pytest.approx(96)
-        assert machine.host_rates(ranks, outward=True).sum() == pytest.approx(96)
-    assert machine.host_rates(range(8))[0] == pytest.approx([12] * 8)
-    assert sum(port.capacity_gb_per_s for port in machine.ports if "device" in port.name) == 4800
-
-
-@pytest.mark.parametrize(("ranks", "sharing_a", "sharing_b"), [(4, 2, 2), (8, 4, 2)])
-def test_uncut_gemms_2_a_row_block_of_a_goes_to_c_gpus_and_a_column_block_of_b_to_r(
-    ranks: int, sharing_a: int, sharing_b: int
-) -> None:
-    grid = ProcessGrid.most_square(ranks)
-    row_starts, col_starts = block_bounds(problem_of(8192, 8192, 8192), grid, None, None)
-    places = [grid.position(rank) for rank in range(ranks)]
-    blocks = [(row_starts[row : row + 2], col_starts[col : col + 2]) for row, col in places]
-    for rows, cols in blocks:
-        assert sum(other == rows for other, _ in blocks) == sharing_a == grid.cols
-        assert sum(other == cols for _, other in blocks) == sharing_b == grid.rows
-
-
-def test_uncut_gemms_3_the_cost_of_a_tile_is_padding_overlap_and_latency() -> None:
-    problem = problem_of(10000, 9216, 8192)
-    tiles = np.array([1024, 2048, 3000])
-    padding = [1 / 9, 1 / 4 + 1 / 4, 1 / 3 + 1 / 3 + 1 / 2]  # 1/⌊D/T⌋ of each extent with a remainder
-    overlap = [8 / ((10000 / t) * (9216 / t) * (8192 / t)) for t in tiles]
-    latency = [0.2 * 2048 / t for t in tiles]
-    expected = np.array(padding) + overlap + latency
-    assert tile_cost(tiles, problem, 8, 2048) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("shape", [(8192, 8192, 8192), (5000, 9000, 700), (1000, 1000, 5000), (16384, 16384, 1024)])
-def test_uncut_gemms_3_the_tile_is_the_cheapest_from_128_to_the_least_extent_of_a_block(shape) -> None:
-    problem, grid = problem_of(*shape), ProcessGrid.most_square(8)
-    least = min(-(-shape[0] // grid.rows), -(-shape[1] // grid.cols), shape[2])
-    chosen = choose_tile(problem, grid, tile_min=2048, bound_s=1e9)
-    assert 128 <= chosen <= least
-    candidates = np.arange(128, least + 1)
-    candidates = candidates[(candidates % 2 == 0) | (candidates == least)]  # 16-byte boundaries, here of f64
-    assert tile_cost(np.array([chosen]), problem, 8, 2048)[0] == tile_cost(candidates, problem, 8, 2048).min()
 
 
 TILE = 1024
@@ -164,47 +98,6 @@ def test_uncut_gemms_4_overlap_turns_a_sum_of_five_into_a_maximum(place: str, li
     assert one_lane == pytest.approx(sum(fetches) + compute + writeback, rel=1e-6)
 
 
-@pytest.mark.parametrize("difference", [5.1, 10.0, 20.0, 29.9])
-def test_uncut_gemms_5_in_the_state_of_fig_4_a00_comes_from_the_host_and_b00_from_gpu_2(difference: float) -> None:
-    never = math.inf
-    for t_p2p in (0.5, 7.0, 100.0):
-        # Locations G0 (destination), G1, G2, H.
-        lam, cost = [never, 40.0, 15.0, 10.0], [0.0, t_p2p, t_p2p, t_p2p + difference]
-        assert best_source([never, 30.0, never, 0.0], lam, cost) == (3, 10 + t_p2p + difference)
-        assert best_source([never, never, 15.0, 0.0], lam, cost) == (2, 15 + t_p2p)
-
-
-def test_uncut_gemms_6_a_batched_fetch_takes_the_longest_hop_instead_of_all() -> None:
-    t, hops, chunks = 1.0, 4, 8
-    batched = pipeline(0.0, [0.0] * hops, [t / chunks] * hops, chunks)[-1]
-    assert batched == pytest.approx(t * (1 + (hops - 1) / chunks))
-    assert batched == 1.375
-    assert pipeline(0.0, [0.0] * hops, [t] * hops, 1)[-1] == 4.0
-    # In the limit of many chunks only the slowest hop is left.
-    times, many = [1.0, 4.0, 2.0], 10**4
-    assert pipeline(0.0, [0.0] * 3, [time / many for time in times], many)[-1] == pytest.approx(max(times), rel=1e-3)
-
-
-def test_uncut_gemms_7_c_is_a_third_of_what_a_square_problem_fetches_when_nothing_is_there() -> None:
-    schedule = made(problem_of(4096, 4096, 4096), "h,h,h", uniform(1), tile=1024).schedule
-    fetched = {matrix: copied_bytes(schedule, matrix, from_host=True, to_host=False) for matrix in Matrix}
-    assert fetched[Matrix.C] == sum(fetched.values()) / 3 > 0
-
-
-def test_uncut_gemms_7_wr_lazy_is_used_where_c_shares_its_place_and_takes_c_once_more() -> None:
-    size, gpus = 4096, 4
-    for place in itertools.product(("h", "0", "1"), repeat=3):
-        lazy, eager = (
-            made(problem_of(size, size, size), ",".join(place), uniform(gpus), tile=1024, wr_lazy=on).schedule
-            for on in (True, False)
-        )
-        more = lazy.softbuf_bytes() - eager.softbuf_bytes()
-        share = size * size * 8 // gpus
-        is_lazy = place[2] in (place[0], place[1])
-        # Where C is at home it needs no place to be fetched to.
-        assert more.tolist() == [share * (is_lazy and place[2] != str(rank)) for rank in range(gpus)]
-
-
 def starts_of_fig_6(hop: float, **options: object) -> np.ndarray:
     """Start of the first product on each of 4 GPUs; a tile takes 1 from the host and `hop` between GPUs."""
     machine = uniform(4, host=10.0, link=10.0 / hop)
@@ -223,16 +116,6 @@ def test_uncut_gemms_7_batching_and_proactive_routing_let_all_gpus_of_fig_6_star
     assert reactive == pytest.approx([2, 1 + hop, 2 + hop, 1 + hop])
     proactive = starts_of_fig_6(hop, routing="eta", batch=True)
     assert proactive == pytest.approx([1 + hop / 8] * 4)
-
-
-def test_uncut_gemms_7_gpus_of_fig_6_are_idle_45_percent_less_on_average_and_60_in_the_best_case() -> None:
-    # The figure prints no times. The average is met where a hop takes 0.61 or more of a fetch from the host, the best
-    # case from 0.73 on; where it takes a tenth, they are 36 % and 52 %.
-    reactive, proactive = (
-        starts_of_fig_6(0.75, routing=routing, batch=batch) for routing, batch in (("bw", False), ("eta", True))
-    )
-    assert 1 - proactive.mean() / reactive.mean() >= 0.45
-    assert 1 - (proactive / reactive).min() >= 0.60
 
 
 def test_uncut_gemms_8_datasets() -> None:
@@ -329,21 +212,6 @@ def test_paralia_1_a_grid_of_4_by_2_saves_half_of_what_a_and_three_quarters_of_w
         assert 1 - after / before == saved
 
 
-def test_paralia_1_without_caching_gpu_0_of_fig_2_fetches_12_tiles_instead_of_8() -> None:
-    # Its two tiles of C in a row, with two steps of k.
-    cached = made(problem_of(TILE, 2 * TILE, 2 * TILE), "h,h,h", uniform(1), tile=TILE)
-    assert sum(source == host_index(1) for _, source, _, _ in cached.schedule.copies().tolist()) == 8
-    assert 3 * np.count_nonzero(cached.schedule.tasks["kind"] == Kind.GEMM) == 12
-
-
-def test_paralia_2_a_transfer_is_led_over_device_2() -> None:
-    bandwidth = np.full((3, 3), 1.0)
-    bandwidth[0, 1], bandwidth[0, 2], bandwidth[2, 1] = 1.0, 3.0, 4.0
-    found = LinkMap(np.zeros((3, 3)), bandwidth, {}, bandwidth).rerouted([0, 1, 2])
-    assert found.routes[0, 1] == (2,)
-    assert found.shared_gb_per_s[0, 1] == 3.0
-
-
 def test_paralia_2_extra_bytes_of_a_grid_of_4_by_2() -> None:
     assert extra_transfer_bytes((4, 2), [1.0, 1.0]) == 4.0
     # Which is what this project's schedule passes between devices: A (c − 1) times, B (r − 1) times.
@@ -353,25 +221,6 @@ def test_paralia_2_extra_bytes_of_a_grid_of_4_by_2() -> None:
     assert passed == [1 * size * size * 8, 3 * size * size * 8]
 
 
-def test_paralia_3_a_link_takes_its_latency_and_bytes_over_what_it_shares_half_at_least() -> None:
-    assert slowdown(1.0, 5.0) == 2.0
-    port = Port.of("host", 4.0, [(2, 0), (2, 1)])  # a fifth of 20 GB/s for each of two
-    latency = np.full((3, 3), 1e-3)
-    machine = dataclasses.replace(uniform(2, host=20.0), latency_s=latency, ports=(port,))
-    links = LinkMap.of(machine).shared_by([0, 1], [2])
-    assert links.transfer_s(2, 0, 1e9) == pytest.approx(1e-3 + 1e9 / (20e9 / 2))
-
-
-@pytest.mark.parametrize(("host", "rate"), [(10.0, 0.01), (10.0, 1000.0)])
-def test_paralia_3_a_device_takes_the_longest_of_products_ins_and_outs(host: float, rate: float) -> None:
-    size = 8e6  # of each matrix, 1000²
-    machine = dataclasses.replace(uniform(4, host=host, rate=rate), latency_s=np.full((5, 5), 1e-4))
-    (found,) = set(predict(problem_of(1000, 1000, 1000), HHH, machine, range(4)).predictions)
-    t_exec, t_link = 2e9 / 4 / (rate * 1e12), 1e-4 + size / 4 / (host * 1e9)
-    t_extra = (1 + 1) / 2 * 2 * size / 4 / 100e9
-    assert found.seconds == pytest.approx(max(t_exec, t_extra + 3 * t_link, t_link))
-
-
 def test_paralia_4_dataset() -> None:
     cases = paralia()
     assert len(cases) == len(set(cases)) == 630
@@ -379,20 +228,6 @@ def test_paralia_4_dataset() -> None:
     assert sum(case.m > case.k for case in cases) == sum(case.m < case.k for case in cases) == 21 * 10
     assert all(case.m == case.n for case in cases)
     assert (min(case.k for case in cases), max(case.k for case in cases)) == (256, 36864)
-
-
-def test_paralia_6_unequal_devices_reach_38_tflop_per_s_together() -> None:
-    problem, rates = problem_of(16384, 16384, 16384), np.array([3.5] * 4 + [5.0] * 2 + [7.0] * 2)
-    machine = dataclasses.replace(
-        uniform(8, host=1e6, link=1e6), gemm_tflop_per_s={"f64": rates}, typical_gemm_tflop_per_s={}
-    )
-
-    def tflop_per_s(machine: Machine, **options: object) -> float:
-        return problem.flops / predict(problem, HHH, machine, range(8), **options).seconds / 1e12
-
-    assert tflop_per_s(machine) == pytest.approx(38)
-    assert tflop_per_s(machine, ratios=[1 / 8] * 8) == pytest.approx(28)
-    assert tflop_per_s(uniform(8, host=1e6, link=1e6, rate=7.0)) == pytest.approx(56)
 
 
 def test_each_step_of_fig_8_gains_what_the_paper_measured() -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.helpers import oracle
 from tests.helpers.canonical import canonical_digest
 from tests.helpers.interpret import mismatch, random_data, random_order
-from tests.helpers.random_kblocks import with_shapes
+from tests.helpers.random_schedules import with_shapes
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.dtypes import DType

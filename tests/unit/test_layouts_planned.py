@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import interpret, oracle
-from tests.helpers.layouts import even, grid_layout, random_layout
-from tests.unit.test_verify_uncut import random_machine
+from tests.helpers.layouts import even, grid_layout
 from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -20,88 +19,16 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks, tiles
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import (
-    BLOCK_ORDERS,
-    COMBINES,
-    DELIVERIES,
-    ORDERS,
-    ROUTINGS,
     Blocking,
     ScheduleOptions,
 )
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
 from uncut_mpi.planning.search import search
-from uncut_mpi.planning.staging import stage
 from uncut_mpi.planning.stationary import stationary_grids
 from uncut_mpi.planning.verify import verify
-
-
-def random_case(seed: int) -> Schedule:
-    rng = random.Random(seed)
-    ranks = rng.choice((1, 2, 3, 4, 6, 8))
-    m, n, k = (rng.randint(1, 50) for _ in range(3))
-    dtype = rng.choice((DType.f64, DType.f64, DType.f32, DType.f16))
-    problem = GemmProblem(m, n, k, dtype, rng.choice("NT"), rng.choice("NT"), reads_c=rng.random() < 0.6)
-    shapes = problem.a_shape, problem.b_shape, (m, n)
-    placement = Placement(*(random_layout(rng, shape, ranks, rng.choice(("F", "FC"))) for shape in shapes))
-    order = rng.choice(BLOCK_ORDERS)
-    how = Blocking(
-        splits=rng.choice([one for one in range(1, ranks + 1) if ranks % one == 0]),
-        first=rng.choice((4, 8, 16, 64)),
-        block=64,
-        columns=rng.randint(1, 3),
-        rows=rng.randint(1, 3) if order == "corner" else 1,
-        order=order,
-        lanes=rng.choice((1, 2)),
-        delivery=rng.choice(DELIVERIES),
-        combine=rng.choice(COMBINES),
-    )
-    machine, options = Machine.uniform(ranks), ScheduleOptions(scheduler="kblocks", blocking=how)
-    schedule, *_ = kblocks.schedule(problem, placement.straight(ranks), ranks, machine, options)
-    return stage(schedule, (), machine, placement)
-
-
-def random_scaled(seed: int) -> Schedule:
-    rng = random.Random(seed)
-    ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(1, 40), rng.randint(1, 40))
-    without = rng.choice(({"k": 0}, {"k": 5, "scales_only": True}))
-    problem = GemmProblem(m, n, dtype=rng.choice((DType.f64, DType.bf16)), reads_c=rng.random() < 0.7, **without)
-    layouts = [random_layout(rng, shape, ranks, "FC") for shape in (problem.a_shape, problem.b_shape, (m, n))]
-    return plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
-
-
-def random_tiles(seed: int) -> Schedule:
-    rng = random.Random(seed)
-    ranks = rng.choice((1, 2, 3, 4, 6, 8))
-    m, n, k = (rng.randint(1, 50) for _ in range(3))
-    dtype = rng.choice((DType.f64, DType.f64, DType.f32, DType.f16))
-    problem = GemmProblem(m, n, k, dtype, rng.choice("NT"), rng.choice("NT"), reads_c=rng.random() < 0.6)
-    placement = Placement(*(random_layout(rng, shape, ranks) for shape in (problem.a_shape, problem.b_shape, (m, n))))
-    options = ScheduleOptions(
-        scheduler="uncut",
-        tile=rng.randint(8, 40),
-        routing=rng.choice(ROUTINGS),
-        order=rng.choice(ORDERS),
-        caching=rng.random() < 0.8,
-        overlap=rng.random() < 0.8,
-        batch=rng.random() < 0.7,
-        wr_lazy=rng.random() < 0.5,
-        chunks=rng.choice((None, 1, 3)),
-        max_hops=rng.choice((None, 0, 2)),
-    )
-    machine = rng.choice((Machine.uniform(ranks), random_machine(rng, ranks)))
-    return plan(problem, placement, ranks, machine, options).schedule
-
-
-@pytest.mark.parametrize("seeds", [range(40), range(40, 80)])
-def test_tiles_of_any_layouts_are_proved_and_right_on_numbers(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
-    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
-    for seed in seeds:
-        check(random_tiles(seed), seed)
 
 
 def check(schedule: Schedule, seed: int) -> None:
@@ -134,33 +61,6 @@ def test_tiles_of_parts_that_end_at_different_places_are_right_on_numbers() -> N
     for order in ("eta", "fixed"):
         options = ScheduleOptions(scheduler="uncut", tile=7, order=order)
         check(plan(problem, placement, 3, Machine.uniform(3), options).schedule, 1)
-
-
-@pytest.mark.parametrize("seeds", [range(40), range(40, 80)])
-def test_any_layouts_make_schedules_that_are_proved_and_right_on_numbers(seeds: range) -> None:
-    for seed in seeds:
-        check(random_case(seed), seed)
-
-
-@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 100, 50)])
-def test_a_c_in_parts_that_is_only_scaled_is_right_on_numbers(seeds: range) -> None:
-    for seed in seeds:
-        check(random_scaled(seed), seed)
-
-
-@pytest.mark.parametrize("seeds", [range(first, first + 50) for first in range(0, 100, 50)])
-def test_a_matrix_takes_any_other_layout(seeds: range) -> None:
-    for seed in seeds:
-        rng = random.Random(seed)
-        ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(0, 40), rng.randint(0, 40))
-        problem = GemmProblem(m, n, 0, rng.choice((DType.f64, DType.bf16)), reads_c=False, copies=True)
-        a, c = (random_layout(rng, (m, n), ranks, "FC") for _ in range(2))
-        placement = Placement(a, Location.host(), c)
-        schedule = plan(problem, placement, ranks, Machine.uniform(ranks)).schedule
-        verify(schedule, lower(schedule))
-        data = interpret.random_data(problem, seed)
-        found = interpret.interpret(schedule, data, interpret.random_order(schedule, seed))
-        assert np.array_equal(found, data.a), f"seed {seed}"
 
 
 def test_a_copy_that_goes_elsewhere_is_refused() -> None:

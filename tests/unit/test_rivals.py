@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import random
 
 import numpy as np
 import pytest
 
-from tests.helpers import oracle
-from tests.helpers.faults import FAULTS, Fault, spoiled
 from uncut_mpi.bench.rivals import bands, paralia
 from uncut_mpi.bench.rivals.choi import BandModel
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS, deal
@@ -23,91 +20,13 @@ from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Kind, Role, Schedule
+from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import search
-from uncut_mpi.planning.verify import verify
-
-CASES = {1: 20, 3: 30, 4: 40, 8: 30, 31: 6}
-"""How many random cases with at most so many ranks."""
 
 SCHEDULERS = ("cyclic", "bands")
-
-
-def random_schedule(rng: random.Random, num_ranks: int, scheduler: str, most: int = 40) -> Schedule:
-    """Return a scheduler's schedule of a random problem, placement and choice of its options."""
-
-    def location() -> Location:
-        rank = rng.choice((0, num_ranks - 1, rng.randrange(num_ranks)))
-        device = Location.device(rank)
-        return device if scheduler == "bands" else rng.choice((Location.host(), Location.host(rank), device, device))
-
-    def extent() -> int:
-        return rng.choice((1, 2, rng.randint(1, 30), rng.randint(1, most)))
-
-    problem = GemmProblem(
-        m=extent(),
-        n=extent(),
-        k=extent(),
-        dtype=rng.choice(list(DType)),
-        trans_a=rng.choice("NT"),
-        trans_b=rng.choice("NT"),
-        lda=rng.choice((0, 70)),
-        ldb=rng.choice((0, 71)),
-        ldc=rng.choice((0, 72)),
-        reads_c=rng.random() < 0.7,
-    )
-    devices = rng.choice((None, tuple(rng.sample(range(num_ranks), rng.randint(1, num_ranks)))))
-    options = ScheduleOptions(scheduler=scheduler, devices=devices, tile=rng.choice((0, rng.randint(1, 20))))
-    bandwidth = Machine.uniform(num_ranks).bandwidth_gb_per_s.copy()
-    if scheduler == "cyclic":
-        rows = rng.randint(1, num_ranks if devices is None else len(devices))
-        options = dataclasses.replace(
-            options,
-            scheduler=f"cyclic:{rng.choice(DISTRIBUTIONS)}",
-            grid=rng.choice((None, (rows, 1), (1, rows))),
-            max_hops=rng.randint(0, 2),
-            compute_lanes=rng.randint(1, 3),
-        )
-        for _ in range(num_ranks):  # some links are slow: tiles go round them
-            bandwidth[rng.randrange(num_ranks), rng.randrange(num_ranks)] = 1.0
-    first = location()
-    placement = rng.choice((Placement(first, first, first), Placement(first, location(), location())))
-    machine = dataclasses.replace(Machine.uniform(num_ranks, latency_s=0.0), bandwidth_gb_per_s=bandwidth)
-    return plan(problem, placement, num_ranks, machine, options).schedule
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("most_ranks", CASES)
-def test_random_schedules_are_proven(most_ranks: int, scheduler: str) -> None:
-    kinds, relayed = np.zeros(4, np.int64), 0
-    for seed in range(CASES[most_ranks]):
-        rng = random.Random(seed * 1000 + most_ranks)
-        schedule = random_schedule(rng, rng.choice((most_ranks, rng.randint(1, most_ranks))), scheduler)
-        verify(schedule, lower(schedule))
-        kinds += np.bincount(schedule.tasks["kind"], minlength=4)
-        relayed += bool((schedule.buffers["role"] == Role.CACHE).any())
-    assert kinds[Kind.GEMM] > CASES[most_ranks]
-    if most_ranks > 1 or scheduler == "cyclic":  # else bands have nowhere to go
-        assert kinds[Kind.COPY] > CASES[most_ranks]
-        assert kinds[Kind.COMBINE] > CASES[most_ranks] // 4
-    assert relayed > 0 or most_ranks not in (3, 4, 8) or scheduler == "bands"
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_faults_planted_in_their_schedules_are_found_and_nothing_else_is_refused(fault: Fault, scheduler: str) -> None:
-    assert spoiled(fault, lambda rng: random_schedule(rng, rng.randint(1, 6), scheduler, most=20), 15) >= 1
-
-
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_their_schedules_compute_the_product(scheduler: str) -> None:
-    for seed in range(40):
-        rng = random.Random(seed)
-        assert oracle.is_wrong(random_schedule(rng, rng.randint(1, 6), scheduler, most=30)) == "", seed
 
 
 @pytest.mark.parametrize(("place", "usual"), [("0,h,0", 0), ("0,0,0", 1)])

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.random_kblocks import slow_where_misaligned, with_shapes
+from tests.helpers.random_schedules import slow_where_misaligned, with_shapes
 from uncut_mpi.bench.datasets import uncut_irregular
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.costs import HELD, IssueCosts, RowRates
@@ -457,7 +457,7 @@ def test_all_ranks_in_their_own_order_have_one_name(place: str) -> None:
 
 
 def test_most_choices_with_the_budget_are_as_good_as_without() -> None:
-    # 3 of the paper's irregular problems, spread over the set; tests/perf/search_quality.py does all.
+    # 3 of the paper's irregular problems, spread over the set.
     machine = load_machine("karolina-8xa100")
     problems = uncut_irregular()[::117]
     lost = []

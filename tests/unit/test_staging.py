@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers import interpret, random_kblocks
+from tests.helpers import interpret
 from tests.helpers.faults import (
     drop_await,
     drop_await_of,
@@ -23,8 +23,8 @@ from tests.helpers.faults import (
     take_an_operand_the_other_way_round,
 )
 from tests.helpers.layouts import even, random_layout
+from tests.helpers.random_schedules import random_schedule
 from tests.helpers.schedules import SummaOptions, random_case, summa
-from tests.unit import test_rivals, test_verify_uncut
 from uncut_mpi.api.plans import PlanSummary, private_of
 from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -47,10 +47,10 @@ from uncut_mpi.planning.verify import verify
 SUBSETS = [part for size in (1, 2, 3) for part in itertools.combinations(MATRICES, size)]
 SCHEDULES = {
     "summa": (random_case, 30),
-    "uncut": (lambda rng: test_verify_uncut.random_schedule(rng, rng.randint(2, 6), 100)[0], 20),
-    "cyclic": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "cyclic"), 20),
-    "bands": (lambda rng: test_rivals.random_schedule(rng, rng.randint(2, 6), "bands"), 40),
-    "kblocks": (lambda rng: random_kblocks.random_schedule(rng, rng.randint(2, 6), 40)[0], 20),
+    "uncut": (lambda rng: random_schedule(rng, rng.randint(2, 6), "uncut", 40), 20),
+    "cyclic": (lambda rng: random_schedule(rng, rng.randint(2, 6), "cyclic", 40), 20),
+    "bands": (lambda rng: random_schedule(rng, rng.randint(2, 6), "bands", 40), 120),
+    "kblocks": (lambda rng: random_schedule(rng, rng.randint(2, 6), "kblocks", 40), 20),
 }
 """By name: a random schedule, and how many of them to try."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import collections
+import itertools
+import random
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,13 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import fuzz
-from tests.helpers.layouts import user_parts
-from tests.unit.test_layouts_planned import random_case, random_scaled, random_tiles
+from tests.helpers.layouts import random_layout, user_parts
+from tests.helpers.random_schedules import random_schedule
 from uncut_mpi.command import planning
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import location_at
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES
+from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import held_by_operands
@@ -239,13 +242,24 @@ def test_what_is_told_of_a_schedule_is_what_its_tasks_do(case: fuzz.Case) -> Non
         check(schedule, case.machine)
 
 
-# Replicas in devices alone are rare: the last seed of what is only scaled has them.
-@pytest.mark.parametrize(("make", "first"), [(random_case, 0), (random_tiles, 0), (random_scaled, 50)])
-def test_what_is_told_of_replicas_is_so_too(make: Callable[[int], Schedule], first: int) -> None:
-    for seed in range(first, first + 10):
-        schedule = make(seed)
+def test_what_is_told_of_replicas_is_so_too() -> None:
+    # Those in devices alone are rare: the last one of what is only scaled has them.
+    made = [
+        random_schedule(random.Random(seed), 6, scheduler, in_parts=True)
+        for seed, scheduler in itertools.product(range(10), ("kblocks", "uncut"))
+    ]
+    for schedule in (*made, *map(random_scaled, range(50, 60))):
         if len(schedule.tasks) <= MOST_TASKS:
             check(schedule, Machine.uniform(schedule.num_ranks))
+
+
+def random_scaled(seed: int) -> Schedule:
+    rng = random.Random(seed)
+    ranks, (m, n) = rng.choice((1, 2, 3, 4, 6)), (rng.randint(1, 40), rng.randint(1, 40))
+    without = rng.choice(({"k": 0}, {"k": 5, "scales_only": True}))
+    problem = GemmProblem(m, n, dtype=rng.choice((DType.f64, DType.bf16)), reads_c=rng.random() < 0.7, **without)
+    layouts = [random_layout(rng, shape, ranks, "FC") for shape in (problem.a_shape, problem.b_shape, (m, n))]
+    return plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
 
 
 # -- explanations ----------------------------------------------------------------------------------

@@ -353,6 +353,13 @@ def test_private_host_memory_is_reached_over_its_own_ranks_link_alone() -> None:
     assert shared.predicted_s < bytes_in / 50e9
 
 
+def test_columns_of_panels_begin_at_multiples_of_64_bytes() -> None:
+    buffers = make(problem_of(999, 777, 555, "f16"), "h,h,h", 4, tile=101).buffers
+    own = buffers[buffers["role"] != Role.USER]
+    assert len(own) > 4
+    assert not (own["ld"] * [DType(one).itemsize for one in own["dtype"].tolist()] % 64).any()
+
+
 # -- C ---------------------------------------------------------------------------------------------
 
 
@@ -406,6 +413,18 @@ def test_the_order_by_eta_starts_with_what_arrives_first() -> None:
     assert by_eta.predicted_s < fixed.predicted_s
     reads = [int(by_eta.schedule.operands_of(task)["region"][1]) for task in of_kind(by_eta.schedule, Kind.GEMM)]
     assert len(set(reads[:8])) == 1  # one tile of A serves all eight columns before the next is awaited
+
+
+def test_how_long_c_would_take_to_come_is_of_no_account_where_it_is_not_read() -> None:
+    machine = Machine.uniform(2, host_gb_per_s=0.1, latency_s=0, gemm_tflop_per_s={"f64": 0.01})
+    bandwidth = machine.bandwidth_gb_per_s.copy()
+    bandwidth[1, 0] = 1e-3
+    made = [
+        result_of(cube(64, reads_c=False), "h,0,1", 2, one, devices=(0,), order="eta", compute_lanes=1, max_hops=0)
+        for one in (machine, dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth))
+    ]
+    assert made[0].schedule.digest() == made[1].schedule.digest()
+    assert made[0].predicted_s == made[1].predicted_s
 
 
 def test_the_order_finish_finishes_c_tiles_before_it_opens_more() -> None:

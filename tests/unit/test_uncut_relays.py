@@ -200,6 +200,16 @@ def test_a_batched_fetch_is_ordered_with_its_relays_in_mind() -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
+def test_a_chain_over_many_ranks_goes_by_their_fast_links() -> None:
+    links = {(rank, rank + 1): 40 for rank in range(7)}
+    problem = GemmProblem(64, 7 * T, 64, DType.f64)
+    schedule = made(
+        "0,h,h", machine_of(links, 8, 5.0), problem, devices=tuple(range(1, 8)), grid=(1, 7), routing="bw", max_hops=0
+    ).schedule
+    assert [bytes_on(schedule, link) for link in links] == [64 * 64 * 8] * 7
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_a_relay_that_needs_the_tile_takes_it_into_its_panel() -> None:
     schedule = made(
         "0,h,h", machine_of(PARALIA, 3, 0.5), devices=(1, 2), grid=(1, 2), batch=False, routing="bw"

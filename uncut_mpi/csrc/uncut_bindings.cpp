@@ -7,7 +7,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <utility>
-#include <vector>
 
 #include "for_each.hpp"
 #include "table_bytes.hpp"
@@ -28,21 +27,6 @@ nb::tuple schedule_tables(const Input &input) {
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
                           as_bytes(std::move(tables.lanes)), tables.caches, tables.end);
-}
-
-// For comparison with tests/helpers/routing.py: the order of destinations, of which `first` has when a first hop's
-// first and last chunk would be there. Of links between two, [from * destinations + to].
-std::vector<int> chain_order(const std::vector<std::pair<Time, Time>> &first, std::vector<Time> free,
-                             std::vector<Time> chunk_cost, int chunks) {
-    Hops hops;
-    hops.resize(first.size());
-    for (std::size_t to = 0; to < first.size(); ++to)
-        hops.first[to] = {first[to].first, first[to].second};
-    hops.free = std::move(free);
-    hops.cost = std::move(chunk_cost);
-    std::vector<int> order;
-    ChainSearch().run(hops, chunks, order);
-    return order;
 }
 
 }  // namespace
@@ -67,7 +51,6 @@ void bind_uncut_scheduler(nb::module_ &m) {
     m.def("schedule_uncut", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds); tables as uint8 arrays, "
           "caches as (rank, matrix, tiles). TooManyTasksError if there are more than `most_tasks`.");
-    m.def("uncut_chain_order", &chain_order);
 }
 
 }  // namespace uncut

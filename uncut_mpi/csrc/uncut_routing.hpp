@@ -1,5 +1,5 @@
 // Routing of one fetch over the links of a node: which copy to take and in which order the destinations forward it.
-// tests/helpers/routing.py is the same in Python and says why.
+// Uncut-GEMMs, sections III-D and III-E.
 #pragma once
 
 #include <algorithm>
