@@ -14,7 +14,6 @@ from tests.helpers.sessions import opener, released  # noqa: F401 (of every test
 ALONE_AND_ON_THREE = (1, 3)
 """Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""
 FILES = {
-    (1,): "random_arrays",
     # What is of each rank itself, or between two; commands, whose ranks do the same.
     (2,): """api_arguments api_arrays api_measure api_references api_tuning bench chunks command
         complex gemm_files odd_arguments out_of_core spmd_abort""",
@@ -33,7 +32,7 @@ FILES = {
 }
 TESTS = {
     # Types, transposes, scalars and edges are of each rank's own tasks; what is said of a call depends on no number.
-    (1, 2): """edges_of_size every_option_gives_the_right_product every_transpose_and_order_with_leading_dimensions
+    (1, 2): """edges_of_size every_option_gives_the_right_product
         every_type_accumulates_and_rounds_as_it_should large_products_from_the_corner""",
     # A machine of three ranks has what one of two has, and ports.
     (1, 3): "everything_is_measured_printed_and_kept_for_the_next_session",
@@ -43,7 +42,7 @@ TESTS = {
         a_machine_of_other_hardware_is_refused_on_every_rank a_plan_runs_with_other_scalars_and_arrays
         a_repeated_call_asks_the_device_for_nothing_but_to_run
         columns_that_are_not_aligned_are_copied_by_who_holds_them counted_tasks_and_bytes_equal_the_schedule
-        large_products_at_edges_of_size large_products_with_every_transpose_type_and_order
+        large_products_with_every_transpose_type_and_order
         more_than_5000_operations_on_one_lane output_names_the_file_that_is_kept_and_json_one_more
         products_are_timed_beside_copies_within_a_device scalars_and_what_they_leave_unread
         the_disk_of_a_folder_is_measured_and_nothing_is_left_there

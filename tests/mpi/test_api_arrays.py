@@ -187,6 +187,7 @@ def test_a_result_is_written_to_the_memory_that_was_shown(comm, session, name):
 
 
 READ_ONLY = {
+    "array": lambda: read_only(data()),
     "tensor": lambda: Tensor(data(), flags=1),
     "interface": lambda: ArrayInterface(read_only(data())),
     "file": lambda: None,

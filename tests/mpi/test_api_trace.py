@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import allgather, collective_assert
+from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands
 from tests.helpers.timelines import check_trace
@@ -70,12 +70,7 @@ def test_a_closed_plan_is_not_traced(session, comm):
     operands = make_operands(session, Case(8, 8, 8))
     plan = session.plan(operands.a, operands.b, operands.c)
     plan.close()
-    message = ""
-    try:
-        plan.trace()
-    except um.ParamError as error:
-        message = str(error)
-    collective_assert(comm, "closed" in message, message)
+    expect(comm, um.ParamError, ["closed"], plan.trace)
 
 
 @pytest.mark.host_backend

@@ -338,16 +338,6 @@ def test_nan_in_files_too_large_for_a_check_of_every_element_is_refused(comm, jo
     collective_assert(comm, good and (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
 
 
-@pytest.mark.host_backend
-def test_backend_cuda_never_falls_back(comm, job):
-    from tests.conftest import count_gpus
-
-    if count_gpus() >= comm.size:
-        pytest.skip("every rank has a GPU here")
-    status, out, err = job(["-m", "8", "--backend", "cuda"])
-    collective_assert(comm, status == 2 and "backend cuda was asked for" in err and not out, err)
-
-
 def test_unknown_options_and_help(comm, job):
     status, _, err = job(["--no-such-option"])
     collective_assert(comm, status == 2 and "--no-such-option" in err, err)

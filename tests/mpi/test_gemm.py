@@ -49,26 +49,6 @@ def test_every_placement_on_host_first_and_last_rank(session, comm):
         run(session, comm, Case(65, 43, 57, place=place, seed=number), um.ScheduleOptions(scheduler="uncut", tile=16))
 
 
-def test_every_transpose_and_order_with_leading_dimensions(session, comm):
-    last = str(session.size - 1)
-    for number, (trans_a, trans_b, order_a, order_b, order_c) in enumerate(
-        itertools.product("NT", "NT", "FC", "FC", "FC")
-    ):
-        place = [("h", "h", "h"), ("0", last, "h"), ("h", "0", last)][number % 3]
-        case = Case(
-            37,
-            51,
-            29,
-            place=place,
-            trans_a=trans_a,
-            trans_b=trans_b,
-            orders=order_a + order_b + order_c,
-            pad=(3, 5, 1),
-            seed=number,
-        )
-        run(session, comm, case, um.ScheduleOptions(scheduler="uncut", tile=13))
-
-
 def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
     last = str(session.size - 1)
     for dtype, place in itertools.product(
@@ -228,15 +208,6 @@ def test_large_products_with_every_transpose_type_and_order(session, comm):
             seed=number,
         )
         run(session, comm, case, k_options(session, number))
-
-
-@pytest.mark.usefixtures("any_slice")
-@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 40, 7), (40, 1, 7), (3, 2, 300), (129, 2, 1), (0, 5, 3), (5, 4, 0)])
-def test_large_products_at_edges_of_size(session, comm, shape):
-    last = str(session.size - 1)
-    for number, place in enumerate((("h", "h", "h"), ("0", last, "0"), ("h", f"h{last}", last))):
-        run(session, comm, Case(*shape, place=place), k_options(session, number))
-        run(session, comm, Case(*shape, place=place, beta=0.0), k_options(session, number, splits=session.size))
 
 
 @pytest.mark.usefixtures("any_slice")

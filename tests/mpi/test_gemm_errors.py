@@ -31,10 +31,6 @@ def test_types_that_differ(session, comm, operands):
     expect(comm, um.ParamError, ["f64", "f32"], lambda: session.gemm(operands.a, other, operands.c))
 
 
-def test_unsupported_type(session, comm):
-    expect(comm, um.ParamError, ["int32"], lambda: session.empty_host((4, 4), np.int32))
-
-
 def test_c_overlapping_an_input(session, comm, operands):
     square = session.empty_host((24, 24), np.float64)
     part = session.register(square.array[:, :16] if session.rank == 0 else None, root=0)
@@ -117,52 +113,14 @@ def test_one_rank_with_a_bad_argument(session, comm, operands):
     expect(comm, um.ParamError, ["'X'"], lambda: session.gemm(operands.a, operands.b, operands.c, trans_a=trans))
 
 
-@pytest.mark.mpi(min_size=2)
-def test_one_rank_registers_something_else(session, comm):
-    expect(comm, um.ParamError, ["rank 1", "list"], lambda: session.register([[1.0]], root=1))
-    expect(
-        comm,
-        um.ParamError,
-        ["1 dimension, "],
-        lambda: session.register(np.ones(3) if session.rank == 1 else None, root=1),
-    )
-
-
 def test_a_rank_that_does_not_exist(session, comm):
     missing = session.size
     expect(comm, um.ParamError, [str(missing)], lambda: session.register(None, root=missing))
     expect(comm, um.ParamError, [str(missing)], lambda: session.empty_device((4, 4), rank=missing))
 
 
-def test_a_matrix_that_was_released(session, comm, operands):
-    matrix = session.empty_host((16, 20))
-    session.release(matrix)
-    expect(comm, um.ParamError, ["released"], lambda: session.gemm(operands.a, matrix, operands.c))
-
-
-def test_a_read_only_result(session, comm, operands):
-    array = np.zeros((24, 20))
-    array.flags.writeable = False
-    c = session.register(array if session.rank == 0 else None, root=0)
-    expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(operands.a, operands.b, c))
-
-
 def test_too_little_shared_memory(session, comm):
     expect(comm, um.CapacityError, ["needs", "available"], lambda: session.empty_host((1 << 22, 1 << 22)))
-
-
-def test_a_closed_session(comm, open_session):
-    session = open_session(comm)
-    session.close()
-    expect(comm, um.ParamError, ["closed"], lambda: session.empty_host((2, 2)))
-
-
-def test_arguments_of_foreign_types(session, comm, operands):
-    a, b, c = operands.a, operands.b, operands.c
-    expect(comm, um.ParamError, ["alpha", "str"], lambda: session.gemm(a, b, c, alpha="x"))
-    expect(comm, um.ParamError, ["beta", "complex"], lambda: session.gemm(a, b, c, beta=1j))
-    expect(comm, um.ParamError, ["options", "dict"], lambda: session.gemm(a, b, c, options={}))
-    expect(comm, um.ParamError, ["list"], lambda: session.gemm([[1.0]], b, c))
 
 
 @pytest.mark.mpi(min_size=2)
@@ -192,22 +150,15 @@ def test_a_rank_that_comes_after_the_others_gave_up_is_told(comm, late):
             with session.together("what never ends"):
                 pass
 
-    found = ""
     if comm.rank == 1:
         allgather(comm, None)  # the others are no more in the call
-        try:
-            call()
-        except um.StallError as error:
-            found = str(error)
+        found = outcome(call)
     else:
-        try:
-            session.gemm(made.a, made.b)
-        except um.StallError as error:
-            found = str(error)
+        found = outcome(lambda: session.gemm(made.a, made.b))
         allgather(comm, None)
     others = name_ranks([rank for rank in range(comm.size) if rank != 1])
     told = f"{others} waited for this rank and gave up" if comm.rank == 1 else "for rank 1"
-    collective_assert(comm, told in found and session.broken, found)
+    collective_assert(comm, found.startswith("StallError: ") and told in found and session.broken, found)
     session.close()
 
 
@@ -238,20 +189,4 @@ def test_a_rank_whose_wait_was_interrupted_is_told_that_others_gave_up(comm, mon
             session.barrier()
     allgather(comm, None)
     session._gate.broken = True  # no rank may close collectively
-    session.close()
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.host_backend
-def test_a_rank_that_does_not_begin_a_call_is_named(comm):
-    session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
-    made = make_operands(session, Case(24, 20, 16))
-    found = ""
-    if comm.rank != 1:
-        try:
-            session.gemm(made.a, made.b, made.c)
-        except um.StallError as error:
-            found = str(error)
-    collective_assert(comm, comm.rank == 1 or ("rank 1" in found and session.broken), found)
-    session._gate.broken = True  # the rank that was awaited knows nothing of it; no rank may close collectively
     session.close()

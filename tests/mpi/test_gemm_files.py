@@ -265,16 +265,6 @@ def test_files_are_read_by_those_who_have_their_elements(comm, job, folder, monk
     collective_assert(comm, reads == wanted, f"read {reads}, not {wanted}")
 
 
-def test_a_layout_that_does_not_fit_is_everybody_s_error(comm, job):
-    for place, words in (
-        ("rows(1,2;ranks=0),h,h", "counts for 2 parts"),
-        ("whole(99),h,h", "names rank 99"),
-        (f"h,h,rows({','.join('1' * comm.size)})", f"has {comm.size} rows, the matrix 64"),
-    ):
-        status, out, err = job([*ONCE, "--place", place])
-        collective_assert(comm, status == 2 and words in err, f"{status}: {out}{err}")
-
-
 @pytest.fixture
 def large(mpi_tmp_path, comm):
     """Matrix files of half a megabyte each, and what they hold."""

@@ -103,24 +103,6 @@ def test_every_layout_of_a_times_every_one_of_b_gives_every_one_of_c(comm, sessi
     collective_assert(comm, not wrong, f"{len(wrong)} products are wrong: {wrong[:5]}")
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_layouts_multiply_where_they_are(comm, session, seed):
-    rng = random.Random(seed)
-    dtype = rng.choice((DType.f64, DType.f64, DType.f32))
-    m, n, k = (rng.randint(1, 40) for _ in range(3))
-    orders, trans, beta = rng.choices(("C", "F", "CF"), k=3), rng.choices("NT", k=2), rng.choice((0.0, 0.75))
-    a_MK, b_KN, c_MN = (random_matrix(*shape, dtype, (seed, at)) for at, shape in enumerate(((m, k), (k, n), (m, n))))
-    inputs = [x.T if how == "T" else x for x, how in zip((a_MK, b_KN), trans, strict=True)]
-    before = c_MN if beta else np.full_like(c_MN, np.nan)
-    a, b, c = (distributed(session, rng, x, order) for x, order in zip((*inputs, before), orders, strict=True))
-    session.gemm(a, b, c, alpha=1.25, beta=beta, trans_a=trans[0], trans_b=trans[1])
-    wide = [x.astype(np.float64) for x in (a_MK, b_KN, c_MN)]
-    wanted = (1.25 * wide[0] @ wide[1] + beta * wide[2])[np.ix_(*c.local_indices)]
-    error = np.abs(on_host(c.local) - wanted).max() if wanted.size else 0.0
-    limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
-    collective_assert(comm, error <= limit, f"{a!r} x {b!r} = {c!r}, {trans}, beta {beta}: error {error}")
-
-
 def test_the_program_of_the_manual_is_right(comm):
     if comm.size != 4:
         pytest.skip("a program for 4 ranks")
@@ -137,24 +119,6 @@ def test_one_product_needs_no_session(comm):
     wanted = a_MK @ b_KN if comm.rank == 0 else np.empty((0, 5), np.float32)
     collective_assert(comm, c.shape == wanted.shape and np.allclose(c, wanted, 1e-5, 1e-5), f"{c} of {wanted}")
     expect(comm, um.ParamError, ["shapes do not fit"], lambda: um.matmul(comm, a_mine, a_mine))
-
-
-def test_a_plan_runs_on_other_arrays_of_the_same_parts(comm, session):
-    rows = 3 * comm.size
-    made = [session.empty((rows, 4), "f64", Layout.rows()) for _ in range(4)]
-    b = session.empty((4, 4), "f64", Layout.replicated())
-    first, second = random_matrix(rows, 4, DType.f64, (31,)), random_matrix(rows, 4, DType.f64, (32,))
-    right = random_matrix(4, 4, DType.f64, (33,))
-    fill(b.local, right)
-    for matrix, data in zip(made, (first, second, np.full((rows, 4), np.nan), np.full((rows, 4), np.nan)), strict=True):
-        fill(matrix.local, data[np.ix_(*matrix.local_indices)])
-    session.barrier()
-    with session.plan(made[0], b, made[2], reads_c=False) as plan:
-        plan.execute()
-        plan.execute(a=made[1], c=made[3])
-    for c, data in ((made[2], first), (made[3], second)):
-        wanted = (data @ right)[np.ix_(*c.local_indices)]
-        collective_assert(comm, np.abs(on_host(c.local) - wanted).max() < 1e-14, f"{c!r}")
 
 
 def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 
 import numpy as np
 import pytest
 
-from tests.helpers.collective import allgather
+from tests.helpers.collective import expect
 from uncut_mpi.errors import CapacityError, TopologyError
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import exchange
@@ -61,13 +62,9 @@ def test_no_bytes_can_be_shared(agree_all, group):
 
 @both_kinds
 def test_too_little_memory_is_the_same_error_on_all_ranks(comm, agree_all, group, use_file):
-    found = ""
-    try:
-        exchange.shared_segment(group, 1 << 50, "a huge matrix", use_file=use_file)
-    except CapacityError as error:
-        found = str(error)
-    agree_all("a huge matrix needs 1126 TB" in found and "available" in found, found)
-    agree_all(len(set(allgather(comm, found))) == 1, found)
+    parts = ["a huge matrix needs 1126 TB", "available"]
+    call = functools.partial(exchange.shared_segment, group, 1 << 50, "a huge matrix", use_file=use_file)
+    expect(comm, CapacityError, parts, call)
 
 
 @pytest.mark.mpi(min_size=2)

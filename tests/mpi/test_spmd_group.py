@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from tests.helpers.collective import allgather, carried
+from tests.helpers.collective import allgather, carried, expect
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, TopologyError
 from uncut_mpi.spmd import runtime
 from uncut_mpi.spmd.group import Group
@@ -69,12 +70,8 @@ def test_byte_strings_of_different_lengths_are_gathered(comm, agree_all, group, 
 
 
 def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(comm, agree_all, group):
-    found = ""
-    try:
-        group.allgather_objects(lambda: 1 if comm.rank == comm.size - 1 else 2)
-    except PeerFailedError as error:
-        found = str(error)
-    agree_all("rank 0 could not send" in found, found)
+    call = functools.partial(group.allgather_objects, lambda: 1 if comm.rank == comm.size - 1 else 2)
+    expect(comm, PeerFailedError, ["rank 0 could not send"], call)
     agree_all(group.allgather_objects(comm.rank) == list(range(comm.size)))
 
 

@@ -296,66 +296,19 @@ def test_a_place_is_bound_to_the_extents_of_its_matrix():
 
 
 ODD_NUMBERS = (
-    *("0", "1", "2", "7", "-0", "+3", "-1", "1e3", "1.5", "１２", "٣", "²", " 5", "5 ", "0x10", "1_000", "_1", "1__0"),
-    *(
-        "nan",
-        "-nan",
-        "inf",
-        "-inf",
-        "infinity",
-        "1e308",
-        "1e309",
-        "-1e309",
-        "1e-400",
-        ".",
-        "",
-        " ",
-        "\n",
-        "\0",
-        "½",
-        "∞",
-    ),
+    "0", "1", "2", "7", "-0", "+3", "-1", "1e3", "1.5", "１２", "٣", "²", "0x10", "1_000", "_1", "1__0", "nan", "-nan",
+    "inf", "-inf", "infinity", "1e308", "1e309", "-1e309", "1e-400", ".", "½", "∞", "True", "None", "1j", "1,2",
+    "1,", ",", "0,0", "1;2", "--", "-", "=",
+    " 5", "5 ", "", " ", "\n", "\0", "1 2", "9" * 400, "9" * 5000, "-" + "9" * 400,
     *(str(2**power + more) for power in (15, 31, 32, 62, 63, 64, 128) for more in (-1, 0, 1)),
-    *(
-        "9" * 400,
-        "9" * 5000,
-        "-" + "9" * 400,
-        "True",
-        "None",
-        "1j",
-        "1,2",
-        "1,",
-        ",",
-        "0,0",
-        "1;2",
-        "1 2",
-        "--",
-        "-",
-        "=",
-    ),
-)
+)  # fmt: skip
 ODD_WORDS = (
-    *(
-        "f64",
-        "tf32",
-        "h,h,h",
-        "0,h,1",
-        "h1,h,h",
-        "h,h",
-        "h,h,h,h",
-        "H,h,h",
-        "2x4",
-        "2X4",
-        "x",
-        "2x",
-        "x2",
-        "2×4",
-        "2x4x1",
-    ),
-    *("time", "pdp", "N", "T", "n", "auto", "host", "cuda", "uncut", "kblocks", "cyclic", "one", "tuned", "uncut:64"),
-    *("cyclic:²", "cyclic:1d-cyclic", "uncut:", ":", "bands:-1", "A.npy", "t.json", "t.png", "t.txt", ".png", "t", "/"),
-    *("é", "\ud800", "\udcff", "🦆", "%s", "%(default)s", "{}", "{0}", "$HOME", "@file", "\\", "\t", "a" * 5000),
-)
+    "f64", "tf32", "h,h,h", "0,h,1", "h1,h,h", "h,h", "h,h,h,h", "H,h,h", "2x4", "2X4", "x", "2x", "x2", "2×4",
+    "2x4x1", "time", "pdp", "N", "T", "n", "auto", "host", "cuda", "uncut", "kblocks", "cyclic", "one", "tuned",
+    "uncut:64", "cyclic:²", "cyclic:1d-cyclic", "uncut:", ":", "bands:-1", "A.npy", "t.json", "t.png", "t.txt",
+    ".png", "t", "/", "é", "🦆", "%s", "%(default)s", "{}", "{0}", "$HOME", "@file", "\\",
+    "\ud800", "\udcff", "\t", "a" * 5000,
+)  # fmt: skip
 COMMANDS = {
     "gemm": (arguments, "make_parser", arguments.parse),
     "plan": (planning, "make_plan_parser", planning.parse),
@@ -491,21 +444,8 @@ def test_a_dataset_beyond_what_can_be_addressed_is_refused(words):
 
 
 SIZES = (
-    "0",
-    "1",
-    "2",
-    "3",
-    "7",
-    "64",
-    "１２",
-    "1_000",
-    "-0",
-    str(2**31 - 1),
-    str(2**31),
-    str(2**62),
-    str(2**63),
-    "9" * 30,
-)
+    "0", "1", "2", "3", "7", "64", "１２", "1_000", "-0", str(2**31 - 1), str(2**31), str(2**62), str(2**63), "9" * 30,
+)  # fmt: skip
 
 
 def _texts(kind, frame):
