@@ -23,7 +23,6 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
 from uncut_mpi.planning.variety import varied
 
@@ -34,15 +33,6 @@ HOST = Placement.parse("h,h,h")
 def karolina_like(ranks: int = 8) -> Machine:
     """Eight ranks, fast links between them, slow ones to the host."""
     return Machine.uniform(ranks, link_gb_per_s=230, host_gb_per_s=12, gemm_tflop_per_s={"f64": 17.2})
-
-
-def test_a_plan_is_the_schedulers_result() -> None:
-    options = ScheduleOptions(scheduler="uncut", tile=2048)
-    planned = plan(PROBLEM, HOST, 8, karolina_like(), options)
-    made = make_schedule(PROBLEM, HOST, 8, karolina_like(), options)
-    assert planned.schedule.digest() == made.schedule.digest()
-    assert planned.predicted_s == made.predicted_s > 0
-    assert planned.schedule.scheduler == planned.options.scheduler == "uncut"
 
 
 def test_a_plan_says_what_was_chosen() -> None:
@@ -86,26 +76,6 @@ def test_options_of_one_scheduler_leave_the_others_out(options: dict, left: tupl
 def test_options_of_another_scheduler_are_refused(options: dict) -> None:
     with pytest.raises(ParamError, match=r"(does not take|no scheduler takes all of) .*: leave"):
         plan(PROBLEM, HOST, 8, karolina_like(), ScheduleOptions(**options))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"splits": -1}, "splits = -1 is below 0"),
-        ({"columns": -2}, "columns = -2 is below 0"),
-        ({"away": -1}, "away = -1 is below 0"),
-        ({"order": "rows"}, "order 'rows' of kblocks does not exist: use one of k, columns"),
-        ({"combine": "host"}, "combine 'host' of kblocks does not exist"),
-    ],
-)
-def test_k_blocks_that_make_no_sense_are_refused(change: dict, message: str) -> None:
-    with pytest.raises(ParamError, match=message):
-        Blocking(**change)
-
-
-def test_a_grid_larger_than_the_ranks_is_refused() -> None:
-    with pytest.raises(ParamError, match="grid 3x3 has 9 places, but there are 8 ranks"):
-        plan(PROBLEM, HOST, 8, karolina_like(), ScheduleOptions(scheduler="uncut", grid=(3, 3)))
 
 
 def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.helpers.faults import FAULTS
-from tests.helpers.random_schedules import random_schedule
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
@@ -39,33 +37,8 @@ def followed(schedule: Schedule) -> str:
         follower.follow(**tables_of(schedule))
         follower.finish()
     except _native.RuleBroken as broken:
-        return str(broken), follower.reads, follower.writes
-    return "", follower.reads, follower.writes
-
-
-def is_well_formed(schedule: Schedule) -> bool:
-    try:
-        schedule.check()
-    except ScheduleError:
-        return False
-    return True
-
-
-def test_what_is_found_does_not_depend_on_how_tasks_are_cut() -> None:
-    verdicts = [0, 0]
-    for seed in range(60):
-        rng = random.Random(seed)
-        schedule = random_case(rng) if seed % 2 else random_schedule(rng, rng.randint(1, 8), "uncut")
-        for fault in (None, *FAULTS):
-            mutant = schedule if fault is None else fault(schedule, rng)
-            if mutant is None or not is_well_formed(mutant):
-                continue
-            whole = followed(mutant, [])
-            cuts = sorted(rng.choices(range(len(mutant.tasks) + 1), k=rng.randint(1, 6)))
-            assert followed(mutant, cuts) == whole, (seed, fault, cuts)
-            verdicts[bool(whole[0])] += 1
-        assert followed(schedule, list(range(1, len(schedule.tasks)))) == followed(schedule, [])
-    assert min(verdicts) >= 60, verdicts
+        return str(broken)
+    return ""
 
 
 @pytest.mark.parametrize(
