@@ -38,6 +38,16 @@ def flags_of(session) -> np.ndarray:
     return flags[:, 0]
 
 
+def run_on_other_numbers(session, plan, case, operands, c, call: int) -> None:
+    """Run a plan on other numbers in every call: a task that ran before its input came would use the old ones."""
+    for matrix, data in ((operands.a, operands.a_MK), (operands.b, operands.b_KN)):
+        data[...] = np.random.default_rng((call, data.size)).uniform(-1, 1, data.shape)
+        set_matrix(session, matrix, data)
+    set_matrix(session, operands.c, c)
+    session.barrier()
+    plan.execute(case.alpha, case.beta)
+
+
 @pytest.fixture(params=["in order", "in random order"])
 def fresh_session(request, comm):
     disorder = Disorder(seed=5) if request.param == "in random order" else None
@@ -67,12 +77,7 @@ def test_flags_in_host_memory_keep_step_with_the_others(comm, fresh_session, mon
     with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
         at_epoch(session, boundary - 1)
         for call in range(3):
-            for matrix, data in ((operands.a, operands.a_MK), (operands.b, operands.b_KN)):
-                data[...] = np.random.default_rng((call, data.size)).uniform(-1, 1, data.shape)
-                set_matrix(session, matrix, data)
-            set_matrix(session, operands.c, fresh)
-            session.barrier()
-            plan.execute(case.alpha, case.beta)
+            run_on_other_numbers(session, plan, case, operands, fresh, call)
             wrong.append(mismatch(case, operands))
             session.barrier()
     ahead = session._calls.control.flags - np.uint32(boundary - 1)
@@ -93,13 +98,7 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
         at_epoch(session, boundary - 2 * span - 1)  # the third call begins before the boundary and ends behind it
         wrong, epochs = [], []
         for call in range(5):
-            # Other numbers in every call: a task that ran before its input came would use the old ones.
-            for matrix, data in ((operands.a, operands.a_MK), (operands.b, operands.b_KN)):
-                data[...] = np.random.default_rng((call, data.size)).uniform(-1, 1, data.shape)
-                set_matrix(session, matrix, data)
-            set_matrix(session, operands.c, fresh)
-            session.barrier()
-            plan.execute(case.alpha, case.beta)
+            run_on_other_numbers(session, plan, case, operands, fresh, call)
             epochs.append(session._calls.binder.flags.epoch)
             wrong.append(mismatch(case, operands))
             session.barrier()

@@ -85,6 +85,16 @@ def group_of(comm):
     group.free()
 
 
+@contextlib.contextmanager
+def bench_of(comm, **how):
+    with group_of(comm) as group:
+        backend = HostBackend(comm.rank, comm.size)
+        bench = Workbench(group, backend, **{"area_bytes": 65536, "compute_bytes": 4096, "deadline_s": 0.0, **how})
+        yield bench
+        bench.close()
+        backend.close()
+
+
 @pytest.mark.parametrize("trouble", ["", "issuing", "first hold", "every hold"])
 def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, trouble):
     """A product takes 1 ms, a COMBINE 2 ms; 8 products are issued while a hold lasts, or 2; a hold may be slow."""
@@ -104,13 +114,9 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, tr
 
     monkeypatch.setattr(Workbench, "time", time_of)
     effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=8e-3, paired=((16, 16, 16),))
-    with group_of(comm) as group:
-        backend = HostBackend(comm.rank, comm.size)
-        bench = Workbench(group, backend, area_bytes=65536, compute_bytes=effort.compute_bytes, deadline_s=0.0)
+    with bench_of(comm, compute_bytes=effort.compute_bytes) as bench:
         samples = Samples(comm.size, [1] * comm.size)
         measuring_probes._Measurement(bench, effort, samples, lambda *_: None)._products()
-        bench.close()
-        backend.close()
     seconds = [value for one in samples.products for value in (*one.seconds, one.time.median_s)]
     # What cannot be held back is timed as it is, with what passes before it and after it.
     wanted = 1e-3 + (around_s / 8 if trouble == "every hold" else 0.0)
@@ -120,9 +126,7 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, tr
 
 def test_products_are_timed_beside_copies_within_a_device(comm):
     effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=1e-4)
-    with group_of(comm) as group:
-        backend = HostBackend(comm.rank, comm.size)
-        bench = Workbench(group, backend, area_bytes=65536, compute_bytes=effort.compute_bytes, deadline_s=0.0)
+    with bench_of(comm, compute_bytes=effort.compute_bytes) as bench:
         samples = Samples(comm.size, [1] * comm.size)
         for dtype in DType:
             product = ProductSample(dtype.name, 96, 64, 32, (1e-4,) * comm.size, Summary.of([1e-4] * 3))
@@ -130,8 +134,6 @@ def test_products_are_timed_beside_copies_within_a_device(comm):
         run = measuring_probes._Measurement(bench, effort, samples, lambda *_: None)
         run._bandwidth = np.full((comm.size + 1, comm.size + 1), 10.0)
         run._within()
-        bench.close()
-        backend.close()
     found = {name: sorted(timed) for name, timed in samples.within.items()}
     wanted = {dtype.name: ["copies", "products", "together"] for dtype in DType}
     collective_assert(comm, found == wanted, f"{found}")
@@ -173,10 +175,7 @@ def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm
 @pytest.mark.parametrize(("ahead_s", "most"), [(100.0, 5), (-1.0, 3)], ids=["in time", "late"])
 def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s, most):
     ran = []
-    with group_of(comm) as group:
-        backend = HostBackend(comm.rank, comm.size)
-        deadline_s = time.perf_counter() + ahead_s
-        bench = Workbench(group, backend, area_bytes=65536, compute_bytes=4096, deadline_s=deadline_s)
+    with bench_of(comm, deadline_s=time.perf_counter() + ahead_s) as bench:
         run = bench.run
 
         def slowed(executable, what, **how):
@@ -188,8 +187,6 @@ def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s,
         monkeypatch.setattr(bench, "run", slowed)
         each = [probes.hops(bench.areas, [0], count) for count in (1, 2)]
         first, second = bench.time_in_turns(each, "hops", samples=5)
-        bench.close()
-        backend.close()
     collective_assert(comm, ran == ran[:2] * (most + 1) and ran[0] is not ran[1], f"{len(ran)} runs")
     collective_assert(comm, [first.together.count, second.together.count] == [most, most], f"{first}")
     longer = (second.by_rank_s - first.by_rank_s).tolist()
@@ -197,16 +194,11 @@ def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s,
 
 
 def test_the_deadline_of_rank_0_counts_on_all_ranks(comm):
-    with group_of(comm) as group:
-        backend = HostBackend(comm.rank, comm.size)
-        now = time.perf_counter()
-        for ahead, late in ((-1.0, True), (100.0, False)):
-            deadline_s = now + ahead * (-1) ** comm.rank  # passed on every other rank
-            bench = Workbench(group, backend, area_bytes=4096, compute_bytes=4096, deadline_s=deadline_s)
+    now = time.perf_counter()
+    for ahead, late in ((-1.0, True), (100.0, False)):
+        with bench_of(comm, deadline_s=now + ahead * (-1) ** comm.rank) as bench:  # passed on every other rank
             found = bench.late
-            bench.close()
-            collective_assert(comm, found == late, f"late {found} with {ahead} s on rank 0")
-        backend.close()
+        collective_assert(comm, found == late, f"late {found} with {ahead} s on rank 0")
 
 
 def kept(folder: pathlib.Path) -> list[str]:

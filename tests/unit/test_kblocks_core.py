@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.canonical import canonical_digest
-from tests.helpers.interpret import mismatch, random_data, random_order
+from tests.helpers.proven import check
 from tests.helpers.random_schedules import with_shapes
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
@@ -450,14 +450,6 @@ def planned(problem: GemmProblem, placement: Placement, ranks: int = 4, **blocki
     grid = (1, ranks) if placement.a.word.startswith("cols") else (ranks, 1)
     options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(**blocking))
     return kblocks.schedule(problem, placement, ranks, Machine.uniform(ranks), options)[0]
-
-
-def check(schedule: Schedule) -> None:
-    """The schedule is proven, and right on numbers in its own and in another order."""
-    verify(schedule, lower(schedule))
-    data = random_data(schedule.problem, 3, alpha=0.7, beta=-1.3)
-    assert mismatch(schedule, data) == ""
-    assert mismatch(schedule, data, random_order(schedule, 5)) == ""
 
 
 def first_products(schedule: Schedule) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.helpers import interpret, oracle
+from tests.helpers import oracle, proven
 from tests.helpers.layouts import even, grid_layout
 from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -32,10 +32,7 @@ from uncut_mpi.planning.verify import verify
 
 
 def check(schedule: Schedule, seed: int) -> None:
-    verify(schedule, lower(schedule))
-    data = interpret.random_data(schedule.problem, seed)
-    order = interpret.random_order(schedule, seed)
-    assert interpret.mismatch(schedule, data, order) == "", f"seed {seed}"
+    proven.check(schedule, seed)
     if len(schedule.tasks) < 300:
         assert oracle.is_wrong(schedule) == "", f"seed {seed}"
 
@@ -255,9 +252,7 @@ def test_ranks_whose_share_of_k_comes_to_nothing_have_no_part() -> None:
     options = ScheduleOptions(scheduler="kblocks", grid=(1, 1), k_shares=(1, 3))
     schedule = plan(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options).schedule
     assert schedule.splits == 1
-    verify(schedule, lower(schedule))
-    data = interpret.random_data(problem, 1)
-    assert interpret.mismatch(schedule, data) == ""
+    check(schedule, 1)
 
 
 @pytest.mark.parametrize("where", ["0", "h", "h1"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import faults, oracle
-from tests.helpers.interpret import mismatch, random_data, random_order
+from tests.helpers.proven import check
 from uncut_mpi.errors import CapacityError, ParamError, PlanError, ScheduleError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -194,9 +194,7 @@ def test_copies_that_transpose_on_devices_have_their_room_beside_small_blocks() 
     budget = copied // 2 + 20_000  # the copies of each rank's half, and not much
     made = plan(problem, placement, 2, machine, ScheduleOptions(device_memory=budget)).schedule
     assert made.softbuf_bytes().max() <= budget
-    verify(made, lower(made))
-    data = random_data(problem, 3)
-    assert mismatch(made, data, random_order(made, 5)) == ""
+    check(made)
     with pytest.raises(CapacityError, match=r"rank \d needs .* too few"):
         plan(problem, placement, 2, machine, ScheduleOptions(device_memory=copied // 2 - 1000))
 
@@ -211,9 +209,7 @@ def test_what_has_no_product_needs_three_slots_alone(place: str, dtype: DType, b
         options = ScheduleOptions(scheduler=scheduler, device_memory=budget)
         made = plan(problem, placement, 2, Machine.uniform(2), options).schedule
         assert made.softbuf_bytes().max() <= budget
-        verify(made, lower(made))
-        data = random_data(problem, 3)
-        assert mismatch(made, data, random_order(made, 5)) == ""
+        check(made)
     if place == "0,0,0":  # which is scaled in place
         return
     with pytest.raises(CapacityError, match=r"at least 768 B .*let ranks use 768 bytes \(device_memory\)"):

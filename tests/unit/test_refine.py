@@ -58,41 +58,31 @@ def test_products_of_a_slower_machine_are_explained() -> None:
     assert rates["bf16"] == pytest.approx(machine.typical_gemm_tflop_per_s["bf16"] * found.parameters["rate f16"])
 
 
-def test_rates_are_those_of_traced_products() -> None:
+@pytest.mark.parametrize(
+    ("hidden", "events_s", "errors"),
+    [
+        (
+            {"rate f64": 0.8, "rate f16": 0.9, "call": 8e-5},
+            0.0,
+            {"rate f64": 0.016, "rate f16": 0.027, "rate f32": 0.01},
+        ),
+        ({"rate f64": 0.9}, 8e-6, {"kernel overhead": 1e-6}),  # what two events add is no overhead of a product
+        ({"rate f64": 0.9, "kernel overhead": 2e-5}, 0.0, {"kernel overhead": 4e-6}),
+    ],
+)
+def test_rates_and_overheads_are_those_of_traced_products(
+    hidden: dict[str, float], events_s: float, errors: dict[str, float]
+) -> None:
     machine = probed()
-    truth = adjusted(machine, {**NOTHING, "rate f64": 0.8, "rate f16": 0.9, "call": 8e-5})
+    truth = adjusted(machine, {**NOTHING, **hidden})
     traced = []
     for one in observations(truth, machine):
         run = simulate(one.schedule, truth)
-        traced.append(Observation(one.schedule, run.seconds, run.end_s - run.start_s))
+        traced.append(Observation(one.schedule, run.seconds, run.end_s - run.start_s + events_s))
     _, found = refine(machine, traced)
-    assert found.parameters["rate f64"] == pytest.approx(0.8, rel=0.02)
-    assert found.parameters["rate f16"] == pytest.approx(0.9, rel=0.03)
-    assert found.parameters["rate f32"] == pytest.approx(1.0, rel=0.01)
-    assert found.median_error < 0.01
-
-
-def test_what_two_events_add_to_traced_products_is_no_overhead_of_theirs() -> None:
-    machine = probed()
-    truth = adjusted(machine, {**NOTHING, "rate f64": 0.9})
-    traced = []
-    for one in observations(truth, machine):
-        run = simulate(one.schedule, truth)
-        traced.append(Observation(one.schedule, run.seconds, run.end_s - run.start_s + 8e-6))
-    _, found = refine(machine, traced)
-    assert found.parameters["kernel overhead"] == pytest.approx(0.0, abs=1e-6)
-    assert found.median_error < 0.01
-
-
-def test_what_every_product_takes_besides_is_an_overhead() -> None:
-    machine = probed()
-    truth = adjusted(machine, {**NOTHING, "kernel overhead": 2e-5, "rate f64": 0.9})
-    traced = []
-    for one in observations(truth, machine):
-        run = simulate(one.schedule, truth)
-        traced.append(Observation(one.schedule, run.seconds, run.end_s - run.start_s))
-    _, found = refine(machine, traced)
-    assert found.parameters["kernel overhead"] == pytest.approx(2e-5, abs=4e-6)
+    wanted = {"kernel overhead": 0.0, "rate f32": 1.0, **hidden}
+    for name, error in errors.items():
+        assert found.parameters[name] == pytest.approx(wanted[name], abs=error)
     assert found.median_error < 0.01
 
 

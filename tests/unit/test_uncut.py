@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.canonical import canonical_digest
-from tests.helpers.interpret import mismatch, random_data, random_order
+from tests.helpers.proven import check
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -24,12 +24,10 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import tiles
-from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Role, Schedule
 from uncut_mpi.planning.schedulers import Made, make_schedule
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.verify import verify
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_uncut_digests.json"
 T = 8  # tile edge of the small problems
@@ -59,15 +57,6 @@ def result_of(problem: GemmProblem, place: str, ranks: int, machine: Machine | N
     return make_schedule(
         problem, Placement.parse(place), ranks, machine, ScheduleOptions(scheduler="uncut", **{"tile": T, **options})
     )
-
-
-def check(schedule: Schedule, seed: int = 0, beta: float = 1.1154) -> None:
-    """The schedule is well-formed, proven, and right on numbers in its own and in another order."""
-    schedule.check()
-    verify(schedule, lower(schedule))
-    data = random_data(schedule.problem, seed, beta=beta)
-    assert mismatch(schedule, data) == ""
-    assert mismatch(schedule, data, random_order(schedule, seed)) == ""
 
 
 def of_kind(schedule: Schedule, kind: Kind) -> np.ndarray:

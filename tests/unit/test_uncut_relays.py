@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.helpers.interpret import mismatch, random_data, random_order
+from tests.helpers.proven import check
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -44,14 +44,6 @@ def made(place: str, machine: Machine, problem: GemmProblem | None = None, **opt
     problem = problem or GemmProblem(64, 64, 64, DType.f64)
     options = ScheduleOptions(scheduler="uncut", **{"tile": T, **options})
     return make_schedule(problem, Placement.parse(place), machine.num_ranks, machine, options)
-
-
-def check(schedule: Schedule) -> None:
-    """The schedule is proven, and right on numbers in its own and in another order."""
-    verify(schedule, lower(schedule))
-    data = random_data(schedule.problem, 1, beta=1.1154)
-    assert mismatch(schedule, data) == ""
-    assert mismatch(schedule, data, random_order(schedule, 1)) == ""
 
 
 def bytes_on(schedule: Schedule, *links: tuple[int, int]) -> int:
