@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import allgather, collective_assert, expect
+from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import address_of, fill, on_host
 from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
@@ -473,18 +473,3 @@ def test_matrices_in_single_parts_are_copied_to_and_take_fresh_arrays(comm, sess
         collective_assert(comm, max(session._store._held) == newest, "the same arrays are another matrix")
         words = ["A is of 1 array, and this rank has 2 parts"]
         expect(comm, um.ParamError, words, lambda: plan.execute(a=given[:1]))
-
-
-def test_a_plan_takes_other_arrays_of_the_same_parts_only(comm, session):
-    a, b, c = (session.empty((4, 4), "f64", Layout.whole(0), memory="host") for _ in range(3))
-    with session.plan(a, b, c) as plan:
-        other = session.distribute(np.ones((4, 5))[:, :4] if session.rank == 0 else None, Layout.whole(0))
-        words = [
-            "A does not fit the plan",
-            "leading dimension 4, in host memory of rank 0",
-            "leading dimension 5, in host",
-        ]
-        expect(comm, um.ParamError, words, lambda: plan.execute(a=other))
-    for matrix in (a, b, c, other):
-        session.release(matrix)
-    collective_assert(comm, len(set(allgather(comm, len(session._store._held)))) == 1, "ranks hold other matrices")

@@ -17,7 +17,6 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.hostile import Hostile
-from uncut_mpi.api.session import _bytes
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import flag, real_number, shown, type_text, whole_number
@@ -286,17 +285,3 @@ def test_a_value_is_shown_on_one_short_line():
 )
 def test_a_type_has_its_article(value, text):
     assert type_text(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [(None, 0), (7, 7), ("4GiB", 4 << 30), ("1.5 GB", 1_500_000_000), ("16kb", 16_000), ("0.5MiB", 1 << 19)],
-)
-def test_bytes_are_a_number_or_a_text_with_a_unit(value, found):
-    assert _bytes("device_memory", value) == found
-
-
-@pytest.mark.parametrize("value", ["4", "4GB s", "GiB", "", "nanGB", "-1GB", "1e30TB", "0.1kib ", b"4GiB", 1.5, 0])
-def test_no_number_of_bytes_is_told_by_its_name(value):
-    with pytest.raises(ParamError, match=r"^device_memory = "):
-        _bytes("device_memory", value)
