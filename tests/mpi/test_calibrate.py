@@ -33,7 +33,6 @@ from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.spmd.group import Group
 
 pytestmark = pytest.mark.mpi(min_size=1)
 SHORT = ["--backend", "host", "--time-limit", "1e-3"]
@@ -79,24 +78,16 @@ def job(comm, capfd, words):
 
 
 @contextlib.contextmanager
-def group_of(comm):
-    group = Group(comm)
-    yield group
-    group.free()
-
-
-@contextlib.contextmanager
-def bench_of(comm, **how):
-    with group_of(comm) as group:
-        backend = HostBackend(comm.rank, comm.size)
-        bench = Workbench(group, backend, **{"area_bytes": 65536, "compute_bytes": 4096, "deadline_s": 0.0, **how})
-        yield bench
-        bench.close()
-        backend.close()
+def bench_of(group, **how):
+    backend = HostBackend(group.rank, group.size)
+    bench = Workbench(group, backend, **{"area_bytes": 65536, "compute_bytes": 4096, "deadline_s": 0.0, **how})
+    yield bench
+    bench.close()
+    backend.close()
 
 
 @pytest.mark.parametrize("trouble", ["", "issuing", "first hold", "every hold"])
-def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, trouble):
+def test_what_holds_products_back_is_no_part_of_their_time(comm, group, monkeypatch, trouble):
     """A product takes 1 ms, a COMBINE 2 ms; 8 products are issued while a hold lasts, or 2; a hold may be slow."""
     hold_s, around_s = 2e-3 * math.ceil(measuring_probes._HELD_S / 2e-3), 3e-5
     counts, holds = [], []
@@ -114,7 +105,7 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, tr
 
     monkeypatch.setattr(Workbench, "time", time_of)
     effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=8e-3, paired=((16, 16, 16),))
-    with bench_of(comm, compute_bytes=effort.compute_bytes) as bench:
+    with bench_of(group, compute_bytes=effort.compute_bytes) as bench:
         samples = Samples(comm.size, [1] * comm.size)
         measuring_probes._Measurement(bench, effort, samples, lambda *_: None)._products()
     seconds = [value for one in samples.products for value in (*one.seconds, one.time.median_s)]
@@ -124,9 +115,9 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, monkeypatch, tr
     collective_assert(comm, max(counts) == 8 and (2 in counts) == (trouble == "issuing"), f"{counts}")
 
 
-def test_products_are_timed_beside_copies_within_a_device(comm):
+def test_products_are_timed_beside_copies_within_a_device(comm, group):
     effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=1e-4)
-    with bench_of(comm, compute_bytes=effort.compute_bytes) as bench:
+    with bench_of(group, compute_bytes=effort.compute_bytes) as bench:
         samples = Samples(comm.size, [1] * comm.size)
         for dtype in DType:
             product = ProductSample(dtype.name, 96, 64, 32, (1e-4,) * comm.size, Summary.of([1e-4] * 3))
@@ -142,7 +133,7 @@ def test_products_are_timed_beside_copies_within_a_device(comm):
 
 
 @pytest.mark.parametrize("unknown", [(), (0,)], ids=["known", "not of one"])
-def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm, monkeypatch, unknown):
+def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm, group, monkeypatch, unknown):
     now, joules, of_pauses = 0.0, 0.0, 70.0
 
     def spend(seconds, watts):
@@ -157,15 +148,14 @@ def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm
     clock = types.SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: spend(seconds, of_pauses))
     monkeypatch.setattr(power, "time", clock)
     backend = types.SimpleNamespace(energy_j=lambda: None if comm.rank in unknown else joules)
-    with group_of(comm) as group:
-        bench = types.SimpleNamespace(group=group, backend=backend, run=run, bound=lambda *_: contextlib.nullcontext())
-        known = power.is_known(group, backend)
-        idle = power.at_rest(group, backend)
-        busy = power.under_load(bench, None, "load")
-        of_pauses = 200.0
-        active = power.between_runs(bench, None, 0.002, "pauses", idle=idle, busy=busy)
-        of_pauses = 20.0
-        least = power.between_runs(bench, None, 0.002, "pauses", idle=idle, busy=busy)
+    bench = types.SimpleNamespace(group=group, backend=backend, run=run, bound=lambda *_: contextlib.nullcontext())
+    known = power.is_known(group, backend)
+    idle = power.at_rest(group, backend)
+    busy = power.under_load(bench, None, "load")
+    of_pauses = 200.0
+    active = power.between_runs(bench, None, 0.002, "pauses", idle=idle, busy=busy)
+    of_pauses = 20.0
+    least = power.between_runs(bench, None, 0.002, "pauses", idle=idle, busy=busy)
     found = np.array([idle, busy, active, least])
     wanted = np.array([[70.0], [500.0], [200.0], [70.0]]) * [rank not in unknown for rank in range(comm.size)]
     collective_assert(comm, known == (len(unknown) < comm.size), f"{known}")
@@ -173,9 +163,9 @@ def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm
 
 
 @pytest.mark.parametrize(("ahead_s", "most"), [(100.0, 5), (-1.0, 3)], ids=["in time", "late"])
-def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s, most):
+def test_probes_whose_difference_counts_run_in_turns(comm, group, monkeypatch, ahead_s, most):
     ran = []
-    with bench_of(comm, deadline_s=time.perf_counter() + ahead_s) as bench:
+    with bench_of(group, deadline_s=time.perf_counter() + ahead_s) as bench:
         run = bench.run
 
         def slowed(executable, what, **how):
@@ -193,10 +183,10 @@ def test_probes_whose_difference_counts_run_in_turns(comm, monkeypatch, ahead_s,
     collective_assert(comm, longer == pytest.approx([2.0] * comm.size, abs=0.5), f"{longer}")
 
 
-def test_the_deadline_of_rank_0_counts_on_all_ranks(comm):
+def test_the_deadline_of_rank_0_counts_on_all_ranks(comm, group):
     now = time.perf_counter()
     for ahead, late in ((-1.0, True), (100.0, False)):
-        with bench_of(comm, deadline_s=now + ahead * (-1) ** comm.rank) as bench:  # passed on every other rank
+        with bench_of(group, deadline_s=now + ahead * (-1) ** comm.rank) as bench:  # passed on every other rank
             found = bench.late
         collective_assert(comm, found == late, f"late {found} with {ahead} s on rank 0")
 
@@ -395,28 +385,27 @@ def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, capfd, mpi_tmp_path,
     collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
 
 
-def test_the_disk_of_a_folder_is_measured_and_nothing_is_left_there(comm, mpi_tmp_path, monkeypatch):
-    with group_of(comm) as group:
-        found = measure_disk(group, str(mpi_tmp_path), file_bytes=4 << 23)
-        every = allgather(comm, found)
-        good = all(0 < rate < 1000 for rate in (found.read_gb_per_s, found.write_gb_per_s)) and 0 <= found.call_s < 1
-        collective_assert(comm, good and every == [every[0]] * comm.size, str(every))
-        comm.Barrier()
-        collective_assert(comm, not [*mpi_tmp_path.iterdir()], "the file is still there")
-        missing = str(mpi_tmp_path / "none")
-        expect(comm, um.DataFileError, ["none cannot be measured"], lambda: measure_disk(group, missing))
-        expect(comm, um.DataFileError, ["of room"], lambda: measure_disk(group, str(mpi_tmp_path), file_bytes=1 << 60))
+def test_the_disk_of_a_folder_is_measured_and_nothing_is_left_there(comm, group, mpi_tmp_path, monkeypatch):
+    found = measure_disk(group, str(mpi_tmp_path), file_bytes=4 << 23)
+    every = allgather(comm, found)
+    good = all(0 < rate < 1000 for rate in (found.read_gb_per_s, found.write_gb_per_s)) and 0 <= found.call_s < 1
+    collective_assert(comm, good and every == [every[0]] * comm.size, str(every))
+    comm.Barrier()
+    collective_assert(comm, not [*mpi_tmp_path.iterdir()], "the file is still there")
+    missing = str(mpi_tmp_path / "none")
+    expect(comm, um.DataFileError, ["none cannot be measured"], lambda: measure_disk(group, missing))
+    expect(comm, um.DataFileError, ["of room"], lambda: measure_disk(group, str(mpi_tmp_path), file_bytes=1 << 60))
 
-        def refused(*_):
-            raise OSError(5, "Input/output error")
+    def refused(*_):
+        raise OSError(5, "Input/output error")
 
-        with monkeypatch.context() as patched:
-            if comm.rank == comm.size - 1:
-                patched.setattr(os, "pread", refused)
-            call = functools.partial(measure_disk, group, str(mpi_tmp_path), file_bytes=4 << 23)
-            expect(comm, um.DataFileError, ["cannot be measured", "Input/output error"], call)
-        comm.Barrier()
-        collective_assert(comm, not [*mpi_tmp_path.iterdir()], "the file is still there")
+    with monkeypatch.context() as patched:
+        if comm.rank == comm.size - 1:
+            patched.setattr(os, "pread", refused)
+        call = functools.partial(measure_disk, group, str(mpi_tmp_path), file_bytes=4 << 23)
+        expect(comm, um.DataFileError, ["cannot be measured", "Input/output error"], call)
+    comm.Barrier()
+    collective_assert(comm, not [*mpi_tmp_path.iterdir()], "the file is still there")
 
 
 def test_a_calibration_keeps_the_disk_for_sessions(comm, capfd, mpi_tmp_path, monkeypatch):

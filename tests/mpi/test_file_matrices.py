@@ -21,10 +21,10 @@ from uncut_mpi.device.files import FileWindow
 
 pytestmark = pytest.mark.mpi(min_size=1)
 ROOM = 150_000
+"""Bytes of host memory of each rank: a fifth of a matrix or less, where they are of the usual size."""
 
 MOST_S = 10.0
 """Within which a failure ends a call on all ranks, whatever they wait for."""
-"""Bytes of host memory of each rank: a fifth of a matrix or less, where they are of the usual size."""
 
 
 @pytest.fixture
