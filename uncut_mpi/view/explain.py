@@ -131,7 +131,7 @@ def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
     machine, seconds = simulation.machine, simulation.seconds
     if seconds <= 0:
         return
-    computing = simulation.compute_busy_s / seconds
+    computing = 1.0 - simulation.idle_share
     busy = computing[computing > 0]
     device = int(np.argmax(computing))
     if len(busy):
