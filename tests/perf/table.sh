@@ -6,7 +6,7 @@
 #   tests       tests/multigpu on all GPUs
 #   whole       whole matrices beside their floor, other libraries and the old version, in turns
 #   dealt       the same of dealt matrices
-#   scaling     8192 and 16384 cubed on 1 to RANKS GPUs
+#   scaling     8192 and 16384 cubed on 1 to RANKS GPUs, which scaling.py draws
 #   budgets     products that do not fit
 # Wheels are made so, where there is a network; .gpu/ is not under version control:
 #   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
@@ -66,7 +66,8 @@ for step in "${@:3}"; do
     scaling)
       fewer=()
       for ((count = 1; count < ranks; count++)); do fewer+=(--options "devices=$(seq -s, 0 $((count - 1)))"); done
-      table scaling "${SCALING_S:-120}" "$scaling" "${fewer[@]}" ;;
+      table scaling "${SCALING_S:-120}" "$scaling" "${fewer[@]}"
+      "$python" tests/perf/scaling.py "$out/scaling.json" "$out/scaling.svg" || status=1 ;;
     budgets)
       job 200 tests/perf/out_of_core.py "$out/budgets.json" 150 'f64 32768 h,h,h 4GiB =' 'f64 32768 h,h,h 2GiB' \
         -- scheduler=parsec cubes >"$out/budgets.log" 2>"$out/budgets.err" || { status=1; tail -n 5 "$out/budgets.err"; }
