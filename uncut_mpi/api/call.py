@@ -84,11 +84,12 @@ class Call:
         if self._planned or self._traced:
             calls.group.barrier()
         alpha, beta = self._request.scalars
+        calls.gate.epoch = epoch = calls.binder.flags.begin(executable.span)
         self._began = True
         self._run: Run | ExecutionReport = (executable.run if waits else executable.start)(
             alpha=alpha,
             beta=beta,
-            epoch=calls.binder.flags.begin(executable.span),
+            epoch=epoch,
             timeout_s=calls.timeout_s,
             traced=self._traced,
         )
@@ -99,6 +100,15 @@ class Call:
 
     def finish(self) -> None:
         """Wait until all ranks have done their parts; raise what any of them met."""
+        self._end()
+        self._note_written()
+
+    def _note_written(self) -> None:
+        written = self._request.matrices[2]
+        if written.info.file:
+            self._calls.store.is_written(written, written=True)
+
+    def _end(self) -> None:
         calls, gate, run = self._calls, self._calls.gate, self._run
         self.report = report = run.finish() if isinstance(run, Run) else run
         calls.counters.add(report)
@@ -115,9 +125,6 @@ class Call:
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
         assert not report.aborted  # without a rank that reports why
-        written = self._request.matrices[2]
-        if written.info.file:
-            calls.store.is_written(written, written=True)
 
     @property
     def result(self) -> CallResult:
@@ -187,10 +194,11 @@ class ChunkedCall(Call):
 
     def finish(self) -> None:
         """See `Call.finish`."""
-        self._each[-1].finish()
+        self._each[-1]._end()
         while len(self._each) < len(self._chunked.keys):
             self.start(waits=True)
-            self._each[-1].finish()
+            self._each[-1]._end()
+        self._note_written()
         self.report = self._each[0].report
 
     @property

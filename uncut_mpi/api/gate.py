@@ -90,7 +90,7 @@ class Gate:
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
         self.on_close: Callable[[], None] = _nothing
-        self._epoch = 0  # of the call that was opened last
+        self.epoch = 0  # of what runs, or of the call that was opened last
 
     @property
     def over(self) -> bool:
@@ -160,7 +160,7 @@ class Gate:
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
         if self._exclusive.opened and not self._exchange.pending and not self.over:
-            self._abort(self._epoch)
+            self._abort(self.epoch)
             self._leave(type(error).__name__, broken=True)
 
     def _note_left(self, why: str, *, broken: bool) -> None:
@@ -239,7 +239,7 @@ class Gate:
         """
         if digest is None:
             digest = agreement.digest_of(call_text(call, asked).encode("utf-8", "surrogatepass")).tobytes()
-        self._epoch = epoch
+        self.epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._order.arrive()
         try:
