@@ -817,6 +817,7 @@ def test_a_run_and_its_list_are_gone_with_their_last_reference_whatever_is_in_th
         report = run.finish()
         gone = [weakref.ref(run), weakref.ref(cluster.board)]
         executable.close()
+        assert 0.0 <= executable.progress() <= 1.0  # another thread may still ask
         del run, executable, cluster
         assert [one() for one in gone] == [None] * 2
     finally:

@@ -120,6 +120,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         end_pack(program, lane);
         end_series(lane);
     }
+    if (!host_lanes_.empty()) device_->host_worker().reserve(host_lanes_);
     upload_packs();
     tune_products();
 }
@@ -141,7 +142,6 @@ void Executor::bind_lanes(const Program &program) {
     std::vector<std::uint8_t> multiplies(program.lanes.size(), 0);
     for (std::size_t l = 0; l < program.lanes.size(); ++l)
         if (program.lanes[l].kind == host_lane) host_lanes_.push_back({static_cast<std::int32_t>(l), {}});
-    if (!host_lanes_.empty()) device_->host_worker();
     for (const Operation &operation : program.operations)
         if (operation.code == code_gemm) multiplies[operation.lane] = 1;
     const auto computing = static_cast<std::size_t>(std::count(multiplies.begin(), multiplies.end(), 1));

@@ -78,6 +78,8 @@ class HostWorker {
     HostWorker(const HostWorker &) = delete;
     HostWorker &operator=(const HostWorker &) = delete;
 
+    // Have as many threads as lanes can use, or as there are to be had: none is made while a list runs.
+    void reserve(const std::vector<HostLane> &lanes);
     // What `work` points to has to live until `stop` has returned.
     void start(const Work &work);
     // Whether this process made it: a fork has no such thread, and can only forget it.

@@ -131,7 +131,8 @@ class CudaExecutable(Executable):
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
         self._native = self._kept = None
-        vars(self).pop("board", None)  # which is the caller's
+        # The caller's board goes, and another thread may still ask for progress.
+        self.board = ProgressBoard(np.zeros(ProgressBoard.shape(self._program.rank), np.uint32), 0)
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
