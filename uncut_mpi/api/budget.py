@@ -29,7 +29,8 @@ class Budget:
     group, backend, machine
         Those of the session.
     device_memory, host_memory : int
-        What its caller allows (bytes); 0: four fifths of what is free, and a rank's share of half of it.
+        What its caller allows (bytes); 0: four fifths of what is free, and a rank's share of half of it. Where devices
+        take host memory, the first is of what the second leaves.
     sharing : int
         Ranks that use this rank's device.
     """
@@ -68,7 +69,7 @@ class Budget:
                     "memory, or leave it out"
                 )
             )
-        usual = int(USUAL_PART * least)
+        usual = int(USUAL_PART * (least - usual_room(least) * self._backend.takes_host_memory))
         return asked or usual // self._step * self._step or usual
 
     def agree_host(self, asked: int) -> int:

@@ -342,10 +342,13 @@ class Backend(abc.ABC):
         ``"cuda"`` or ``"host"``.
     files : FileWindows
         Files whose bytes have addresses, for lanes of the host of executables that are made while they do.
+    takes_host_memory : bool
+        Whether the device's memory is that of the host.
     """
 
     name: str
     files: FileWindows
+    takes_host_memory = False
 
     @abc.abstractmethod
     def identity(self) -> DeviceIdentity:

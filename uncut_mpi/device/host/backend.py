@@ -49,6 +49,7 @@ class HostBackend(Backend):
     """
 
     name = "host"
+    takes_host_memory = True
 
     def __init__(self, local_rank: int, ranks_on_node: int) -> None:
         if not 0 <= local_rank < ranks_on_node:
