@@ -53,7 +53,7 @@ class Calls:
 
     Attributes
     ----------
-    order : DeviceTurns
+    turns : DeviceTurns
         Gives devices to calls.
     gate : Gate
         Opens and closes all calls of the session.

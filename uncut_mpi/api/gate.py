@@ -49,7 +49,7 @@ class Gate:
 
     Parameters
     ----------
-    order : DeviceTurns
+    turns : DeviceTurns
         Told when this rank begins a call, so that those who wait for it can name it.
     control : Control
         Where the ranks meet, and see that a rank gets on or has failed.
@@ -75,13 +75,13 @@ class Gate:
     def __init__(
         self,
         group: Group,
-        order: DeviceTurns,
+        turns: DeviceTurns,
         control: Control,
         arrival_timeout_s: float | None,
     ) -> None:
-        self._group, self._order = group, order
+        self._group, self._turns = group, turns
         self._arrival_timeout_s = arrival_timeout_s
-        self._missing, self._progress = order.missing, control.progress
+        self._missing, self._progress = turns.missing, control.progress
         self._exchange, self._abort = control.exchange, control.abort
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
@@ -241,7 +241,7 @@ class Gate:
             digest = agreement.digest_of(call_text(call, asked).encode("utf-8", "surrogatepass")).tobytes()
         self.epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
-        self._order.arrive()
+        self._turns.arrive()
         try:
             records = self._exchange.exchange(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
         except StallError:

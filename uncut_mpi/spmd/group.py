@@ -329,7 +329,7 @@ class Group:
         """
         if self._steps is not None:
             self._steps.release()  # so that the memory can be unmapped
-        self._steps = None if words is None else memoryview(words)  # type: ignore[arg-type]  # as in order.py
+        self._steps = None if words is None else memoryview(words)  # type: ignore[arg-type]  # numpy 1 stubs know no Buffer
 
     def _behind(self) -> list[int]:
         """Return the ranks that have begun fewer waits than this one, as far as that is counted. Not collective."""
