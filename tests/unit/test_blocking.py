@@ -26,7 +26,7 @@ from uncut_mpi.planning.blocking import StepKind, block_edges, count_blocks, ste
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.option_fields import About, declared, told
-from uncut_mpi.planning.options import BLOCK_ORDERS, ORDERS_BY_K, SEARCHED, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import ORDERS_BY_K, SEARCHED, Blocking, ScheduleOptions
 from uncut_mpi.planning.partition import Partition, sizes_of_columns
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind
@@ -116,49 +116,6 @@ def test_options_come_from_a_file_too(tmp_path: pathlib.Path) -> None:
     said = {"grid": [1, 2], "areas": None, "blocking": {"columns": 3}}
     (tmp_path / "options.json").write_text(json.dumps(said))
     assert parse(["--options", str(tmp_path / "options.json")]).options == ScheduleOptions.decoded(said)
-
-
-@pytest.mark.parametrize(
-    ("order", "far_apart", "blocks", "rows", "extent"),
-    [
-        (order, far_apart, blocks, rows, extent)
-        for order, far_apart, blocks, extent in itertools.product(BLOCK_ORDERS, (False, True), (1, 2, 5), (1, 40, 1000))
-        for rows in ((1, 2, 3, 5) if order == "corner" else (1,))
-    ],
-)
-def test_every_product_is_made_once_and_after_what_it_needs_is_fetched(
-    order: str, far_apart: bool, blocks: int, rows: int, extent: int
-) -> None:
-    columns, bands = count_blocks(blocks), count_blocks(rows)
-    a, b = np.zeros((bands, extent), int), np.zeros((columns, extent), int)
-    done = np.zeros((bands, columns, extent), int)
-    c, finished = np.zeros((2, bands, columns), int)
-    how = cut_by(first=16, block=128, columns=blocks, rows=rows, order=order)
-    for step in steps_of(extent, how, far_apart=far_apart):
-        inner, part, band = (
-            slice(step.k_start, step.k_stop),
-            slice(step.first, step.last),
-            slice(step.top, step.bottom),
-        )
-        if step.kind == StepKind.FETCH_A:
-            a[band, inner] += 1
-        elif step.kind == StepKind.FETCH_B:
-            b[part, inner] += 1
-        elif step.kind == StepKind.FETCH_C:
-            c[band, part] += 1
-            assert not (step.early and done[band, part].any())
-        elif step.kind == StepKind.MULTIPLY:
-            assert a[band, inner].all()
-            assert b[part, inner].all()
-            assert not finished[band, part].any()
-            assert c[band, part].all() or not step.early
-            done[band, part, inner] += 1
-        else:
-            assert done[band, part].all()
-            assert c[band, part].all()
-            finished[band, part] += 1
-    for counts in (a, b, done, c, finished):
-        assert (counts == 1).all()
 
 
 def test_the_last_half_of_k_arrives_by_column_blocks_where_they_are_multiplied_so() -> None:
