@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -73,14 +72,9 @@ def test_published_times_are_predicted() -> None:
     rows = published()
     assert len(rows) >= 35
     found = np.abs(errors(rows))
-    assert np.median(found) <= 0.12
+    for place in ("h,h,h", "0,0,0"):
+        assert np.median(found[[row.place == place for row in rows]]) <= 0.12
     assert (found > 0.35).sum() <= 2
-
-
-@pytest.mark.parametrize("place", ["h,h,h", "0,0,0"])
-def test_either_placement_is_predicted(place: str) -> None:
-    found = np.abs(errors([row for row in published() if row.place == place]))
-    assert np.median(found) <= 0.12
 
 
 def test_all_are_predicted_with_our_own_tile_too() -> None:
@@ -91,22 +85,6 @@ def test_all_are_predicted_with_our_own_tile_too() -> None:
     assert np.median(found) <= 0.12
     far = {(row.m, row.n, row.k, len(row.gpus)) for row, error in zip(rows, found, strict=True) if error > 0.35}
     assert far <= {(1000, 1000, 5000, 8), (1000, 1000, 10000, 8)}
-
-
-def test_no_published_time_depends_on_the_rate_within_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Half of what its memory reads and writes: no published figure says it.
-    rows = published()
-    before = errors(rows)
-    machine = load_machine("karolina-8xa100")
-    within = machine.bandwidth_gb_per_s.copy()
-    np.fill_diagonal(within, 70.0)
-    slow = dataclasses.replace(machine, bandwidth_gb_per_s=within)
-    monkeypatch.setattr(sys.modules[__name__], "load_machine", lambda name: slow)
-    simulated.cache_clear()
-    try:
-        assert (errors(rows) == before).all()
-    finally:
-        simulated.cache_clear()
 
 
 @pytest.mark.parametrize("n", [8192, 16384, 32768])
