@@ -106,12 +106,14 @@ def bind(
     device: _native.CudaDevice,
     program: OperationList,
     addresses: Sequence[int],
-    flags: FlagTable,
-    board: ProgressBoard,
+    flags: FlagTable | None = None,
+    board: ProgressBoard | None = None,
     files: FileWindows | None = None,
     kernel: Callable[[int], int] = (1 << 48).__add__,
 ) -> CudaExecutable:
-    """An executable whose kernels are the fake's."""
+    """An executable whose kernels are the fake's, by default of one rank that no other sees."""
+    flags = flags or FlagTable(0, np.zeros(1, np.int64), np.zeros((1, MAX_LANES), np.uint32))
+    board = board or ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
     about = kernel, files or FileWindows(), "fake device"
     return CudaExecutable(device, program, np.array(addresses, np.int64), flags, board, *about)
 
@@ -179,6 +181,11 @@ class FakeCluster:
         """Let no wait of `ranks` (all by default) last in the next run, whoever signals."""
         for rank in ranks or range(len(self.flags)):
             self.flags[rank].fill((self.epoch + self.executables[rank].span) % 2**32)
+
+    def prepare_trace(self) -> None:
+        """Prepare each rank's list for traced runs."""
+        for executable in self.executables:
+            executable.prepare_trace()
 
     def signalled(self, epoch: int) -> list[np.ndarray]:
         """What the flags hold after a run that began at `epoch`."""

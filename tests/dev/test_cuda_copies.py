@@ -10,7 +10,6 @@ import pytest
 
 from tests.dev.fake import FakeCluster, bind, packed_in, succeed
 from tests.helpers.transposed import bits_of
-from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -42,7 +41,7 @@ def test_runs_of_a_matrix_go_into_a_panel_by_one_kernel(fake, dtype, along):
             wanted[12 * at : 12 * at + 6, 3:38] = values[6 * at : 6 * at + 6]
         else:
             wanted[1:43, 10 * at : 10 * at + 5] = values[:, 5 * at : 5 * at + 5]
-    cluster.executables[0].prepare_trace()
+    cluster.prepare_trace()
     for traced in (False, True):
         cluster.buffer(panel)[...] = 0
         fake.reset()
@@ -173,8 +172,7 @@ def moved(cluster, pairs):
 def test_runs_of_a_matrix_go_to_another_memory_by_one_copy(fake, way, to, source):
     schedule, pairs = dealt_runs(way, to, source)
     cluster = FakeCluster(fake, schedule)
-    for executable in cluster.executables:
-        executable.prepare_trace()
+    cluster.prepare_trace()
     found, wanted, report = moved(cluster, pairs)
     assert np.array_equal(found, wanted)
     assert series_in(fake) == [WAYS[way][2]]
@@ -291,10 +289,9 @@ def test_a_table_of_packed_copies_is_used_again_when_its_list_is_gone(fake):
         )
     program = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
     scratch = np.zeros(64)
-    flags, board = FlagTable(0, np.zeros(1, np.int64)), ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
     taken = []
     for _ in range(3):
-        executable = bind(device, program, [scratch.ctypes.data, *[0] * (len(program.buffers) - 1)], flags, board)
+        executable = bind(device, program, [scratch.ctypes.data, *[0] * (len(program.buffers) - 1)])
         succeed({0: executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0)})
         executable.close()
         del executable

@@ -26,7 +26,7 @@ from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
-from uncut_mpi.device.interface import FlagTable, ProgressBoard
+from uncut_mpi.device.interface import ProgressBoard
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -38,7 +38,7 @@ from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan, plan_several
-from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op, Role
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
@@ -166,8 +166,7 @@ def holds(cluster, wanted):
 def test_lanes_of_the_host_and_streams_copy_what_the_global_order_says(fake, seed):
     rng = random.Random(seed)
     cluster = FakeCluster(fake, random_copies(rng, rng.randint(1, 3), 80), epoch=2**32 - 3)
-    for executable in cluster.executables:
-        executable.prepare_trace()
+    cluster.prepare_trace()
     for call in range(3):
         wanted = fill(cluster, call)
         reports = cluster.run(traced=call == 1)
@@ -217,8 +216,7 @@ def in_files(fake, folder, room):
 @pytest.mark.parametrize("room", [4000, 9000])
 def test_products_of_matrices_in_files_are_right(fake, tmp_path, room):
     cluster = in_files(fake, tmp_path, room)
-    for executable in cluster.executables:
-        executable.prepare_trace()
+    cluster.prepare_trace()
     for call in range(3):
         scalars, is_right = filled_with_numbers(cluster, call)
         reports = cluster.run(*scalars, traced=call == 1)
@@ -324,8 +322,7 @@ def test_a_kernel_is_asked_for_once_a_list_where_a_stream_needs_it_and_runs_on_n
     on_host = program.lanes["kind"][program.operations["lane"]] == LaneKind.HOST
     for operations in (program.operations, program.operations[on_host]):
         part = dataclasses.replace(program, operations=operations)
-        flags = FlagTable(cluster.flags[0].ctypes.data, np.zeros(1, np.int64), cluster.host_flags)
-        bind(fake.device(), part, addresses, flags, ProgressBoard(cluster.board, 0), kernel=kernel)
+        bind(fake.device(), part, addresses, kernel=kernel)
     assert asked == [TRANSPOSING | 4]
     fake.reset()
     for signature in (TRANSPOSING | 4, PACKING, DType.f64):
@@ -434,12 +431,8 @@ def test_a_stalled_worker_says_for_whom_it_waits_and_touches_nothing_any_more(fa
 def test_a_fork_ends_without_the_worker_that_it_has_not(fake):
     device = fake.device()
     schedule = within_host([(2, 2)])
-    host_flags = np.zeros((1, MAX_LANES), np.uint32)
-    board = ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)
     memory = np.zeros((2, 4))
-    addresses = [one.ctypes.data for one in memory]
-    program = lower(schedule).rank_list(0)
-    executable = bind(device, program, addresses, FlagTable(0, np.zeros(1, np.int64), host_flags), board)
+    executable = bind(device, lower(schedule).rank_list(0), [one.ctypes.data for one in memory])
     assert executable.run(alpha=1.0, beta=0.0, epoch=1, timeout_s=20.0).tasks == 1
     child = os.fork()
     if child == 0:
@@ -643,8 +636,7 @@ def test_a_traced_run_times_every_body_on_its_own_stream_and_orders_what_is_awai
     case = Pushed(ranks=3)
     cluster = FakeCluster(fake, case.build())
     load(case, cluster)
-    for executable in cluster.executables:
-        executable.prepare_trace()
+    cluster.prepare_trace()
     made = fake.allocations
     reports = cluster.run(1.2345, 1.1154, traced=True)
     succeed(reports)
@@ -670,7 +662,7 @@ def test_a_traced_run_times_every_body_on_its_own_stream_and_orders_what_is_awai
 
 def test_the_events_of_a_trace_stand_right_before_and_after_each_body(fake):
     cluster = FakeCluster(fake, Pushed(ranks=1).build())
-    cluster.executables[0].prepare_trace()
+    cluster.prepare_trace()
     fake.reset()
     succeed(cluster.run())
     plain = fake.log()
@@ -691,7 +683,7 @@ def test_the_events_of_a_trace_stand_right_before_and_after_each_body(fake):
 
 def test_times_are_on_the_systems_monotonic_clock(fake):
     cluster = FakeCluster(fake, Pushed(ranks=1).build())
-    cluster.executables[0].prepare_trace()
+    cluster.prepare_trace()
     before = time.monotonic()
     times = cluster.run(traced=True)[0].times
     after = time.monotonic()
@@ -701,7 +693,7 @@ def test_times_are_on_the_systems_monotonic_clock(fake):
 
 def test_a_traced_run_keeps_queues_from_filling_with_its_events(fake):
     cluster = FakeCluster(fake, long_chain(3000))
-    cluster.executables[0].prepare_trace()
+    cluster.prepare_trace()
     release = threading.Timer(0.3, lambda: cluster.release(0))
     release.start()
     report = cluster.run(ranks=[0], traced=True)[0]
@@ -722,8 +714,7 @@ def test_a_run_without_trace_has_no_times_and_a_trace_without_events_is_refused(
 @pytest.mark.parametrize("call", ["cuEventElapsedTime", "cuMemcpy2DAsync", "cuEventRecord"])
 def test_a_traced_run_that_fails_says_so_and_writes_its_flags(fake, call):
     cluster = FakeCluster(fake, Pushed(ranks=2).build())
-    for executable in cluster.executables:
-        executable.prepare_trace()
+    cluster.prepare_trace()
     fake.fail(call, 2, 2)
     reports = cluster.run(traced=True)
     failed = [report for report in reports.values() if report.error is not None]
@@ -775,8 +766,7 @@ def ping_pong(length):
 def test_a_failure_ends_a_long_call_on_every_rank_and_the_next_one_runs(fake, traced):
     length = 2000
     cluster = FakeCluster(fake, ping_pong(length))
-    for executable in cluster.executables:
-        executable.prepare_trace()
+    cluster.prepare_trace()
 
     def start(rank):
         return cluster.executables[rank].start(alpha=1, beta=0, epoch=cluster.epoch, timeout_s=5.0, traced=traced)
@@ -921,7 +911,7 @@ def test_a_thread_has_its_own_current_context_back(fake):
     device.mark_stream(device.compute_stream(0))
     device.await_mark()
     assert fake.current_context == 99
-    cluster.executables[0].prepare_trace()
+    cluster.prepare_trace()
     assert fake.current_context == 99
     device.close()
     for use in (lambda: device.mark_stream(0), device.await_mark):
@@ -972,15 +962,8 @@ def test_memory_that_runs_out_while_preparing_carries_its_code_and_leaves_no_hal
 
 def test_a_buffer_without_an_address_is_refused(fake):
     schedule = Pushed(ranks=1).build()
-    cluster = FakeCluster(fake, schedule)
     with pytest.raises(DeviceError, match=r"buffer \d+ has no address"):
-        bind(
-            fake.device(),
-            cluster.programs[0],
-            [0] * len(schedule.buffers),
-            FlagTable(0, np.zeros(1, np.int64)),
-            ProgressBoard(cluster.board, 0),
-        )
+        bind(fake.device(), lower(schedule).rank_list(0), [0] * len(schedule.buffers))
 
 
 @pytest.mark.parametrize("ends", [("h0", "h0"), ("h0", "h1"), ("h1", "h0")])

@@ -11,7 +11,6 @@ import pytest
 from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
-from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
 
@@ -89,8 +88,7 @@ def test_a_shape_is_timed_once_however_many_products_and_plans_have_it(paced, me
     paced.product_ticks(usual=30, option_7=20, option_4=25, option_1=10)
     program, addresses = products([(8, 8, 5), (4, 8, 4)], DType.bf16, memory, dtype_c)
     paced.reset()
-    flags = FlagTable(0, np.zeros(1, np.int64))
-    first = bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0))
+    first = bind(device, program, addresses)
     timed = [line for line in paced.log() if "16x8x8" in line]
     # Once each to load the kernel; then two at once, the slower ones in the first of three rounds alone; the best
     # without C, too, which may be another kernel.
@@ -98,7 +96,7 @@ def test_a_shape_is_timed_once_however_many_products_and_plans_have_it(paced, me
     assert counts == {"1": 1 + 6 + 1, "usual": 1 + 2, "4": 1 + 2, "7": 2 * (1 + 2)}, timed
     assert [line for line in timed if "+C" not in line] == timed[-1:]
     paced.reset()
-    again = bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0))
+    again = bind(device, program, addresses)
     assert not [line for line in paced.log() if "x8x8" in line]
     found = device.tuned_products()
     assert [(words[:4], words[4:]) for words, _, _ in found] == [
@@ -114,8 +112,7 @@ def test_what_little_of_a_plan_is_in_is_not_timed(paced, memory):
     device = paced.device()
     device.tune_products(0, timing=True)
     program, addresses = products([(64, 64, 3), (8, 8, 1), (4, 4, 1)], DType.tf32, memory)
-    flags = FlagTable(0, np.zeros(1, np.int64))
-    bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)).close()
+    bind(device, program, addresses).close()
     assert [words[4:] for words, _, _ in device.tuned_products()] == [[16, 64, 64]]
 
 
@@ -125,8 +122,7 @@ def test_without_memory_for_a_result_to_spoil_cublas_chooses(paced, memory):
     device.reserve(1, 0, 0)
     program, addresses = products([(8, 8, 1)], DType.tf32, memory)
     paced.fail("cuMemAlloc", 1, 1, 2)
-    flags = FlagTable(0, np.zeros(1, np.int64))
-    bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0)).close()
+    bind(device, program, addresses).close()
     assert device.tuned_products() == []
 
 
@@ -136,10 +132,9 @@ def test_a_failing_description_is_an_error_that_leaves_nothing_behind(paced, mem
     device = paced.device()
     device.tune_products(0, timing=True)
     program, addresses = products([(8, 8, 1)], DType.tf32, memory)
-    flags = FlagTable(0, np.zeros(1, np.int64))
     paced.fail(name, 1, 1, 14)
     with pytest.raises(DeviceError, match=name):
-        bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0))
+        bind(device, program, addresses)
     assert paced.lt_objects == before
 
 
@@ -148,15 +143,14 @@ def test_a_proposal_that_fails_is_not_taken(paced, memory):
     device.tune_products(0, timing=True)
     paced.product_ticks(usual=30, option_7=10, option_4=20, option_1=25)
     program, addresses = products([(8, 8, 1)], DType.tf32, memory)
-    flags = FlagTable(0, np.zeros(1, np.int64))
     paced.fail("cublasLtMatmul", 1, 1, 15)
-    executable = bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0))
+    executable = bind(device, program, addresses)
     paced.reset()
     assert executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=60.0).error is None
     assert [line.split()[2] for line in paced.log() if "16x8x8" in line] == ["7"]  # proposed twice
     paced.fail("cublasLtMatmul", 1, 4, 15)
     program, addresses = products([(8, 4, 1)], DType.tf32, memory)
-    executable = bind(device, program, addresses, flags, ProgressBoard(np.zeros(ProgressBoard.shape(1), np.uint32), 0))
+    executable = bind(device, program, addresses)
     paced.reset()
     assert executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=60.0).error is None
     assert [line for line in paced.log() if "gemm 16x8x4" in line]
