@@ -25,6 +25,7 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
 from uncut_mpi.view import Activity, Timeline, check_drawable, draw_transfers, render, to_perfetto, to_text, traffic
+from uncut_mpi.view.figure import draw_timelines
 
 
 def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="NN", **options):
@@ -255,14 +256,21 @@ def test_figures_are_png_and_the_same_for_the_same_input():
     assert render("b.png", both) == two
 
 
-def test_a_figure_of_timelines_has_a_bar_for_every_task_and_a_legend_of_what_occurs(monkeypatch):
+@pytest.fixture
+def kept(monkeypatch):
+    """Return the figures that are drawn, instead of pictures of them."""
     pytest.importorskip("matplotlib")
-    from uncut_mpi.view import figure
+    from uncut_mpi.view import figure, heatmap
 
-    kept = []
-    monkeypatch.setattr(figure, "to_png", lambda drawn: kept.append(drawn) or b"")
+    figures = []
+    for module in (figure, heatmap):
+        monkeypatch.setattr(module, "to_png", lambda drawn: figures.append(drawn) or b"png")
+    return figures
+
+
+def test_a_figure_of_timelines_has_a_bar_for_every_task_and_a_legend_of_what_occurs(kept):
     shown = timeline(make())
-    figure.draw_timelines([shown, shown])
+    draw_timelines([shown, shown])
     (drawn,) = kept
     for axis in drawn.axes:
         assert sum(len(bars.get_paths()) for bars in axis.collections) == len(shown.task)
@@ -279,15 +287,10 @@ def texts_of(drawn):
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_figure_of_timelines_says_what_of_which_problem_it_shows(monkeypatch, swapped):
-    pytest.importorskip("matplotlib")
-    from uncut_mpi.view import figure
-
-    kept = []
-    monkeypatch.setattr(figure, "to_png", lambda drawn: kept.append(drawn) or b"")
+def test_a_figure_of_timelines_says_what_of_which_problem_it_shows(kept, swapped):
     schedule = make("h,2,0", swapped=swapped)
     shown = Timeline.of(schedule, *invented_times(schedule), "predicted", machine="node seven")
-    figure.draw_timelines([shown])
+    draw_timelines([shown])
     words, sizes = texts_of(kept[0])
     problem = "2600×3000×2000, f64, A, B, C at 2,h,0" if swapped else "3000×2600×2000, f64, A, B, C at h,2,0"
     assert f"m×n×k = {problem}; scheduler uncut; machine node seven" in words
@@ -297,12 +300,7 @@ def test_a_figure_of_timelines_says_what_of_which_problem_it_shows(monkeypatch, 
     assert min(sizes) >= 8
 
 
-def test_the_heat_map_has_bytes_in_its_cells_and_the_host_last_and_says_what_is_what(monkeypatch):
-    pytest.importorskip("matplotlib")
-    from uncut_mpi.view import heatmap
-
-    kept = []
-    monkeypatch.setattr(heatmap, "to_png", lambda drawn: kept.append(drawn) or b"png")
+def test_the_heat_map_has_bytes_in_its_cells_and_the_host_last_and_says_what_is_what(kept):
     machine = Machine.uniform(3)
     schedule = make("h,2,0", ranks=3)
     assert draw_transfers(schedule, machine) == b"png"
