@@ -146,12 +146,6 @@ def test_each_rank_computes_what_grid_shares_and_devices_say_of_the_callers_c(
     assert all(getattr(made.options, name) == getattr(options, name) for name in kept)
 
 
-def test_a_quarter_of_the_rows_is_a_quarter_of_the_rows() -> None:
-    options = ScheduleOptions(scheduler="kblocks", grid=(2, 1), row_shares=(1, 3))
-    found = spans(planned(problem_of(1000, 1000, 800, "C"), "h,h,h", 2, options))
-    assert found == {0: (range(250), range(1000)), 1: (range(250, 1000), range(1000))}
-
-
 @pytest.mark.parametrize("order", "FC")
 @pytest.mark.parametrize("scheduler", ["uncut", "kblocks"])
 def test_ranks_fill_the_grid_that_is_chosen_row_by_row_too(scheduler: str, order: str) -> None:
@@ -275,6 +269,8 @@ def test_errors_name_the_callers_grid_and_shares() -> None:
         options = ScheduleOptions(scheduler=scheduler, grid=(2, 1), row_shares=(1, 2, 3))
         with pytest.raises(ParamError, match=r"3 row_shares were given, grid 2x1 has 2 rows"):
             planned(problem, "h,h,h", 2, options)
+        with pytest.raises(ParamError, match=r"1 col_shares were given, grid 1x2 has 2 cols"):
+            planned(problem, "h,h,h", 2, ScheduleOptions(scheduler=scheduler, grid=(1, 2), col_shares=(1,)))
     with pytest.raises(PlanError, match=r"of 40000×20000×"):
         planned(problem_of(40000, 20000, 50, "C"), "h,h,h", 4, ScheduleOptions(scheduler="uncut", tile=1))
 
@@ -327,13 +323,6 @@ def test_without_shares_blocks_are_equal() -> None:
     rows, cols = block_bounds(GemmProblem(101, 55, 10, DType.f64), ProcessGrid(2, 4), None, (1, 1, 1, 2))
     assert rows == tuple(block_starts(101, 2))
     assert cols == (0, 12, 22, 32, 55)
-
-
-def test_each_block_needs_one_share() -> None:
-    with pytest.raises(ParamError, match="3 row_shares were given, grid 2x4 has 2 rows"):
-        block_bounds(GemmProblem(9, 9, 9, DType.f64), ProcessGrid(2, 4), (1, 1, 1), None)
-    with pytest.raises(ParamError, match="1 col_shares were given, grid 2x4 has 4 cols"):
-        block_bounds(GemmProblem(9, 9, 9, DType.f64), ProcessGrid(2, 4), None, (1,))
 
 
 # -- the fit ---------------------------------------------------------------------------------------
