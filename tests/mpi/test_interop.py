@@ -121,23 +121,6 @@ def chunks(extent, count):
     return tuple(max(0, min(each, extent - at * each)) for at in range(count))
 
 
-def test_placements_are_layouts_with_counts(comm, session, torch, kind):
-    p, q = grid_of(comm.size)
-    wanted = {
-        "S0": Layout.rows(chunks(M, comm.size)),
-        "S1": Layout.cols(chunks(N, comm.size)),
-        "R": Layout.replicated(),
-    }
-    if min(p, q) > 1:
-        wanted |= {"S0 S1": Layout.blocks(chunks(M, p), chunks(N, q)), "S0 R": None}
-    if comm.size == 1:
-        del wanted["S1"], wanted["R"]
-    for word, layout in wanted.items():
-        mesh = mesh_of(torch, kind, comm.size, word)
-        matrix = session.from_dtensor(dealt_by_torch(torch, session, mesh, word, np.ones((M, N))))
-        collective_assert(comm, matrix.layout == layout, f"{word}: {matrix.layout}")
-
-
 @pytest.mark.parametrize("dtype", ["f64", "f32", "bf16"])
 @pytest.mark.parametrize("words", [("S0", "R", "S0"), ("R", "S1", "S1"), ("S1", "S0", "S0"), ("S0 S1", "R S1", "S0 R")])
 def test_products_of_dtensors_are_written_into_dtensors(comm, session, torch, kind, words, dtype):
