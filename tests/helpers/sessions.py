@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -34,10 +33,10 @@ def released(request):
         session._store.close()
 
 
-@contextlib.contextmanager
-def measured_machine(comm, backend: str):
+@pytest.fixture(scope="module")
+def machine_cache(comm, backend_name):
     """
-    Yield a cache directory, gone afterwards, that keeps this machine as measured now.
+    A cache directory that keeps this machine as measured now, gone afterwards.
 
     It counts as steady, however busy the machine was: where ranks share cores it seldom is, and every session of a
     test would measure it anew.
@@ -45,7 +44,7 @@ def measured_machine(comm, backend: str):
     base = comm.bcast(tempfile.mkdtemp(prefix="uncut_mpi_cache_") if comm.rank == 0 else None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", base)
-        with um.Session(comm, backend=backend, timeout_s=30) as session:
+        with um.Session(comm, backend=backend_name, timeout_s=30) as session:
             machine = dataclasses.replace(session.machine, steady=True)
     files = [*pathlib.Path(base).rglob("*.json")]
     collective_assert(comm, len(files) == 1, str(files))

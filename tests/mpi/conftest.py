@@ -9,7 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
-from tests.helpers.sessions import opener, released  # noqa: F401 (of every test)
+from tests.helpers.sessions import machine_cache, opener, released  # noqa: F401 (of every test)
 
 ALONE_AND_ON_THREE = (1, 3)
 """Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""

@@ -11,7 +11,6 @@ import pytest
 import uncut_mpi.bench.job as bench_job
 import uncut_mpi.bench.measure as bench_measure
 from tests.helpers.collective import collective_assert
-from tests.helpers.sessions import measured_machine
 from uncut_mpi.bench import main
 from uncut_mpi.bench.datasets import Case
 from uncut_mpi.bench.processes import BaselineProcess, SharedTask
@@ -25,17 +24,10 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def machines(comm):
-    """One folder for the machine that these tests measure, so that they measure it once."""
-    with measured_machine(comm, "host") as base:
-        yield base
-
-
 @pytest.fixture(autouse=True)
-def own_cache(machines, monkeypatch):
+def own_cache(machine_cache, monkeypatch):
     """Machines measured here stay here."""
-    monkeypatch.setenv("XDG_CACHE_HOME", machines)
+    monkeypatch.setenv("XDG_CACHE_HOME", machine_cache)
 
 
 def run(comm, path, *words):
@@ -252,7 +244,7 @@ def test_a_file_that_is_not_ours_is_left_as_it_is(comm, mpi_tmp_path, capfd):
     collective_assert(comm, comm.rank or f"--compute {comm.size + 1}: {there_are(comm.size, 'rank')}" in said, said)
 
 
-def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_path, machines, monkeypatch, capfd):
+def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_path, machine_cache, monkeypatch, capfd):
     def too_large(*_: object, **__: object) -> None:
         raise agreed(CapacityError("rank 0 needs 5 bytes, 4 are there: use more ranks"))
 
@@ -264,7 +256,7 @@ def test_what_does_not_fit_is_left_out_and_said_and_tried_again(comm, mpi_tmp_pa
     said = capfd.readouterr().out
     collective_assert(comm, comm.rank or "left out: f64" in said, said)
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", machines)
+    monkeypatch.setenv("XDG_CACHE_HOME", machine_cache)
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "auto") == 0)
     said = capfd.readouterr().out
     collective_assert(comm, comm.rank or "1 result, 0 of them wrong, 0 not verified, 0 left out" in said, said)
@@ -280,7 +272,7 @@ def test_bands_are_measured_with_a_transposed_and_the_others_without(comm, mpi_t
     collective_assert(comm, all(row["passed"] is True for row in rows.values()), str(rows))
 
 
-def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch):
+def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machine_cache, monkeypatch):
     right = bench_measure.verify_product
 
     def wrong(session, product, arguments):
@@ -290,7 +282,7 @@ def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machines, monkeypatch)
     path = mpi_tmp_path / "bench.jsonl"
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 1)
     monkeypatch.undo()
-    monkeypatch.setenv("XDG_CACHE_HOME", machines)
+    monkeypatch.setenv("XDG_CACHE_HOME", machine_cache)
     collective_assert(comm, run(comm, path, "--sample", "1", "--methods", "uncut") == 0)  # measured again, and right
     collective_assert(comm, [row["passed"] for row in results(comm, path)] == [False, True])
 

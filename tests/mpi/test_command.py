@@ -16,7 +16,6 @@ import uncut_mpi.command.product as command_product
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.faulty import FaultyBackend
-from tests.helpers.sessions import measured_machine
 from tests.helpers.timelines import check_trace
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
@@ -33,13 +32,6 @@ SMALL = ["-m", "96", "-n", "80", "-k", "70", "--options", '{"tile": 32}', "--war
 # A search leaves out ranks that were measured to be slow, as the one with the fault may be; the paper's heuristics do
 # not.
 ON_ALL_RANKS = ["--scheduler", "uncut"]
-
-
-@pytest.fixture(scope="module")
-def machine_cache(comm, backend_name):
-    """A directory for the machine that these tests measure once; gone afterwards."""
-    with measured_machine(comm, backend_name) as path:
-        yield path
 
 
 @pytest.fixture(autouse=True)

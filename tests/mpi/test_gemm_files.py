@@ -11,7 +11,6 @@ import pytest
 import uncut_mpi.command.product as command_product
 from tests.helpers.collective import collective_assert
 from tests.helpers.commands import in_process
-from tests.helpers.sessions import measured_machine
 from uncut_mpi import unfinished
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix_files import MatrixFile
@@ -23,13 +22,6 @@ from uncut_mpi.model.machine import Machine
 
 pytestmark = pytest.mark.mpi(min_size=1)
 ONCE = ["-m", "64", "--warmup", "0", "--repeat", "1"]
-
-
-@pytest.fixture(scope="module")
-def machine_cache(comm, backend_name):
-    """A directory for the machine that these tests measure once; gone afterwards."""
-    with measured_machine(comm, backend_name) as path:
-        yield path
 
 
 @pytest.fixture
