@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, packed_in, succeed
+from tests.helpers.by_hand import ByHand
 from tests.helpers.transposed import bits_of
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
 
@@ -23,7 +22,7 @@ F, N = Factor, Op.N
 @pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16], ids=lambda dtype: dtype.name)
 @pytest.mark.parametrize("along", ["rows", "columns"])
 def test_runs_of_a_matrix_go_into_a_panel_by_one_kernel(fake, dtype, along):
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, dtype), Placement.parse("0,0,0"))
+    build = ByHand()
     user = build.buffer(at=0, rows=42, cols=35, ld=45, dtype=dtype, role=Role.USER)
     panel = build.buffer(at=0, rows=84, cols=70, ld=90, dtype=dtype, role=Role.PANEL)
     for at in range(7):
@@ -31,8 +30,8 @@ def test_runs_of_a_matrix_go_into_a_panel_by_one_kernel(fake, dtype, along):
             ends = (RegionRef(panel, 12 * at, 3, 6, 35), RegionRef(user, 6 * at, 0, 6, 35))
         else:
             ends = (RegionRef(panel, 1, 10 * at, 42, 5), RegionRef(user, 0, 5 * at, 42, 5))
-        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], F.ONE, N)])
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+        build.copy(build.copy_lane(0, 0, 0), *ends)
+    cluster = FakeCluster(fake, build.done())
     values = np.random.default_rng(3).integers(0, 256, (42, 35 * dtype.itemsize), np.uint8).view(dtype.numpy)
     cluster.buffer(user)[...] = values
     wanted = np.zeros((84, 70), dtype.numpy)
@@ -56,7 +55,7 @@ def test_runs_of_a_matrix_go_into_a_panel_by_one_kernel(fake, dtype, along):
 def test_copies_that_need_an_order_are_not_packed_together(fake, seed):
     """The fake makes the last copy of a pack first."""
     rng = random.Random(seed)
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f32), Placement.parse("0,0,0"))
+    build = ByHand()
     buffers = [
         build.buffer(at=0, rows=12, cols=9, ld=rng.choice((12, 13, 16)), dtype=DType.f32, role=Role.STAGING)
         for _ in range(rng.choice((2, 3)))
@@ -70,8 +69,8 @@ def test_copies_that_need_an_order_are_not_packed_together(fake, seed):
             for one, (rows, cols) in ((to, shape), (of, shape[::-1] if turned else shape))
         ]
         moves.append((*ends, turned))
-        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], F.ONE, Op.T if turned else N)])
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+        build.copy(build.copy_lane(0, 0, 0), *ends, op=Op.T if turned else N)
+    cluster = FakeCluster(fake, build.done())
     wanted = np.random.default_rng(seed).random((len(buffers), 12, 9), np.float32)
     for index, values in zip(buffers, wanted, strict=True):
         cluster.buffer(index)[...] = values
@@ -85,7 +84,7 @@ def test_copies_that_need_an_order_are_not_packed_together(fake, seed):
 
 
 def test_copies_that_are_large_or_wait_are_issued_where_they_stand(fake):
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand()
     user = build.buffer(at=0, rows=700, cols=600, dtype=DType.f64, role=Role.USER)
     panel = build.buffer(at=0, rows=700, cols=600, dtype=DType.f64, role=Role.PANEL)
     sums = build.buffer(at=0, rows=8, cols=8, dtype=DType.f64, role=Role.PANEL)
@@ -93,7 +92,7 @@ def test_copies_that_are_large_or_wait_are_issued_where_they_stand(fake):
 
     def copy(col, cols, awaits=()):
         ends = [RegionRef(one, 0, col, 700, cols) for one in (panel, user)]
-        return build.task(Kind.COPY, lane, ends[0], [(ends[1], F.ONE, N)], awaits)
+        return build.copy(lane, *ends, awaits)
 
     copy(0, 10), copy(10, 10), copy(20, 10)  # one pack
     copy(30, 500)  # 2.8 MB
@@ -102,7 +101,7 @@ def test_copies_that_are_large_or_wait_are_issued_where_they_stand(fake):
         Kind.GEMM, build.compute_lane(0), RegionRef(sums, 0, 0, 8, 8), [(regions[0], F.ONE, N), (regions[1], F.ONE, N)]
     )
     copy(550, 10, [product]), copy(560, 10, [product]), copy(570, 10)  # which wait for a product, once
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    cluster = FakeCluster(fake, build.done())
     cluster.buffer(user)[...] = np.random.default_rng(1).random((700, 600))
     fake.reset()
     succeed(cluster.run())
@@ -132,7 +131,7 @@ def dealt_runs(way, to=1, source=0, leave_out=(), told_of=None):
     another device is told.
     """
     apart, run, _ = WAYS[way]
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     down, host = "row" in way, build.host
     to, source = (host if at is None else at for at in (to, source))
     user = build.buffer(at=source, rows=42, cols=35, dtype=DType.f64, role=Role.USER)
@@ -143,14 +142,11 @@ def dealt_runs(way, to=1, source=0, leave_out=(), told_of=None):
             continue
         ends = [RegionRef(one, *((x[0] * at, 0) if down else (0, x[1] * at)), *run) for one, x in
                 ((panel, apart), (user, run))]  # fmt: skip
-        tasks.append(build.task(Kind.COPY, lane, ends[0], [(ends[1], F.ONE, N)]))
+        tasks.append(build.copy(lane, *ends))
         pairs.append(ends)
         if told_of == at:
-            small = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL)
-            other = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL)
-            waits = [(RegionRef(small, 0, 0, 1, 1), F.ONE, N)]
-            build.task(Kind.COMBINE, build.compute_lane(1), RegionRef(other, 0, 0, 1, 1), waits, [tasks[-1]])
-    return build.build(scheduler="test", grid=(1, 1), tile=0), pairs
+            build.task(Kind.COMBINE, build.compute_lane(1), build.add(1), [(build.add(1), F.ONE, N)], [tasks[-1]])
+    return build.done(), pairs
 
 
 def moved(cluster, pairs):
@@ -185,27 +181,27 @@ def test_runs_of_a_matrix_go_to_another_memory_by_one_copy(fake, way, to, source
 @pytest.mark.parametrize(("columns", "together"), [(1200, True), (1201, False)])
 def test_few_runs_of_rows_in_many_columns_are_copied_one_by_one(fake, columns, together):
     """A driver writes down each layer of a copy, which takes it longer than three copies."""
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     user = build.buffer(at=0, rows=6, cols=columns, dtype=DType.f64, role=Role.USER)
     panel = build.buffer(at=1, rows=16, cols=columns, dtype=DType.f64, role=Role.PANEL)
     pairs = []
     for at in range(3):
         ends = RegionRef(panel, 4 * at, 0, 2, columns), RegionRef(user, 2 * at, 0, 2, columns)
-        build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], F.ONE, N)])
+        build.copy(build.copy_lane(0, 0, 1), *ends)
         pairs.append(ends)
-    found, wanted, report = moved(FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0)), pairs)
+    found, wanted, report = moved(FakeCluster(fake, build.done()), pairs)
     assert np.array_equal(found, wanted)
     assert report.copy_bytes == 6 * columns * 8
     assert series_in(fake) == ([(16, 3, columns)] if together else [])
 
 
 def test_copies_within_an_allocation_are_in_order_whatever_their_lane_says(fake):
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     buffer = build.buffer(at=0, rows=8, cols=4, dtype=DType.f64, role=Role.USER)
     for at in range(3):  # each column becomes the first one
         ends = RegionRef(buffer, 0, at + 1, 8, 1), RegionRef(buffer, 0, at, 8, 1)
-        build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], F.ONE, N)])
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+        build.copy(build.copy_lane(0, 0, 1), *ends)
+    cluster = FakeCluster(fake, build.done())
     cluster.buffer(buffer)[...] = np.arange(32.0).reshape(8, 4)
     succeed(cluster.run())
     assert np.array_equal(cluster.buffer(buffer), np.tile(np.arange(0.0, 32.0, 4.0)[:, None], 4))
@@ -225,15 +221,15 @@ def test_runs_between_which_one_is_missing_or_somebody_is_told_are_copies_of_the
 @pytest.mark.parametrize("one_allocation", [True, False])
 def test_parts_in_one_allocation_are_copied_by_one_copy_others_by_several(fake, one_allocation):
     """Each is a buffer of its own, and a driver may refuse a copy that goes from one allocation into the next."""
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     user = build.buffer(at=0, rows=8, cols=3, dtype=DType.f64, role=Role.USER)
     columns = [build.buffer(at=1, rows=8, cols=1, dtype=DType.f64, role=Role.USER) for _ in range(3)]
     for at, column in enumerate(columns):
         ends = RegionRef(column, 0, 0, 8, 1), RegionRef(user, 0, at, 8, 1)
-        build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], F.ONE, N)])
+        build.copy(build.copy_lane(0, 0, 1), *ends)
     block = np.zeros((4, 256), np.uint8)
     fake.is_one_allocation(block[1:] if one_allocation else block[:0])
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0), block=block)
+    cluster = FakeCluster(fake, build.done(), block=block)
     cluster.buffer(user)[...] = np.arange(24.0).reshape(8, 3)
     succeed(cluster.run())
     assert np.array_equal(np.hstack([cluster.buffer(one) for one in columns]), cluster.buffer(user))
@@ -244,7 +240,7 @@ def test_parts_in_one_allocation_are_copied_by_one_copy_others_by_several(fake, 
 def test_random_copies_to_another_device_make_what_they_make_one_by_one(fake, seed):
     """Steps that repeat, or lines that overlap, turn back, are too far apart, or of several buffers: in any order."""
     rng = random.Random(seed)
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f32), Placement.parse("0,0,0"))
+    build = ByHand(2)
     buffers = [
         [build.buffer(at=at, rows=24, cols=16, ld=rng.choice((24, 32)), dtype=DType.f32, role=Role.STAGING)
          for _ in range(2)]
@@ -261,9 +257,9 @@ def test_random_copies_to_another_device_make_what_they_make_one_by_one(fake, se
                 break
             ends = [RegionRef(one, *place, rows, cols) for one, place in zip((to, of), places, strict=True)]
             moves.append(ends)
-            build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], F.ONE, N)])
+            build.copy(build.copy_lane(0, 0, 1), *ends)
             places = [[at + by for at, by in zip(*both, strict=True)] for both in zip(places, steps, strict=True)]
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    cluster = FakeCluster(fake, build.done())
     values = np.random.default_rng(seed)
     for index in (*buffers[0], *buffers[1]):
         cluster.buffer(index)[...] = values.random((24, 16), np.float32)
@@ -278,16 +274,11 @@ def test_random_copies_to_another_device_make_what_they_make_one_by_one(fake, se
 
 def test_a_table_of_packed_copies_is_used_again_when_its_list_is_gone(fake):
     """To free it would wait for the whole device, after a stall for ever."""
-    build, device = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0")), fake.device()
+    build, device = ByHand(), fake.device()
     whole = build.buffer(at=0, rows=64, cols=1, dtype=DType.f64, role=Role.STAGING)
     for row in (0, 2):
-        build.task(
-            Kind.COPY,
-            build.copy_lane(0, 0, 0),
-            RegionRef(whole, row, 0, 1, 1),
-            [(RegionRef(whole, row + 9, 0, 1, 1), F.ONE, N)],
-        )
-    program = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+        build.copy(build.copy_lane(0, 0, 0), RegionRef(whole, row, 0, 1, 1), RegionRef(whole, row + 9, 0, 1, 1))
+    program = lower(build.done()).rank_list(0)
     scratch = np.zeros(64)
     taken = []
     for _ in range(3):

@@ -18,6 +18,7 @@ import pytest
 
 from tests.dev.fake import FakeCluster, bind, load, succeed
 from tests.helpers import interpret
+from tests.helpers.by_hand import ByHand
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.layouts import even, user_parts
 from tests.helpers.numbers import factors_of
@@ -34,11 +35,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan, plan_several
-from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op, Role
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
@@ -123,29 +123,24 @@ def filled_with_numbers(cluster, seed):
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):
-    build = ScheduleBuilder(1, GemmProblem(6, 5, 4, DType.f64), Placement.parse("0,0,0"))
-    a, b, c = (
-        build.buffer(at=0, rows=r, cols=s, dtype=DType.f64, role=Role.PANEL, ld=9, offset=0)
-        for r, s in ((6, 4), (4, 5), (6, 5))
-    )
-    whole = RegionRef(c, 0, 0, 6, 5)
-    reads = [(RegionRef(a, 0, 0, 6, 4), F.ALPHA, N), (RegionRef(b, 0, 0, 4, 5), F.ONE, N), (whole, F.BETA, N)]
-    build.task(Kind.GEMM, build.compute_lane(0), whole, reads)
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    build = ByHand()
+    a, b, c = (build.add(0, *shape, ld=9) for shape in ((6, 4), (4, 5), (6, 5)))
+    build.task(Kind.GEMM, build.compute_lane(0), c, [(a, F.ALPHA, N), (b, F.ONE, N), (c, F.BETA, N)])
+    cluster = FakeCluster(fake, build.done())
     rng = np.random.default_rng(0)
     for index in range(3):
         cluster.buffer(index)[...] = rng.random(cluster.buffer(index).shape)
     expected = np.zeros((6, 5))
     if alpha:
-        expected += alpha * cluster.buffer(a) @ cluster.buffer(b)
+        expected += alpha * cluster.buffer(0) @ cluster.buffer(1)
     else:
-        cluster.buffer(a)[...] = np.nan
+        cluster.buffer(0)[...] = np.nan
     if beta:
-        expected += beta * cluster.buffer(c)
+        expected += beta * cluster.buffer(2)
     else:
-        cluster.buffer(c)[...] = np.nan
+        cluster.buffer(2)[...] = np.nan
     succeed(cluster.run(alpha, beta))
-    np.testing.assert_allclose(cluster.buffer(c), expected, rtol=1e-14)
+    np.testing.assert_allclose(cluster.buffer(2), expected, rtol=1e-14)
 
 
 # -- lanes of the host -------------------------------------------------------------------------------
@@ -263,19 +258,11 @@ def test_products_of_parts_that_their_owners_alone_touch_are_right(fake, places)
 
 def within_host(shapes, pad=0):
     """Copies of matrices within host memory, one behind the other on one lane, from buffer 2i to buffer 2i + 1."""
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    for rows, cols in shapes:
-        source, goal = (
-            RegionRef(
-                build.buffer(
-                    at=build.host, rows=rows, cols=cols, ld=max(1, rows + pad), dtype=DType.f64, role=Role.STAGING
-                ),
-                0, 0, rows, cols,
-            )
-            for _ in range(2)
-        )  # fmt: skip
-        build.task(Kind.COPY, build.host_lane(0), goal, [(source, F.ONE, N)])
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+    build = ByHand()
+    for shape in shapes:
+        source, goal = (build.add(build.host, *shape, ld=max(1, shape[0] + pad)) for _ in range(2))
+        build.copy(build.host_lane(0), goal, source)
+    return build.done()
 
 
 @pytest.mark.parametrize("pad", [0, 3])
@@ -339,14 +326,11 @@ def test_a_kernel_is_asked_for_once_a_list_where_a_stream_needs_it_and_runs_on_n
     ],
 )
 def test_a_copy_that_transposes_from_elsewhere_or_what_does_not_fit_is_refused(fake, places, extents, words):
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    to, of = (
-        RegionRef(build.buffer(at=at, rows=rows, cols=cols, dtype=DType.f64, role=Role.STAGING), 0, 0, rows, cols)
-        for at, (rows, cols) in zip(places, ((3, 2), extents), strict=True)
-    )
-    build.task(Kind.COPY, build.copy_lane(0, 0, 0), to, [(of, F.ONE, Op.T)])
+    build = ByHand()
+    to, of = (build.add(at, *shape) for at, shape in zip(places, ((3, 2), extents), strict=True))
+    build.copy(build.copy_lane(0, 0, 0), to, of, op=Op.T)
     with pytest.raises(DeviceError, match=words):
-        FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+        FakeCluster(fake, build.done())
 
 
 @pytest.mark.parametrize("orders", ["CFC", "FCF", "CCC"])
@@ -375,18 +359,15 @@ def test_products_of_parts_in_other_orders_are_right(fake, orders):
 
 def host_relay():
     """Rank 1's device, by way of two lanes of the host, to rank 0's device."""
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    places = [1, build.host, Location.host(1), build.host, 0]
-    spots = [
-        RegionRef(build.buffer(at=at, rows=4, cols=4, dtype=DType.f64, role=Role.STAGING), 0, 0, 4, 4) for at in places
-    ]
+    build = ByHand(2)
+    spots = [build.add(at, 4, 4) for at in (1, build.host, Location.host(1), build.host, 0)]
     lanes = [
         build.copy_lane(1, 1, build.host), build.host_lane(1), build.host_lane(1, 1), build.copy_lane(0, build.host, 0)
     ]  # fmt: skip
     last = []
     for lane, of, to in zip(lanes, spots, spots[1:], strict=False):
-        last = [build.task(Kind.COPY, lane, to, [(of, F.ONE, N)], last)]
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+        last = [build.copy(lane, to, of, last)]
+    return build.done()
 
 
 def test_what_fails_on_a_stream_ends_the_lanes_of_the_host_too(fake):
@@ -417,11 +398,11 @@ def test_another_rank_s_failure_ends_what_a_worker_waits_for(fake):
 
 
 def test_a_stalled_worker_says_for_whom_it_waits_and_touches_nothing_any_more(fake):
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     first = build.task(Kind.JOIN, build.compute_lane(0, 5))
     build.task(Kind.JOIN, build.compute_lane(1))
     build.task(Kind.JOIN, build.host_lane(1, 7), awaits=[first])
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    cluster = FakeCluster(fake, build.done())
     error = cluster.run(timeout_s=0.2, ranks=[1])[1].error
     assert isinstance(error, StallError)
     assert "host lane 7: task 2 awaits rank 0 (lane 0), or is past that and not done" in str(error)
@@ -455,14 +436,11 @@ def test_a_fork_ends_without_the_worker_that_it_has_not(fake):
     ],
 )
 def test_a_worker_gets_no_task_of_a_device(fake, kind, goal, words):
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    to, of = (
-        RegionRef(build.buffer(at=at, rows=1, cols=1, dtype=DType.f64, role=Role.STAGING), 0, 0, 1, 1)
-        for at in (goal, Location.host())
-    )
+    build = ByHand()
+    to, of = (build.add(at) for at in (goal, Location.host()))
     build.task(kind, build.host_lane(0), to, [(of, F.ONE, N)])
     with pytest.raises(DeviceError, match=words):
-        FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+        FakeCluster(fake, build.done())
 
 
 # -- order and batching ------------------------------------------------------------------------------
@@ -488,26 +466,12 @@ def test_operations_go_out_in_list_order_each_on_a_stream_of_its_lane(fake):
 
 def test_consecutive_waits_of_a_lane_are_one_batch_with_progress_words(fake):
     # Two producers on other ranks, awaited by one task: two waits, one batch, a word before each.
-    build = ScheduleBuilder(3, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    parts = [build.buffer(at=r, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for r in range(3)]
-    goal = build.buffer(at=0, rows=8, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0)
-    pushes = [
-        build.task(
-            Kind.COPY,
-            build.copy_lane(r, r, 0),
-            RegionRef(goal, 4 * (r - 1), 0, 4, 4),
-            [(RegionRef(parts[r], 0, 0, 4, 4), F.ONE, N)],
-        )
-        for r in (1, 2)
-    ]
-    build.task(
-        Kind.COMBINE,
-        build.compute_lane(0),
-        RegionRef(parts[0], 0, 0, 4, 4),
-        [(RegionRef(goal, 0, 0, 4, 4), F.ONE, N), (RegionRef(goal, 4, 0, 4, 4), F.ONE, N)],
-        pushes,
-    )
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0), epoch=7)
+    build = ByHand(3)
+    parts, goal = [build.add(r, 4, 4) for r in range(3)], build.add(0, 8, 4)
+    halves = [goal._replace(row=row, rows=4) for row in (0, 4)]
+    pushes = [build.copy(build.copy_lane(r, r, 0), halves[r - 1], parts[r]) for r in (1, 2)]
+    build.task(Kind.COMBINE, build.compute_lane(0), parts[0], [(half, F.ONE, N) for half in halves], pushes)
+    cluster = FakeCluster(fake, build.done(), epoch=7)
     for index in range(3):
         cluster.buffer(index)[...] = index
     succeed(cluster.run())
@@ -528,17 +492,13 @@ def test_waits_flush_remote_writes_only_where_the_device_can(fake):
 
 def long_chain(length):
     """One lane of `length` copies behind a wait for rank 1, which copies once."""
-    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    there = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
-    here = build.buffer(at=0, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
-    push = build.task(
-        Kind.COPY, build.copy_lane(1, 1, 0), RegionRef(here, 0, 0, 1, 1), [(RegionRef(there, 0, 0, 1, 1), F.ONE, N)]
-    )
-    lane = build.copy_lane(0, 0, 0)
-    for i in range(length):
-        awaits = [push] if i == 0 else []
-        build.task(Kind.COPY, lane, RegionRef(here, i + 1, 0, 1, 1), [(RegionRef(here, i, 0, 1, 1), F.ONE, N)], awaits)
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+    build = ByHand(2)
+    there, here = build.add(1), build.add(0, length + 1)
+    spots = [here._replace(row=row, rows=1) for row in range(length + 1)]
+    push = build.copy(build.copy_lane(1, 1, 0), spots[0], there)
+    for i, (of, to) in enumerate(itertools.pairwise(spots)):
+        build.copy(build.copy_lane(0, 0, 0), to, of, [] if i else [push])
+    return build.done()
 
 
 def test_issuing_pauses_before_queues_fill_and_goes_on_when_they_drain(fake):
@@ -604,15 +564,13 @@ def test_a_device_has_one_run_in_flight_and_one_that_is_dropped_is_its_last(fake
 )
 def test_what_takes_long_counts_as_several_steps_so_that_after_an_error_nobody_waits_for_it(fake, kind, size, weight):
     rows, cols = (size, 1) if kind is Kind.COPY else (size, size)
-    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    there = build.buffer(at=1, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
-    here = build.buffer(at=0, rows=rows, cols=cols, dtype=DType.f64, role=Role.PANEL, offset=0)
-    one, spot, whole = (RegionRef(there, 0, 0, 1, 1), RegionRef(here, 0, 0, 1, 1), RegionRef(here, 0, 0, rows, cols))
-    push = build.task(Kind.COPY, build.copy_lane(1, 1, 0), spot, [(one, F.ONE, N)])
+    build = ByHand(2)
+    there, whole = build.add(1), build.add(0, rows, cols)
+    push = build.copy(build.copy_lane(1, 1, 0), whole._replace(rows=1, cols=1), there)
     lane = build.copy_lane(0, 0, 0) if kind is Kind.COPY else build.compute_lane(0)
     for i in range(400):  # none of which ever runs, and the memory is not touched
         build.task(kind, lane, whole, [(whole, F.ONE, N)] * (1 if kind is Kind.COPY else 2), [push] if i == 0 else [])
-    cluster = FakeCluster(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    cluster = FakeCluster(fake, build.done())
     run = cluster.executables[0].start(alpha=1.0, beta=0.0, epoch=1, timeout_s=20.0)
     assert not run.poll()
     issued = sum(line.split()[1] in ("copy", "gemm") for line in fake.log())
@@ -749,17 +707,13 @@ def test_a_failing_call_poisons_the_remaining_flags_so_that_peers_finish(fake):
 
 def ping_pong(length):
     """Two ranks copy one number to each other and back, `length` times."""
-    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    spots = [
-        RegionRef(build.buffer(at=r, rows=1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0), 0, 0, 1, 1)
-        for r in range(2)
-    ]
+    build = ByHand(2)
+    spots = [build.add(rank) for rank in range(2)]
     awaits = []
     for i in range(2 * length):
         rank = i % 2
-        lane = build.copy_lane(rank, rank, 1 - rank)
-        awaits = [build.task(Kind.COPY, lane, spots[1 - rank], [(spots[rank], F.ONE, N)], awaits)]
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+        awaits = [build.copy(build.copy_lane(rank, rank, 1 - rank), spots[1 - rank], spots[rank], awaits)]
+    return build.done()
 
 
 @pytest.mark.parametrize("traced", [False, True])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.by_hand import ByHand
 from uncut_mpi.calibration.probes import Areas, GemmProbe, Load, Transfers, sums, transfers
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
@@ -30,7 +31,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op, Role, Schedule
@@ -493,20 +494,11 @@ def test_lanes_pay_for_waits_and_signals_and_a_call_for_itself() -> None:
 
 def three_copies(*, serial_copies: bool) -> Schedule:
     """Rank 0 copies 1 MB to rank 1, then to rank 2, then to rank 1; rank 1 hands the first one on to rank 3."""
-    build = ScheduleBuilder(4, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"), serial_copies=serial_copies)
-    rows = 10**6 // 8
-    goals = [
-        build.buffer(at=rank, rows=rows, cols=1, dtype=DType.f64, role=Role.PANEL, offset=index * 10**6)
-        for index, rank in enumerate((0, 1, 2, 1, 3))
-    ]
-    whole = [RegionRef(goal, 0, 0, rows, 1) for goal in goals]
-    reads = [(region, Factor.ONE, Op.N) for region in whole]
-    came = [
-        build.task(Kind.COPY, build.copy_lane(0, 0, rank), whole[goal], [reads[0]])
-        for goal, rank in ((1, 1), (2, 2), (3, 1))
-    ]
-    build.task(Kind.COPY, build.copy_lane(1, 1, 3), whole[4], [reads[1]], [came[0]])
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+    build = ByHand(4, serial_copies=serial_copies)
+    whole = [build.add(rank, 10**6 // 8) for rank in (0, 1, 2, 1, 3)]
+    came = [build.copy(build.copy_lane(0, 0, rank), whole[goal], whole[0]) for goal, rank in ((1, 1), (2, 2), (3, 1))]
+    build.copy(build.copy_lane(1, 1, 3), whole[4], whole[1], came[:1])
+    return build.done()
 
 
 def test_a_device_that_copies_in_turn_tells_of_a_copy_when_its_lane_s_turn_comes() -> None:
@@ -530,18 +522,15 @@ def test_a_device_that_copies_in_turn_tells_of_a_copy_when_its_lane_s_turn_comes
 
 def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() -> None:
     # Copy, copy, COMBINE, COMBINE, copy: each awaits the one before on a lane of its own.
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    c, sums = (
-        RegionRef(build.buffer(at=0, rows=10, cols=10, dtype=DType.f64, role=Role.PANEL, offset=at), 0, 0, 10, 10)
-        for at in (0, 10**4)
-    )
+    build = ByHand()
+    c, sums = (build.add(0, 10, 10) for _ in range(2))
     copy, combine = [(c, Factor.ONE, Op.N)], [(sums, Factor.ONE, Op.N), (c, Factor.BETA, Op.N)]
     lanes = [*(build.copy_lane(0, 0, to) for to in (0, build.host)), *(build.compute_lane(0, at) for at in (0, 1))]
     last: list[int] = []
     for lane, of in zip([*lanes, lanes[0]], (copy, copy, combine, combine, copy), strict=True):
         kind = Kind.COMBINE if of is combine else Kind.COPY
         last = [build.task(kind, lane, sums if kind == Kind.COPY else c, of, last)]
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    schedule = build.done()
     for costs, whole in (
         ({"event_latency_s": 1e-3, "engine_latency_s": 1e-2, "kernel_latency_s": 1e-1}, 0.121),
         ({"event_latency_s": 1e-3}, 0.004),
@@ -555,20 +544,13 @@ def test_what_a_task_awaits_on_another_lane_is_seen_later_by_another_engine() ->
 def test_a_worker_copies_at_a_core_s_rate_within_that_of_the_memory_and_is_awaited_by_flags(
     memory_gb_per_s: float, expected: float
 ) -> None:
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     size = 1000
-    near, far, other, device = (
-        RegionRef(
-            build.buffer(at=Location.parse(at), rows=size, cols=size, ld=size + 1, dtype=DType.f64, role=Role.STAGING),
-            0, 0, size, size,
-        )
-        for at in ("h", "h0", "h1", "0")
-    )  # fmt: skip
-    read = [(near, Factor.ONE, Op.N)]
-    copies = [build.task(Kind.COPY, build.host_lane(0, number), far, read) for number in range(2)]
-    copies += [build.task(Kind.COPY, build.host_lane(1), other, read) for _ in range(2)]
-    build.task(Kind.COPY, build.copy_lane(0, build.host, 0), device, read, copies)
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    near, far, other, device = (build.add(Location.parse(at), size, size, ld=size + 1) for at in ("h", "h0", "h1", "0"))
+    copies = [build.copy(build.host_lane(0, number), far, near) for number in range(2)]
+    copies += [build.copy(build.host_lane(1), other, near) for _ in range(2)]
+    build.copy(build.copy_lane(0, build.host, 0), device, near, copies)
+    schedule = build.done()
     machine = machine_of(2, costs=IssueCosts(copy_s=1e-3, event_latency_s=1e-1, flag_latency_s=1e-2))
     bandwidth = machine.bandwidth_gb_per_s.copy()
     bandwidth[machine.host, machine.host] = memory_gb_per_s  # of both workers
@@ -580,15 +562,12 @@ def test_a_worker_copies_at_a_core_s_rate_within_that_of_the_memory_and_is_await
 
 @pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.bf16])
 def test_what_is_transposed_takes_a_kernel_of_a_device_and_a_worker_its_elements(dtype: DType) -> None:
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand()
     rows, cols = 3000, 2000
     for at, lane in ((0, build.copy_lane(0, 0, 0)), (Location.host(0), build.host_lane(0))):
-        of, to = (
-            RegionRef(build.buffer(at=at, rows=down, cols=along, dtype=dtype, role=Role.STAGING), 0, 0, down, along)
-            for down, along in ((rows, cols), (cols, rows))
-        )
-        build.task(Kind.COPY, lane, to, [(of, Factor.ONE, Op.T)])
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+        of, to = (build.add(at, *shape, dtype) for shape in ((rows, cols), (cols, rows)))
+        build.copy(lane, to, of, op=Op.T)
+    schedule = build.done()
     costs = IssueCosts(combine_s=1e-4, copy_s=1e-2, combine_start_s=1e-3)
     rates = {"combine_gb_per_s": np.array([1000.0]), "half_combine_gb_per_s": np.array([10.0])}
     found = simulate(schedule, machine_of(1, costs=costs, **rates))
@@ -599,13 +578,13 @@ def test_what_is_transposed_takes_a_kernel_of_a_device_and_a_worker_its_elements
 
 
 def test_small_copies_of_a_user_s_matrix_are_one_kernel_where_the_first_is() -> None:
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand()
     user = build.buffer(at=0, rows=1000, cols=1000, dtype=DType.f64, role=Role.USER)
     panel = build.buffer(at=0, rows=1000, cols=1000, dtype=DType.f64, role=Role.PANEL)
     for col, cols in ((0, 100), (100, 100), (200, 500), (700, 100), (800, 200)):  # the third has 4 MB
         ends = [RegionRef(one, 0, col, 1000, cols) for one in (panel, user)]
-        build.task(Kind.COPY, build.copy_lane(0, 0, 0), ends[0], [(ends[1], Factor.ONE, Op.N)])
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+        build.copy(build.copy_lane(0, 0, 0), *ends)
+    schedule = build.done()
     costs = IssueCosts(combine_s=1e-4, copy_s=1e-2, combine_start_s=1e-3)
     found = simulate(schedule, machine_of(1, costs=costs, combine_gb_per_s=np.array([1000.0])))
     taken = found.end_s - found.start_s
@@ -624,7 +603,7 @@ def test_runs_of_a_matrix_between_devices_are_one_copy_until_somebody_is_told(
     of_rows = along == "rows"
 
     def schedule_of(told_of: int | None, places: tuple[int, ...] = (0, 1, 2, 3)) -> Schedule:
-        build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+        build = ByHand(2)
         shape, run, lines = ((800, 500), (200, 500), 200) if of_rows else ((1000, 400), (1000, 100), 100)
         user = build.buffer(at=0, rows=shape[0], cols=shape[1], ld=1000, dtype=DType.f64, role=Role.USER)
         parts = [build.buffer(at=0, rows=run[0], cols=run[1], ld=1000, dtype=DType.f64, role=Role.USER) for _ in "1234"]
@@ -641,7 +620,7 @@ def test_runs_of_a_matrix_between_devices_are_one_copy_until_somebody_is_told(
             if told_of == number:
                 ends = [RegionRef(one, 0, 0, 1, 1) for one in small]
                 build.task(Kind.COMBINE, build.compute_lane(0), ends[0], [(ends[1], Factor.ONE, Op.N)], [came])
-        return build.build(scheduler="test", grid=(1, 1), tile=0)
+        return build.done()
 
     costs, own = IssueCosts(copy_s=1e-2), 1e-3 + 0.8e6 / 1e11
     machine = machine_of(2, costs=costs, latency_s=np.full((3, 3), 1e-3))
@@ -660,13 +639,13 @@ def test_runs_of_a_matrix_between_devices_are_one_copy_until_somebody_is_told(
 
 @pytest.mark.parametrize(("columns", "together"), [(1200, True), (1201, False)])
 def test_runs_of_rows_in_many_columns_are_one_copy_if_that_takes_less_to_issue(columns: int, together: bool) -> None:
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     user = build.buffer(at=0, rows=6, cols=columns, dtype=DType.f64, role=Role.USER)
     panel = build.buffer(at=1, rows=16, cols=columns, dtype=DType.f64, role=Role.PANEL)
     for at in range(3):
         ends = RegionRef(panel, 4 * at, 0, 2, columns), RegionRef(user, 2 * at, 0, 2, columns)
-        build.task(Kind.COPY, build.copy_lane(0, 0, 1), ends[0], [(ends[1], Factor.ONE, Op.N)])
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+        build.copy(build.copy_lane(0, 0, 1), *ends)
+    schedule = build.done()
     run = simulate(schedule, machine_of(2, costs=IssueCosts(copy_s=1e-3)))
     moved = 16 * columns / 1e11
     # A layer takes 4 ns to issue.
@@ -676,14 +655,10 @@ def test_runs_of_rows_in_many_columns_are_one_copy_if_that_takes_less_to_issue(c
 
 @pytest.mark.parametrize(("dtype", "each"), [("f64", 24), ("f16", 8)])
 def test_a_combine_takes_its_bytes_at_the_rate_of_its_type_and_a_start(dtype: str, each: int) -> None:
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType[dtype]), Placement.parse("0,0,0"))
-    narrow, wide = (
-        build.buffer(at=0, rows=1000, cols=1000, dtype=kind, role=Role.PANEL, offset=offset)
-        for kind, offset in ((DType[dtype], 0), (DType[dtype].accumulator, 10**8))
-    )
-    c, sums = RegionRef(narrow, 0, 0, 1000, 1000), RegionRef(wide, 0, 0, 1000, 1000)
+    build = ByHand(dtype=DType[dtype])
+    c, sums = (build.add(0, 1000, 1000, kind) for kind in (DType[dtype], DType[dtype].accumulator))
     build.task(Kind.COMBINE, build.compute_lane(0), c, [(sums, Factor.ONE, Op.N), (c, Factor.BETA, Op.N)])
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    schedule = build.done()
     rates = {"combine_gb_per_s": np.array([1000.0]), "half_combine_gb_per_s": np.array([500.0])}
     known = {"gemm_tflop_per_s": {dtype: np.ones(1)}}
     machine = machine_of(1, costs=IssueCosts(combine_start_s=1e-3), **rates, **known)
