@@ -7,22 +7,17 @@ import random
 
 import numpy as np
 
+from tests.helpers.by_hand import ByHand
 from tests.helpers.oracle import region, view
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.schedule import (
     AWAIT_DTYPE,
     LANE_DTYPE,
     NO_SOURCE,
     TASK_DTYPE,
-    Factor,
     Kind,
     LaneKind,
-    Op,
-    Role,
     Schedule,
 )
 
@@ -35,12 +30,9 @@ def random_copies(rng: random.Random, num_ranks: int, num_tasks: int) -> Schedul
 
     Each rank has a buffer on its device and one in its private host memory, the node one in host memory.
     """
-    build = ScheduleBuilder(num_ranks, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(num_ranks)
     places = [Location.host(), *map(Location.device, range(num_ranks)), *map(Location.host, range(num_ranks))]
-    buffers = [
-        build.buffer(at=at, rows=ROWS * CELLS, cols=COLS, ld=ROWS * CELLS + 2, dtype=DType.f64, role=Role.STAGING)
-        for at in places
-    ]
+    buffers = [build.add(at, ROWS * CELLS, COLS, ld=ROWS * CELLS + 2).buffer for at in places]
     wrote: dict[tuple[int, int], int] = {}
     read: dict[tuple[int, int], list[int]] = {}
     while num_tasks:
@@ -58,11 +50,10 @@ def random_copies(rng: random.Random, num_ranks: int, num_tasks: int) -> Schedul
             lane = build.copy_lane(rank, *locations)
         awaits = [*read.pop(to, []), *(wrote[cell] for cell in (to, of) if cell in wrote)]
         target, source = (RegionRef(buffers[at], ROWS * cell, 0, ROWS, COLS) for at, cell in (to, of))
-        task = build.task(Kind.COPY, lane, target, [(source, Factor.ONE, Op.N)], awaits)
-        wrote[to] = task
+        wrote[to] = task = build.copy(lane, target, source, awaits)
         read.setdefault(of, []).append(task)
         num_tasks -= 1
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+    return build.done()
 
 
 def contents(schedule: Schedule, seed: int) -> list[np.ndarray]:

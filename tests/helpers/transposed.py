@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tests.helpers.by_hand import ByHand
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Op, Schedule
 
 SHAPES = [(1, 1), (33, 5), (31, 64), (100, 70), (2, 300), (0, 4)]
 INSIDE = slice(1, -1), slice(1, -1)
@@ -19,18 +17,15 @@ INSIDE = slice(1, -1), slice(1, -1)
 
 def transposing_copies(dtype: DType, shapes: Sequence[tuple[int, int]] = SHAPES) -> Schedule:
     """Return a schedule in which buffer 2i + 1 gets the inside of buffer 2i, transposed, in all kinds of memory."""
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, dtype), Placement.parse("0,0,0"))
+    build = ByHand(dtype=dtype)
     for at, lane in ((Location.device(0), build.copy_lane(0, 0, 0)), (Location.host(0), build.host_lane(0))):
         for rows, cols in shapes:
             source, target = (
-                RegionRef(
-                    build.buffer(at=at, rows=down + 2, cols=along + 2, dtype=dtype, role=Role.STAGING, ld=down + more),
-                    1, 1, down, along,
-                )
+                build.add(at, down + 2, along + 2, dtype, ld=down + more)._replace(row=1, col=1, rows=down, cols=along)
                 for down, along, more in ((cols, rows, 7), (rows, cols, 4))
-            )  # fmt: skip
-            build.task(Kind.COPY, lane, target, [(source, Factor.ONE, Op.T)])
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+            )
+            build.copy(lane, target, source, op=Op.T)
+    return build.done()
 
 
 def bits_of(values: np.ndarray) -> np.ndarray:

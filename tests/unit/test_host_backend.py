@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 
+from tests.helpers.by_hand import ByHand
 from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.host_copies import contents, copied, random_copies
 from tests.helpers.numbers import factors_of, of_both_parts, random_values, wide_of
@@ -27,11 +28,9 @@ from uncut_mpi.device.host.views import bytes_at, matrix_at
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, Pin, ProgressBoard
 from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, lower
-from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, Op, Role, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import MAX_LANES, Factor, Kind, Op, Schedule, buffer_bytes
 
 F, N, T = Factor, Op.N, Op.T
 
@@ -163,11 +162,11 @@ def test_a_failure_ends_the_lanes_of_the_host_of_all_ranks(seed):
 
 
 def test_a_stall_says_which_lane_of_which_rank_is_awaited():
-    build = ScheduleBuilder(2, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(2)
     build.task(Kind.JOIN, build.compute_lane(1))
     last = build.task(Kind.JOIN, build.host_lane(1))
     build.task(Kind.JOIN, build.compute_lane(0, 3), awaits=[last])
-    with Cluster(build.build(scheduler="test", grid=(1, 1), tile=0)) as cluster:
+    with Cluster(build.done()) as cluster:
         error = cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=0.05).error
     assert "rank 0 waits in compute lane 3, before task 2, for task 1 of lane 1 of rank 1" in str(error)
 
@@ -337,21 +336,21 @@ def test_epochs_wrap_around(epoch):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_an_event_recorded_by_two_lanes_in_either_order_is_awaited_for_what_it_says(seed):
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
-    cells = build.buffer(at=0, rows=7, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
+    build = ByHand()
+    cells = build.add(0, 7)
 
     def copy(lane: int, source: int, *awaits: int) -> int:
-        to, of = RegionRef(cells, source + 1, 0, 1, 1), RegionRef(cells, source, 0, 1, 1)
-        return build.task(Kind.COPY, build.compute_lane(0, lane), to, [(of, F.ONE, N)], awaits)
+        to, of = (cells._replace(row=at, rows=1) for at in (source + 1, source))
+        return build.copy(build.compute_lane(0, lane), to, of, awaits)
 
     before = [copy(4, 3) for _ in range(6)]  # what keeps lane 0 from its record
     copy(1, 1, copy(0, 0, before[-1]))
     copy(3, 5, copy(2, 4))
-    with Cluster(build.build(scheduler="test", grid=(1, 1), tile=0), disorder=Disorder(seed)) as cluster:
+    with Cluster(build.done(), disorder=Disorder(seed)) as cluster:
         assert lower(cluster.schedule).rank_list(0).num_events == 1
-        cluster.buffer(cells)[...] = np.array([[np.pi, np.nan, np.nan, np.e, np.e, np.nan, np.nan]]).T
+        cluster.buffer(0)[...] = np.array([[np.pi, np.nan, np.nan, np.e, np.e, np.nan, np.nan]]).T
         succeed(cluster.run(timeout_s=2.0))
-        assert cluster.buffer(cells)[:, 0].tolist() == [np.pi] * 3 + [np.e] * 4
+        assert cluster.buffer(0)[:, 0].tolist() == [np.pi] * 3 + [np.e] * 4
 
 
 # -- what a schedule or an executor gets wrong shows -------------------------------------------------
@@ -402,18 +401,16 @@ def test_a_rank_that_raises_leaves_no_peer_waiting_and_the_next_call_works(faili
 
 def long_copies(ranks: int, length: int) -> Schedule:
     """Each rank copies one number `length` times; then it awaits the rank before it, all of whose copies are done."""
-    build = ScheduleBuilder(ranks, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand(ranks)
     last = []
     for rank in range(ranks):
-        memory = build.buffer(at=rank, rows=length + 1, cols=1, dtype=DType.f64, role=Role.PANEL, offset=0)
-        spots = [RegionRef(memory, i, 0, 1, 1) for i in range(length + 1)]
+        memory = build.add(rank, length + 1)
+        spots = [memory._replace(row=i, rows=1) for i in range(length + 1)]
         for i in range(length):
             awaits = last[-1:] if i == length - 1 else []
-            task = build.task(
-                Kind.COPY, build.copy_lane(rank, rank, rank), spots[i + 1], [(spots[i], F.ONE, N)], awaits
-            )
+            task = build.copy(build.copy_lane(rank, rank, rank), spots[i + 1], spots[i], awaits)
         last.append(task)
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+    return build.done()
 
 
 @pytest.mark.parametrize("disorder", [None, Disorder(5)])
@@ -609,16 +606,15 @@ def one_task(
     reads: Sequence[tuple[int, int, DType, Factor, Op] | tuple[Factor, Op]],
 ) -> Schedule:
     """A schedule of one task on one rank; a read of two parts is the region written itself."""
-    build = ScheduleBuilder(1, GemmProblem(1, 1, 1, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand()
 
     def region(rows: int, cols: int, dtype: DType) -> RegionRef:
-        index = build.buffer(at=0, rows=rows, cols=cols, dtype=dtype, role=Role.PANEL, ld=rows + 3, offset=0)
-        return RegionRef(index, 0, 0, rows, cols)
+        return build.add(0, rows, cols, dtype, ld=rows + 3)
 
     target = region(*write)
     operands = [(target, *read) if len(read) == 2 else (region(*read[:3]), *read[3:]) for read in reads]
     build.task(kind, build.compute_lane(0), target, operands)
-    return build.build(scheduler="test", grid=(1, 1), tile=0)
+    return build.done()
 
 
 def run_one(schedule: Schedule, contents: Mapping[int, np.ndarray | float], alpha: float, beta: float) -> np.ndarray:

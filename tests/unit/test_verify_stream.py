@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.helpers.by_hand import ByHand
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
@@ -186,19 +187,14 @@ def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:
 
 
 def test_room_is_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
-    build = ScheduleBuilder(1, GemmProblem(5, 3, 3, DType.f64), Placement.parse("0,0,0"))
+    build = ByHand()
     panel, user, cache, staging = (
-        build.buffer(at=0, rows=5, cols=3, dtype=DType.f64, role=role, ld=ld, offset=offset)
-        for role, ld, offset in (
-            (Role.PANEL, 8, 0),
-            (Role.USER, 8, -1),
-            (Role.CACHE, 5, 4096),
-            (Role.STAGING, 900, 8192),
-        )
+        build.add(0, 5, 3, role=role, ld=ld)
+        for role, ld in ((Role.PANEL, 8), (Role.USER, 8), (Role.CACHE, 5), (Role.STAGING, 900))
     )
     rows = [(panel, 0, 5), (panel, 2, 3), (panel, 2, 2), (user, 0, 5), (cache, 0, 5), (staging, 0, 5)]
-    for buffer, row, extent in rows:
-        region = RegionRef(buffer, row, 0, extent, 1)
-        build.task(Kind.COPY, build.copy_lane(0, 0, 0), region, [(region, Factor.ONE, Op.N)])
-    listed = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+    for whole, row, extent in rows:
+        region = whole._replace(row=row, rows=extent, cols=1)
+        build.copy(build.copy_lane(0, 0, 0), region, region)
+    listed = lower(build.done()).rank_list(0)
     assert listed.operands["room"][::2].tolist() == listed.operands["room"][1::2].tolist() == [3, 3, 0, 0, 0, 255]

@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.helpers.by_hand import ByHand
 from tests.helpers.schedules import random_case
 from tests.helpers.timelines import check_trace, invented_times
 from uncut_mpi.errors import ParamError
@@ -20,10 +21,9 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Factor, Kind, Op, Role
+from uncut_mpi.planning.schedule import Factor, Kind, Op
 from uncut_mpi.view import Activity, Timeline, check_drawable, draw_transfers, render, to_perfetto, to_text, traffic
 from uncut_mpi.view.figure import draw_timelines
 
@@ -58,13 +58,12 @@ def joins_matter(schedule):
 
 def by_hand(lengths):
     """Rank 0 copies and multiplies on two lanes, `lengths` = (lane, start, end) per task; rank 1 does nothing."""
-    build = ScheduleBuilder(2, GemmProblem(4, 4, 4, DType.f64), Placement.parse("0,0,0"))
-    square = [build.buffer(at=0, rows=4, cols=4, dtype=DType.f64, role=Role.PANEL, offset=0) for _ in range(2)]
+    build = ByHand(2)
+    to, of = (build.add(0, 4, 4) for _ in range(2))
     lanes = (build.compute_lane(0, 0), build.compute_lane(0, 1), build.copy_lane(0, 0, 0))
     for lane, _, _ in lengths:
-        to, of = (RegionRef(buffer, 0, 0, 4, 4) for buffer in square)
         build.task(Kind.COPY if lane == 2 else Kind.COMBINE, lanes[lane], to, [(of, Factor.ONE, Op.N)])
-    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    schedule = build.done()
     return Timeline.of(schedule, *(np.array(column, float) for column in list(zip(*lengths, strict=True))[1:]), "x")
 
 
