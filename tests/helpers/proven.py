@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.helpers.interpret import mismatch, random_data, random_order
+from uncut_mpi.planning import tiles
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.verify import verify
@@ -15,3 +18,10 @@ def check(schedule: Schedule, seed: int = 0) -> None:
     data = random_data(schedule.problem, seed)
     for order in (None, random_order(schedule, seed)):
         assert mismatch(schedule, data, order) == "", f"seed {seed}"
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut even the smallest tiles into chunks."""
+    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
+    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)

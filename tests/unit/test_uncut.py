@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.canonical import canonical_digest
-from tests.helpers.proven import check
+from tests.helpers.proven import check, small_chunks  # noqa: F401 (a fixture)
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -31,13 +31,6 @@ from uncut_mpi.planning.simulate import simulate
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_uncut_digests.json"
 T = 8  # tile edge of the small problems
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut even the smallest tiles into chunks."""
-    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
-    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
 
 
 def problem_of(m: int, n: int, k: int, dtype: str = "f64", **more) -> GemmProblem:

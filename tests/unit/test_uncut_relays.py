@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.helpers.proven import check
+from tests.helpers.proven import check, small_chunks  # noqa: F401 (a fixture)
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -22,13 +22,6 @@ from uncut_mpi.planning.schedulers import Made, make_schedule
 from uncut_mpi.planning.verify import verify
 
 T = 16
-
-
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut even the smallest tiles into chunks."""
-    monkeypatch.setattr(tiles, "MIN_CHUNK_COLUMNS", 1)
-    monkeypatch.setattr(tiles, "MIN_CHUNK_BYTES", 1)
 
 
 def machine_of(links: dict[tuple[int, int], float], num_ranks: int, other: float, **more) -> Machine:
