@@ -13,9 +13,9 @@ from uncut_mpi.model.dtypes import DType
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module", params=["cublas", "cublasxt", "jax", "torch"])
+@pytest.fixture(scope="module")
 def process(request):
-    """A library's process with all GPUs."""
+    """A library's process with all GPUs, and how many these are."""
     uuids, reason = visible_devices()
     assert uuids, reason
     started = BaselineProcess(request.param, "cuda", uuids)
@@ -23,6 +23,7 @@ def process(request):
     started.close()
 
 
+@pytest.mark.parametrize("process", ["cublas", "cublasxt", "jax", "torch"], indirect=True)
 @pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "last,h,0", "h,last,h"])
 def test_a_library_multiplies_what_is_where_it_is(process, place, dtype):
@@ -49,19 +50,10 @@ def test_a_library_multiplies_what_is_where_it_is(process, place, dtype):
         assert (np.abs(found - wanted) <= bound).all(), float((np.abs(found - wanted) / bound).max())
 
 
-@pytest.fixture(scope="module", params=["cublasmp", "dtensor", "jax"])
-def spread(request):
-    """A library that takes dealt matrices, and the number of GPUs."""
-    uuids, reason = visible_devices()
-    assert uuids, reason
-    started = BaselineProcess(request.param, "cuda", uuids)
-    yield started, len(uuids)
-    started.close()
-
-
+@pytest.mark.parametrize("process", ["cublasmp", "dtensor", "jax"], indirect=True)
 @pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.f16, DType.bf16, DType.c128], ids=lambda one: one.name)
-def test_a_library_multiplies_what_is_dealt_to_its_gpus(spread, dtype):
-    library, devices = spread
+def test_a_library_multiplies_what_is_dealt_to_its_gpus(process, dtype):
+    library, devices = process
     for placement, task, matrices in dealt_tasks(dtype, devices):
         try:
             check_every_setting(library.ask, task, matrices, placement)
