@@ -48,3 +48,9 @@ def source(rows, cols, values):
             out[:, at] = values[start + down.start : start + down.stop]
 
     return Source(rows, cols, "F", fill)
+
+
+def say(session, text):
+    """Print a line once."""
+    if session.rank == 0:
+        print(text, flush=True)

@@ -18,7 +18,7 @@ import sys
 import time
 
 import numpy as np
-from common import pool
+from common import pool, say
 from mpi4py import MPI
 
 import uncut_mpi as um
@@ -153,12 +153,6 @@ def main():
             f"{read_s:.2f}, writes {write_s:.2f}, both at once {both_s:.2f} s, in memory "
             f"{statistics.median(warm[1:]):.2f} s; floor / files {floor / took:.3f}; difference {difference:.1e}",
         )
-
-
-def say(session, text):
-    """Print a line once."""
-    if session.rank == 0:
-        print(text, flush=True)
 
 
 if __name__ == "__main__":

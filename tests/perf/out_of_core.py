@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-from common import in_turns, options_of, pool, source
+from common import in_turns, options_of, pool, say, source
 from mpi4py import MPI
 
 import uncut_mpi as um
@@ -112,12 +112,6 @@ def line(case):
         f"idle {' '.join(f'{one:.0%}' for one in case['idle_share'])} {'' if case['passed'] else 'WRONG '}"
         f"{max(case['softbuf_bytes']) >> 20} MiB, plan {case['plan_s']:.1f} s, GB {links} | {case['how']}"
     )
-
-
-def say(session, text):
-    """Print a line once."""
-    if session.rank == 0:
-        print(text, flush=True)
 
 
 def main():
