@@ -154,15 +154,9 @@ class KBlocking:
         """Return (step, k start, k stop, first, last, top, bottom, early) of each step."""
 
 class KBlocksPlaces:
-    """How C is cut, as planning.partition.Partition has it."""
+    """How C is cut, as planning.partition.Partition has it: rows and columns of the block of each place."""
 
-    def __init__(
-        self,
-        row_starts: Sequence[int],
-        place_of: Sequence[Sequence[int]],
-        blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]],
-        /,
-    ) -> None: ...
+    def __init__(self, blocks: Sequence[tuple[tuple[int, int], tuple[int, int]]], /) -> None: ...
 
 class KBlocksRequest:
     """What is asked of the scheduler of few large products; ValueError if it does not fit together."""

@@ -133,8 +133,8 @@ ORDER = {
     "from_held": False,
     "returns": True,
 }
-CUT = ([0, 64], [[0]], [((0, 64), (0, 48))])
-"""Where strips of rows start, the places in them, and the blocks of places: C for one rank."""
+CUT = [((0, 64), (0, 48))]
+"""The blocks of places: C for one rank."""
 REST = {
     "combines": False,
     "at_owner": False,
@@ -149,7 +149,7 @@ REST = {
 def request(**changes: object) -> _native.KBlocksRequest:
     """Return what the schedule of one rank is asked for by, with some things said otherwise."""
     problem, rest = ({name: changes.get(name, one[name]) for name in one} for one in (PROBLEM, REST))
-    rest["rounds"] = [_native.KBlocksPlaces(*cut) for cut in rest["rounds"]]
+    rest["rounds"] = [_native.KBlocksPlaces(cut) for cut in rest["rounds"]]
     return _native.KBlocksRequest(problem=_native.KBlocksProblem(**problem), how=cut_by(**changes), **rest)
 
 
@@ -185,7 +185,8 @@ def test_the_request_that_others_vary_is_good() -> None:
         ("halvings", 1),
         ("columns", 1),
         ("rounds", []),
-        ("rounds", [CUT, ([0, 64], [[-1]], [])]),
+        ("rounds", [CUT, []]),
+        ("rounds", [[((64, 0), (0, 48))]]),
         ("aligned", [(0, 0, 0, False, False, True, 0)]),
         *(("aligned", [(0, *place, False, False, True, 1)]) for place in ((1, 0), (0, 1), (-1, 0))),
     ],
@@ -217,19 +218,6 @@ def edited(table: np.ndarray, field: str, at: int, value: int) -> np.ndarray:
 def test_a_c_in_host_memory_has_no_owner_that_combines_it() -> None:
     with pytest.raises(ValueError, match="C has an owner where it is combined there"):
         request(buffers=edited(PROBLEM["buffers"], "location", 2, 2), at_owner=True)
-
-
-@pytest.mark.parametrize(
-    ("row_starts", "place_of"), [([], [[0]]), ([0], [[0]]), ([0, 32, 64], [[0]]), ([0, 32, 64], [[0], [0, 0]])]
-)
-def test_strips_without_their_places_are_refused(row_starts: list[int], place_of: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="every strip of rows"):
-        request(rounds=[(row_starts, place_of, CUT[2])])
-
-
-def test_blocks_that_end_before_they_begin_are_refused() -> None:
-    with pytest.raises(ValueError, match="ends before it begins"):
-        request(rounds=[([0, 64], [[0]], [((64, 0), (0, 48))])])
 
 
 @pytest.mark.parametrize(
@@ -287,8 +275,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
             blocks = [((0, 61), part) for part in itertools.pairwise(cols)]
             if splits == 1:
                 blocks = [(rows, part) for rows in ((0, 33), (33, 61)) for _, part in blocks]
-            strips, places = ([0, 33, 61], [[0, 1], [2, 3]]) if splits == 1 else ([0, 61], [[0, 1]])
-            rounds.append(_native.KBlocksPlaces(strips, places, blocks))
+            rounds.append(_native.KBlocksPlaces(blocks))
         at_owner = placement.c.space == "device"
         asked = _native.KBlocksRequest(
             problem=problem_in_core(problem, placement, machine),

@@ -119,10 +119,9 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                                    one.early);
             return found;
         });
-    nb::class_<KPlaces>(m, "KBlocksPlaces", "Blocks of C, and which of them are in each strip of rows.")
-        .def("__init__", [](KPlaces *self, std::vector<std::int64_t> row_starts, std::vector<std::vector<int>> place_of,
-                            const std::vector<std::pair<FirstAndLast, FirstAndLast>> &blocks) {
-            KPlaces *made = new (self) KPlaces{std::move(row_starts), std::move(place_of), {}};
+    nb::class_<KPlaces>(m, "KBlocksPlaces", "The block of C of each place.")
+        .def("__init__", [](KPlaces *self, const std::vector<std::pair<FirstAndLast, FirstAndLast>> &blocks) {
+            KPlaces *made = new (self) KPlaces{};
             for (const auto &[rows, cols] : blocks)
                 made->blocks.push_back({extent_of(rows), extent_of(cols)});
         });

@@ -17,11 +17,11 @@ std::size_t Scheduler::end_of_stretch(std::size_t at) const {
 
 void Scheduler::fetch_groups(const KStep &step, std::optional<bool> shared) {
     const int matrix = step.kind == fetch_a ? matrix_a : matrix_b;
-    const auto &groups = (matrix == matrix_a ? blocks_of_row_ : blocks_of_col_)[static_cast<std::size_t>(step.round)];
+    const KRequest::Round &round = round_of(step);
+    const std::vector<Blocks> &groups = matrix == matrix_a ? round.of_row : round.of_col;
     for (std::size_t group = 0; group < groups.size(); ++group) {
         if (shared && *shared != is_shared(matrix, groups[group], step.split)) continue;
-        const Extent rows = matrix == matrix_a ? strip(round_of(step), static_cast<int>(group)) : Extent{};
-        fetch(matrix, rows, groups[group], step);
+        fetch(matrix, matrix == matrix_a ? round.strips[group] : Extent{}, groups[group], step);
         begin_residents();
     }
 }

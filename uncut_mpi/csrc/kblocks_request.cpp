@@ -58,17 +58,6 @@ void check(const KProblem &problem, const KBlocking &how) {
             "there is a rank on the way that hands on, one before the other");
 }
 
-void check(const KPlaces &places) {
-    const std::size_t cols = places.place_of.empty() ? 0 : places.place_of.front().size();
-    require(places.row_starts.size() == places.place_of.size() + 1 &&
-                std::none_of(places.place_of.begin(), places.place_of.end(),
-                             [&](const auto &row) { return row.size() != cols; }),
-            "every strip of rows has a place in each column of ranks");
-    require(std::none_of(places.blocks.begin(), places.blocks.end(),
-                         [](const auto &one) { return one.rows.size() < 0 || one.cols.size() < 0; }),
-            "a block ends before it begins");
-}
-
 // How many blocks of C each place has down and along, where they are cut: equal ones.
 std::array<int, 2> count_cuts(const KPlaces &places, const KBlocking &how) {
     std::int64_t down = 1, along = 1;
@@ -92,15 +81,6 @@ Extent cut_of(Extent all, int cuts, int number, std::int64_t step) {
 std::vector<KPlaces> cut_in_rounds(const KPlaces &places, const KProblem &problem, const KBlocking &how) {
     const auto [down, along] = count_cuts(places, how);
     if (down * along == 1) return {places};
-    require(std::ranges::all_of(places.place_of,
-                                [&](const std::vector<int> &strip) {
-                                    return std::ranges::all_of(strip, [&](int place) {
-                                        return place < 0 || strip.front() < 0 ||
-                                               places.blocks.at(static_cast<std::size_t>(place)).rows ==
-                                                   places.blocks.at(static_cast<std::size_t>(strip.front())).rows;
-                                    });
-                                }),
-            "ranks of a strip have the same rows where their blocks of C are cut");
     std::int64_t height = 0, width = 0;
     for (const KPlaces::Block &block : places.blocks)
         height = std::max(height, block.rows.last), width = std::max(width, block.cols.last);
@@ -144,15 +124,39 @@ std::vector<Extent> k_blocks_in_turn(const KProblem &problem, const KBlocking &h
     return found;
 }
 
+// Finds which blocks of a round share rows, in order of their columns, and which share columns, in order of their rows.
+void group(const std::vector<KRequest::Block> &blocks, KRequest::Round &round) {
+    std::vector<std::size_t> in_order;
+    std::vector<std::int64_t> edges;
+    for (std::size_t at = round.first; at < round.last; ++at) {
+        in_order.push_back(at);
+        edges.insert(edges.end(), {blocks[at].rows.first, blocks[at].rows.last});
+    }
+    std::ranges::sort(in_order, {}, [&](std::size_t at) { return std::pair{blocks[at].cols, blocks[at].rows}; });
+    std::ranges::sort(edges);
+    edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+    for (std::size_t row = 0; row + 1 < edges.size(); ++row)
+        round.strips.push_back({edges[row], edges[row + 1]});
+    round.of_row.resize(round.strips.size());
+    for (const std::size_t at : in_order) {
+        const Extent rows = blocks[at].rows;
+        if (round.of_col.empty() || blocks[round.of_col.back().front()].cols != blocks[at].cols)
+            round.of_col.emplace_back();
+        round.of_col.back().push_back(at);
+        for (auto row = std::ranges::lower_bound(edges, rows.first) - edges.begin(); edges[row] < rows.last; ++row)
+            round.of_row[row].push_back(at);
+    }
+}
+
 // Adds the blocks of C that have elements, and the ranks of their places.
 void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
-    check(places);
     const std::size_t splits = request.splits(), count = places.blocks.size();
     require(asked.devices.size() >= splits * count, "every place has a rank for each part of k");
     std::vector<int> number(count, -1);
     const std::size_t first = request.blocks.size(), round = request.rounds.size();
     for (std::size_t place = 0; place < count; ++place) {
         const KPlaces::Block &block = places.blocks[place];
+        require(block.rows.size() >= 0 && block.cols.size() >= 0, "there is no block that ends before it begins");
         if (block.rows.size() == 0 || block.cols.size() == 0) continue;
         number[place] = static_cast<int>(request.blocks.size());
         request.blocks.push_back({place, block.rows, block.cols, {}});
@@ -171,20 +175,7 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
         alignment.resize(splits);
         alignment[one.split] = one.how;
     }
-    const auto cols = places.place_of.empty() ? 0 : places.place_of.front().size();
-    KRequest::Round made{
-        first, request.blocks.size(), {}, static_cast<int>(places.place_of.size()), static_cast<int>(cols), {}};
-    for (std::size_t strip = 0; strip < places.place_of.size(); ++strip) {
-        Extent rows{places.row_starts[strip], places.row_starts[strip + 1]};
-        for (const int place : places.place_of[strip])
-            if (place >= 0) rows = rows.common(places.blocks.at(static_cast<std::size_t>(place)).rows);
-        made.strips.push_back(rows.size() > 0 ? rows : Extent{rows.first, rows.first});
-    }
-    made.block_of.reserve(places.place_of.size() * cols);
-    for (const std::vector<int> &strip : places.place_of)
-        for (const int place : strip)
-            made.block_of.push_back(place < 0 ? -1 : number.at(static_cast<std::size_t>(place)));
-    request.rounds.push_back(std::move(made));
+    group(request.blocks, request.rounds.emplace_back(KRequest::Round{first, request.blocks.size(), {}, {}, {}}));
 }
 
 // Of k that ranks begin with because they hold it, the least; 0 if nobody holds any.
@@ -250,8 +241,9 @@ std::int64_t KRequest::tasks_bound() const {
     std::int64_t bound = 0;
     const auto add = [&](const Round &round, const KStep &step) {
         // A piece goes to each rank of a row or column in as many slices, a result from each part to each adder.
-        const std::int64_t each = step.kind == fetch_a ? round.cols : step.kind == fetch_b ? round.rows : 2 * parts + 4;
-        bound += std::int64_t{round.rows} * round.cols * each;
+        const auto rows = static_cast<std::int64_t>(round.of_row.size()),
+                   cols = static_cast<std::int64_t>(round.of_col.size());
+        bound += rows * cols * (step.kind == fetch_a ? cols : step.kind == fetch_b ? rows : 2 * parts + 4);
     };
     for (const std::vector<KStep> &of_part : steps)
         for (const KStep &step : of_part) {

@@ -149,9 +149,7 @@ struct KPlaces {
     struct Block {
         Extent rows, cols;  // empty where there are more ranks than C has rows or columns
     };
-    std::vector<std::int64_t> row_starts;    // of strips, and their end
-    std::vector<std::vector<int>> place_of;  // by strip and column of ranks, -1 for none
-    std::vector<Block> blocks;               // by place
+    std::vector<Block> blocks;  // by place
 };
 
 // How a rank has its products aligned: `Alignment` of planning/alignment.py.
@@ -172,10 +170,8 @@ struct KRequest {
     // round after the other.
     struct Round {
         std::size_t first, last;     // its blocks
-        std::vector<Extent> strips;  // of rows
-        int rows, cols;              // strips of rows and columns of ranks
-        std::vector<int> block_of;   // row * cols + col -> index into blocks, -1 for none; a block may have several
-                                     // strips of rows, which its neighbours cut elsewhere
+        std::vector<Extent> strips;  // of rows, between all edges of blocks: a block may have several, which others cut
+        std::vector<std::vector<std::size_t>> of_row, of_col;  // the blocks in each strip, and in each column of ranks
     };
 
     const KProblem &problem;  // which lives as long

@@ -24,10 +24,6 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
         for (Slots &slots : slots_[dtype])
             slots.read_by.fill(-1);
     }
-    for (const KRequest::Round &round : layout.request.rounds) {
-        blocks_of_row_.push_back(blocks_in(round, true));
-        blocks_of_col_.push_back(blocks_in(round, false));
-    }
     blocks_.reserve(layout.blocks.size());
     for (const KBlock &block : layout.blocks) {
         const std::size_t count = block.num_cells();

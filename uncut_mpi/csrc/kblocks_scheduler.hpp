@@ -112,22 +112,9 @@ class Scheduler {
 
     // -- who ---------------------------------------------------------------------------------
 
-    // The blocks of a round in each strip of rows, or each column of ranks.
-    static std::vector<Blocks> blocks_in(const KRequest::Round &round, bool rows) {
-        std::vector<Blocks> found(static_cast<std::size_t>(rows ? round.rows : round.cols));
-        for (int row = 0; row < round.rows; ++row)
-            for (int col = 0; col < round.cols; ++col) {
-                const int block = round.block_of[static_cast<std::size_t>(row) * round.cols + col];
-                Blocks &group = found[static_cast<std::size_t>(rows ? row : col)];
-                const auto one = static_cast<std::size_t>(block);
-                if (block >= 0 && (group.empty() || group.back() != one)) group.push_back(one);
-            }
-        return found;
-    }
     const KRequest::Round &round_of(const KStep &step) const {
         return layout_.request.rounds[static_cast<std::size_t>(step.round)];
     }
-    static Extent strip(const KRequest::Round &round, int row) { return round.strips[static_cast<std::size_t>(row)]; }
     const KBlock &block_of(std::size_t number) const { return layout_.blocks[number]; }
     const KPart &member(std::size_t block, int split) const {
         return layout_.blocks[block].parts[static_cast<std::size_t>(split)];
@@ -198,12 +185,10 @@ class Scheduler {
     // Calls for each matrix, blocks that share a strip of rows of A or columns of B, and which of these a block has.
     template <typename What>
     void each_group(const What &what) const {
-        for (std::size_t r = 0; r < blocks_of_row_.size(); ++r) {
-            const KRequest::Round &round = layout_.request.rounds[r];
-            for (int row = 0; row < round.rows; ++row)
-                what(matrix_a, blocks_of_row_[r][static_cast<std::size_t>(row)],
-                     [&](const KBlock &) { return strip(round, row); });
-            for (const Blocks &blocks : blocks_of_col_[r])
+        for (const KRequest::Round &round : layout_.request.rounds) {
+            for (std::size_t row = 0; row < round.of_row.size(); ++row)
+                what(matrix_a, round.of_row[row], [&](const KBlock &) { return round.strips[row]; });
+            for (const Blocks &blocks : round.of_col)
                 what(matrix_b, blocks, [](const KBlock &block) { return block.cols; });
         }
     }
@@ -383,7 +368,6 @@ class Scheduler {
     const KBlocking &how_;
     Store &store_;
     TableWriter out_;
-    std::vector<std::vector<Blocks>> blocks_of_row_, blocks_of_col_;  // of each round
     std::vector<Operand> summed_;                                     // of one COMBINE
     std::vector<std::int32_t> awaits_;                                // of one task
     std::vector<std::int32_t> c_copies_;                              // what lists of them are parts of

@@ -75,7 +75,7 @@ class Cut:
     Attributes
     ----------
     partitions : sequence of Partition
-        Blocks and strips of each rectangle of C that is computed.
+        Blocks of each rectangle of C that is computed.
     places : sequence of KBlocksPlaces
         The same for the core.
     is_even : bool
@@ -92,8 +92,8 @@ class Cut:
         places, extents = [], [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc]
         for one in partitions:
             blocks = [((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in one.blocks]
-            places.append(_native.KBlocksPlaces(one.strips, one.places, blocks))
-            extents += [*one.strips, *(cols.start for _, cols in one.blocks)]
+            places.append(_native.KBlocksPlaces(blocks))
+            extents += [edge for rows, (left, _) in blocks for edge in (*rows, left)]
         step = elements_aligned(problem)
         return cls(partitions, places, not any(extent % step for extent in extents))
 

@@ -7,12 +7,12 @@ its ranks together, and rank i of it as high as its part of them. Every rank get
 (Beaumont, Boudet, Rastello and Robert, IEEE TPDS 12, 2001). With all matrices on one device that device's own column
 needs nothing from elsewhere, and the others need nothing of A twice.
 
-Rows of A are then shared by ranks whose rows overlap: the *strips* between all the cuts of all columns.
+Rows of A are then shared by ranks whose rows overlap: the *strips* between all the cuts of all columns, which the core
+finds (`group` in ``csrc/kblocks_request.cpp``).
 """
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import itertools
@@ -34,17 +34,11 @@ class Partition:
     ----------
     blocks : tuple of (range, range)
         Rows and columns of C, in the order in which ranks fill them; empty ones where there are more ranks than C has.
-    strips : tuple of int
-        Where strips of rows start, and m at the end: within a strip every column of ranks has one block.
-    places : tuple of tuple of int
-        [strip][column of ranks]: the place that computes there, −1 for none.
     shape : tuple of int
         (most ranks in a column, columns).
     """
 
     blocks: tuple[tuple[range, range], ...]
-    strips: tuple[int, ...]
-    places: tuple[tuple[int, ...], ...]
     shape: tuple[int, int]
 
     @classmethod
@@ -62,7 +56,7 @@ class Partition:
             (range(rows.start + down, rows.stop + down), range(cols.start + along, cols.stop + along))
             for rows, cols in self.blocks
         ]
-        return Partition(tuple(blocks), tuple(start + down for start in self.strips), self.places, self.shape)
+        return Partition(tuple(blocks), self.shape)
 
     @classmethod
     def of_grid(
@@ -88,12 +82,8 @@ class Partition:
         row_starts, col_starts = block_bounds(problem, grid, row_shares, col_shares)
         rows = [range(*pair) for pair in itertools.pairwise(row_starts)]
         cols = [range(*pair) for pair in itertools.pairwise(col_starts)]
-        places = tuple(
-            tuple(grid.rank(row, col) if rows[row] and cols[col] else -1 for col in range(grid.cols))
-            for row in range(grid.rows)
-        )
         blocks = tuple((rows[row], cols[col]) for row, col in map(grid.position, range(grid.size)))
-        return cls(blocks, tuple(row_starts), places, (grid.rows, grid.cols))
+        return cls(blocks, (grid.rows, grid.cols))
 
     @classmethod
     def of_areas(cls, problem: GemmProblem, areas: Sequence[Sequence[float]]) -> Partition:
@@ -115,23 +105,11 @@ class Partition:
             raise ParamError(f"areas = {areas} has a column of ranks without any: name one area for each rank")
         widths = [math.fsum(column) for column in areas]
         col_starts = share_starts(problem.n, widths, share_step(problem, problem.n, widths))
-        row_starts = [share_starts(problem.m, column, share_step(problem, problem.m, column)) for column in areas]
         blocks = []
-        for column, starts in enumerate(row_starts):
-            cols = range(col_starts[column], col_starts[column + 1])
-            blocks += [(range(*pair), cols) for pair in itertools.pairwise(starts)]
-        strips = sorted({start for starts in row_starts for start in starts})
-        firsts = list(itertools.accumulate((len(column) for column in areas), initial=0))
-        # Of each column with columns of C the last block that has begun by a strip: empty ones begin where they end.
-        columns = [
-            (first, starts) if col_starts[at] < col_starts[at + 1] else None
-            for at, (first, starts) in enumerate(zip(firsts, row_starts, strict=False))
-        ]
-        places = tuple(
-            tuple(-1 if one is None else one[0] + bisect.bisect_right(one[1], strip) - 1 for one in columns)
-            for strip in strips[:-1]
-        )
-        return cls(tuple(blocks), tuple(strips), places, (max(map(len, areas)), len(areas)))
+        for column, cols in zip(areas, itertools.pairwise(col_starts), strict=True):
+            row_starts = share_starts(problem.m, column, share_step(problem, problem.m, column))
+            blocks += [(range(*rows), range(*cols)) for rows in itertools.pairwise(row_starts)]
+        return cls(tuple(blocks), (max(map(len, areas)), len(areas)))
 
 
 def sizes_of_columns(areas: Sequence[float], columns: int) -> list[int]:
