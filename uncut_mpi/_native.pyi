@@ -122,11 +122,8 @@ class KBlocksProblem:
         buffers: np.ndarray,
         pieces: np.ndarray,
         step: int,
-        most_summands: int,
         min_slice_bytes: int,
         relay_bytes: int,
-        buffer_alignment: int,
-        column_alignment: int,
         ways: object,
     ) -> None:
         """Buffers and pieces are those of A, B and C, locations `with_ends`, all as records."""
@@ -141,9 +138,7 @@ class KBlocking:
         order: int,
         earliest: bool,
         tail_parts: int,
-        halvings: int,
         far_apart: bool,
-        lookahead: int,
         from_held: bool,
         returns: bool,
     ) -> None: ...
@@ -250,7 +245,7 @@ class KBlocksRun:
     def progress(self) -> tuple[list[float], list[int]]:
         """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
 
-def block_edges(extent: int, blocks: int, step: int, halvings: int) -> list[int]:
+def block_edges(extent: int, blocks: int, step: int) -> list[int]:
     """As planning.blocking.block_edges."""
 
 # -- the contract ------------------------------------------------------------------------------

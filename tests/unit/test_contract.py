@@ -14,6 +14,8 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, ENDED_DTYPE, NOBODY, Space
 from uncut_mpi.planning import lower, schedule
 from uncut_mpi.planning.alignment import ALIGNMENT
+from uncut_mpi.planning.blocking import HALVINGS
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
 
 CONTRACT = _native.contract()
 RECORDS = {
@@ -58,6 +60,9 @@ def test_limits_and_numbers_of_ends_are_the_same() -> None:
         "max_summands": schedule.MAX_SUMMANDS,
         "max_lanes": schedule.MAX_LANES,
         "alignment_bytes": ALIGNMENT,
+        "buffer_alignment": BUFFER_ALIGNMENT,
+        "column_alignment": COLUMN_ALIGNMENT,
+        "halvings": HALVINGS,
         "no_source": schedule.NO_SOURCE,
         "any_device": ANY_DEVICE,
         "nobody": NOBODY,

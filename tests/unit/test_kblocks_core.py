@@ -96,11 +96,8 @@ PROBLEM = {
     "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "pieces": user_pieces(GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),
     "step": 1,
-    "most_summands": 8,
     "min_slice_bytes": 1,
     "relay_bytes": 1,
-    "buffer_alignment": 256,
-    "column_alignment": 64,
     "ways": Ways(),
 }
 
@@ -127,9 +124,7 @@ ORDER = {
     "order": 0,
     "earliest": False,
     "tail_parts": 4,
-    "halvings": 2,
     "far_apart": False,
-    "lookahead": 2,
     "from_held": False,
     "returns": True,
 }
@@ -173,16 +168,13 @@ def test_the_request_that_others_vary_is_good() -> None:
         *(("lanes", lanes) for lanes in (0, -1, 3)),
         *((size, 0) for size in ("min_slice_bytes", "relay_bytes", "first", "step")),
         ("dtypes", (DType.f64, DType.f64, len(DType))),
-        *((size, 0) for size in ("buffer_alignment", "column_alignment", "rows", "columns")),
-        *(("most_summands", most) for most in (0, 1, 2)),
+        *((size, 0) for size in ("rows", "columns")),
         *(("first_at_worker", first) for first in (-1, 5)),
         *(("k_starts", starts) for starts in ([], [0], [0, 0], [0, 256, 512])),
         *(("devices", ranks) for ranks in ([], [2], [-1])),
         ("num_ranks", 1),
         ("ways", ways_with((1.0, -1, -1), pairs=3)),
         *(("ways", ways_with((1.0, *relays))) for relays in ((2, -1), (-1, 0))),
-        ("halvings", -1),
-        ("halvings", 1),
         ("columns", 1),
         ("rounds", []),
         ("rounds", [CUT, []]),
@@ -222,9 +214,9 @@ def test_a_c_in_host_memory_has_no_owner_that_combines_it() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [(-1, 2, 1, 2), (64, 0, 1, 2), (64, 2, 0, 2), (64, 2, -8, 2), (64, 2, 1, -1)],
+    [(-1, 2, 1), (64, 0, 1), (64, 2, 0), (64, 2, -8)],
 )
-def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int, int]) -> None:
+def test_edges_of_no_blocks_are_refused(wrong: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="at least one block"):
         _native.block_edges(*wrong)
 
@@ -234,8 +226,7 @@ NONE = [
     *((name, value) for name in ("first", "block") for value in (0, -1)),
     *(("growth", value) for value in (1, 0, -1)),
     *((name, 0) for name in ("columns", "rows", "tail_parts")),
-    *((name, -1) for name in ("halvings", "lookahead", "order")),
-    ("order", 4),
+    *(("order", order) for order in (-1, 4)),
 ]
 
 

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "for_each.hpp"
+#include "kblocks_request.hpp"
 #include "records.hpp"
 
 namespace nb = nanobind;
@@ -77,6 +78,9 @@ nb::dict limits() {
     found["max_summands"] = max_summands;
     found["max_lanes"] = max_lanes;
     found["alignment_bytes"] = alignment_bytes;
+    found["buffer_alignment"] = buffer_alignment;
+    found["column_alignment"] = column_alignment;
+    found["halvings"] = halvings;
     found["no_source"] = no_source;
     found["any_device"] = any_device;
     found["nobody"] = nobody;

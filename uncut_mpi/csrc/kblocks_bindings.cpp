@@ -56,8 +56,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
                const std::array<std::uint8_t, 3> &dtypes, nb::handle locations, nb::handle buffers, nb::handle pieces,
-               std::int64_t step, int most_summands, std::int64_t min_slice_bytes, std::int64_t relay_bytes,
-               std::int64_t buffer_alignment, std::int64_t column_alignment, nb::handle ways) {
+               std::int64_t step, std::int64_t min_slice_bytes, std::int64_t relay_bytes, nb::handle ways) {
                 KProblem made{num_ranks,
                               serial_copies,
                               op_a,
@@ -68,11 +67,8 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                               {},
                               {},
                               step,
-                              most_summands,
                               min_slice_bytes,
                               relay_bytes,
-                              buffer_alignment,
-                              column_alignment,
                               ways_of(ways, num_ranks)};
                 const ArrayBytes location_bytes(locations), buffer_bytes(buffers), piece_bytes(pieces);
                 const auto users = buffer_bytes.records<BufferRecord>();
@@ -83,13 +79,12 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 new (self) KProblem(std::move(made));
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtypes"_a, "locations"_a,
-            "buffers"_a, "pieces"_a, "step"_a, "most_summands"_a, "min_slice_bytes"_a, "relay_bytes"_a,
-            "buffer_alignment"_a, "column_alignment"_a, "ways"_a);
+            "buffers"_a, "pieces"_a, "step"_a, "min_slice_bytes"_a, "relay_bytes"_a, "ways"_a);
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(
             "__init__",
-            [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, int halvings, bool far_apart,
-               int lookahead, bool from_held, bool returns) {
+            [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, bool far_apart,
+               bool from_held, bool returns) {
                 KBlocking made;
                 take(how, "first", made.first);
                 take(how, "block", made.block);
@@ -105,12 +100,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 take(how, "c_slots", made.c_slots);
                 made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
-                made.halvings = halvings, made.far_apart = far_apart, made.lookahead = lookahead,
-                made.from_held = from_held, made.returns = returns;
+                made.far_apart = far_apart, made.from_held = from_held, made.returns = returns;
                 new (self) KBlocking(made);
             },
-            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "halvings"_a, "far_apart"_a, "lookahead"_a,
-            "from_held"_a, "returns"_a)
+            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "far_apart"_a, "from_held"_a, "returns"_a)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;
@@ -192,8 +185,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                  return times_of(self.times);
              })
         .def("progress", [](const KRun &self) { return std::make_tuple(self.progress.end, self.progress.elements); });
-    m.def("block_edges", &block_edges, "extent"_a, "blocks"_a, "step"_a, "halvings"_a,
-          "Return where blocks start, and the extent at the end.");
+    m.def(
+        "block_edges",
+        [](std::int64_t extent, int blocks, std::int64_t step) { return block_edges(extent, blocks, step); },
+        "extent"_a, "blocks"_a, "step"_a, "Return where blocks start, and the extent at the end.");
 }
 
 }  // namespace uncut

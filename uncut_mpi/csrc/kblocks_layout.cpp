@@ -136,13 +136,13 @@ class Maker {
     std::int64_t bytes(std::int64_t one, std::int64_t other) const {
         std::int64_t product = 0;
         if (__builtin_mul_overflow(one, other, &product) || product > no_room) return no_room;
-        return up_to(product, problem_.buffer_alignment);
+        return up_to(product, buffer_alignment);
     }
 
     // As `Buffers.add` of planning/buffers.py, which places those of the other schedulers.
     int panel(int rank, std::int64_t rows, std::int64_t cols, int matrix, std::uint8_t dtype, Role role) {
         const std::int64_t itemsize = bytes_of(dtype);
-        const std::int64_t ld = up_to(rows, problem_.column_alignment / itemsize);
+        const std::int64_t ld = up_to(rows, column_alignment / itemsize);
         std::int64_t &taken = made_.rank_bytes[static_cast<std::size_t>(rank)];
         BufferRecord record;
         record.location = rank;
@@ -200,10 +200,10 @@ class Maker {
         const KBlocking &how = asked_.how;
         KBlock &block = made_.blocks.emplace_back();
         block.round = round, block.rows = asked.rows, block.cols = asked.cols;
-        block.heights = block_edges(block.rows.size(), how.rows, problem_.step, how.halvings);
-        block.starts = block_edges(block.cols.size(), how.columns, problem_.step, how.halvings);
+        block.heights = block_edges(block.rows.size(), how.rows, problem_.step);
+        block.starts = block_edges(block.cols.size(), how.columns, problem_.step);
         if (how_.in_rings()) {  // one column block comes to the place that the same one of the block before it leaves
-            block.starts = block_edges(largest(asked.place).cols, how.columns, problem_.step, how.halvings);
+            block.starts = block_edges(largest(asked.place).cols, how.columns, problem_.step);
             for (std::int64_t &start : block.starts)
                 start = std::min(start, block.cols.size());
         }
@@ -224,7 +224,7 @@ class Maker {
     // The matrix of which a block of C needs a part of the rows or columns for each of its own blocks, which come one
     // after the other. None if products are about several of them.
     int one_by_one() const {
-        const int rows = count_blocks(how_.rows, how_.halvings), columns = count_blocks(how_.columns, how_.halvings);
+        const int rows = count_blocks(how_.rows), columns = count_blocks(how_.columns);
         if (how_.order != by_columns && how_.order != from_corner) return no_matrix;
         if (columns > 1 && rows == 1) return matrix_b;
         return rows > 1 && columns == 1 ? matrix_a : no_matrix;

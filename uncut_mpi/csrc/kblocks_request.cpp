@@ -25,15 +25,11 @@ void check(const KProblem &problem, const KBlocking &how) {
         }
         require(left == 0, "a piece has the holders that it says");
     }
-    require(how.rows >= 1 && how.columns >= 1 && how.halvings >= 0 && problem.step >= 1,
+    require(how.rows >= 1 && how.columns >= 1 && problem.step >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
-    for (const std::uint8_t dtype : problem.dtypes) {
+    for (const std::uint8_t dtype : problem.dtypes)
         require(dtype < element_types.size(), "there is no such element type");
-        require(problem.column_alignment >= std::max(bytes_of(dtype), bytes_of(accumulator_of(dtype))),
-                "columns are aligned for elements and for sums");
-    }
-    require(std::min({problem.min_slice_bytes, problem.relay_bytes, how.first, problem.buffer_alignment}) >= 1,
-            "slices, blocks and alignments have a size");
+    require(std::min({problem.min_slice_bytes, problem.relay_bytes, how.first}) >= 1, "slices and blocks have a size");
     require(how.lanes == 1 || how.lanes == 2, "there are one or two product lanes");
     require(how.c_rows >= 0 && how.c_cols >= 0 && (how.c_slots == 1 || how.c_slots == 2),
             "there is room for one or two blocks of C, and they have elements");
@@ -43,7 +39,6 @@ void check(const KProblem &problem, const KBlocking &how) {
             "there is room for a k-block of each matrix, or for all of both");
     require(!how.in_rings() || (how.order == by_k && how.rows == 1 && !how.from_held && how.block >= 1),
             "there are rings in the order by k, from the first of it");
-    require(problem.most_summands >= 3, "a sum has at least three summands");
     const KWays &ways = problem.ways;
     const auto ranks = static_cast<std::size_t>(problem.num_ranks), pairs = ranks * ranks;
     require(ways.even() || (ways.ways.size() == pairs && ways.links.size() == pairs && ways.sends.size() == ranks &&
@@ -203,7 +198,7 @@ std::int64_t least_held(const KRequest &request) {
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
     check(problem, how);
     require(!asked.at_owner || problem.on_device(matrix_c), "C has an owner where it is combined there");
-    require(asked.first_at_worker >= 0 && asked.first_at_worker <= count_blocks(how.columns, how.halvings),
+    require(asked.first_at_worker >= 0 && asked.first_at_worker <= count_blocks(how.columns),
             "column blocks are combined at the worker from one of them on");
     require(asked.k_starts.size() >= 2, "there is at least one part of k");
     require(!asked.rounds.empty(), "there is at least one round of blocks");
@@ -257,14 +252,14 @@ std::int64_t KRequest::tasks_bound() const {
     return bound;
 }
 
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings) {
-    if (extent < 0 || blocks < 1 || step < 1 || halvings < 0)
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halved) {
+    if (extent < 0 || blocks < 1 || step < 1)
         throw std::invalid_argument("there is at least one block, and its start has a multiple");
     std::int64_t multiple = kernel_elements;
     while (multiple > step && extent / blocks / multiple < least_multiples)
         multiple /= 2;
     if (multiple > step && multiple % step == 0) step = multiple;
-    const int count = count_blocks(blocks, halvings);
+    const int count = blocks > 1 ? blocks + halved : blocks;
     std::int64_t units = extent / step;
     if (units < count) step = 1, units = extent;
     std::vector<std::int64_t> starts;

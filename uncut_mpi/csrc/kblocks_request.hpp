@@ -34,10 +34,8 @@ struct KProblem {
     Locations locations;
     Pieces pieces;
     std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
-    int most_summands = 8;
     std::int64_t min_slice_bytes = 1;
     std::int64_t relay_bytes = 1;  // what goes over another rank goes in chunks of so many, or of one column
-    std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of buffers and of their columns
     KWays ways;
 
     std::uint8_t accumulator() const { return accumulator_of(dtypes[matrix_a]); }
@@ -95,14 +93,17 @@ struct KProblem {
     }
 };
 
+inline constexpr int halvings = 2;  // how often the last of several blocks of rows or columns is halved
+inline constexpr int lookahead =
+    2;  // products for which fetches are issued before one is: it takes as long as six copies
+
 enum KOrder : int { by_k = 0, by_columns = 1, from_corner = 2, by_k_and_columns = 3 };
 
 // How a rank's part of a product is cut, and in which order it is taken: `Blocking` of planning/options.py and what
 // planning/blocking.py adds to it.
 struct KBlocking {
     std::int64_t first = 1, block = 1, growth = 2;
-    int columns = 1, rows = 1;  // equal blocks, the last of which is halved so often if there are several
-    int halvings = 0;
+    int columns = 1, rows = 1;  // equal blocks, the last of which is halved if there are several
     int order = by_k;
     int lanes = 1;          // 1 or 2: how many products a rank may have begun
     bool earliest = false;  // whether each copy between devices goes as soon as its ports are free
@@ -110,7 +111,6 @@ struct KBlocking {
     // Whether k-blocks of B are rows far apart in host memory: the largest end at multiples of their length, and what
     // goes by column blocks has all of k.
     bool far_apart = false;
-    int lookahead = 0;  // products for which fetches are issued before a product is
     // Whether each rank begins with what it holds of A or B, and reads that in place. And how much of k that is at
     // least, of those that hold any.
     bool from_held = false;
@@ -209,7 +209,7 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
 KRequest make_request(KProblem &&, const KBlocking &, KAsked &&) = delete;  // it is to live on
 
 // How many blocks of rows or columns there are of so many equal ones.
-int count_blocks(int blocks, int halvings);
+int count_blocks(int blocks);
 
 // How many k-blocks there are of so many elements of k, give or take one, without making them.
 std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent);
@@ -226,9 +226,9 @@ std::vector<Extent> equal_k_blocks(const KBlocking &how, std::int64_t extent);
 // The same for the same steps of all parts of k.
 std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts);
 
-// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved. They
-// start at multiples of 256 elements, which a library's kernels compute at a time. Equal blocks of less than four times
-// as many start at multiples of a half, or of a half of that, and so on, but at least of `step`.
-std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halvings);
+// Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved so
+// often. They start at multiples of 256 elements, which a library's kernels compute at a time. Equal blocks of less
+// than four times as many start at multiples of a half, or of a half of that, and so on, but at least of `step`.
+std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halved = halvings);
 
 }  // namespace uncut

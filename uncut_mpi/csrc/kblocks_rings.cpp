@@ -31,7 +31,7 @@ Rings::Slot *Rings::slot_of(std::size_t worker, const Piece &what) {
 }
 
 Region Rings::at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
-    if (part.panel[panel] < 0 || panel > matrix_b) return in_panel(block, part, panel, rows, cols);
+    if (part.panel[panel] < 0 || panel > matrix_b) return Store::at(block, part, panel, rows, cols);
     const bool of_a = panel == matrix_a;
     const Piece what{panel, of_a ? rows : cols, of_a ? cols : rows};
     const Slot *slot = slot_of(part.worker, what);
@@ -80,20 +80,13 @@ bool Rings::brings(const KBlock &block, const KPart &part, const Piece &what) {
 }
 
 void Rings::arrives(std::size_t worker, const Piece &what, std::int32_t task) {
-    slot_of(worker, what)->arrivals.push_back({what, task});
+    slot_of(worker, what)->arrivals.add(what, task);
 }
 
-void Rings::await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &, std::int32_t,
-                  std::vector<std::int32_t> &awaits) {
-    for (const Piece &read : {a, b}) {
-        Slot *slot = slot_of(worker, read);
-        if (!slot) continue;  // it is read where the caller has it
-        for (Arrival &one : slot->arrivals) {
-            if (one.awaited[lane] || !one.what.across.meets(read.across) || !one.what.k.meets(read.k)) continue;
-            one.awaited[lane] = true;
-            awaits.push_back(one.task);
-        }
-    }
+void Rings::await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &,
+                  std::int32_t next, std::vector<std::int32_t> &awaits) {
+    for (const Piece &read : {a, b})  // what is in no slot is read where the caller has it
+        if (Slot *slot = slot_of(worker, read)) slot->arrivals.await(read, lane, on_no_lane, next, awaits);
 }
 
 Tasks Rings::take_note(std::int32_t task, std::int32_t lane, const Region &overwritten, std::span<const Operand> read) {
@@ -135,7 +128,7 @@ Tasks Rings::take_note(std::int32_t task, std::int32_t lane, const Region &overw
 
 std::unique_ptr<Store> store_of(const KLayout &layout) {
     if (layout.request.how.in_rings()) return std::make_unique<Rings>(layout);
-    return std::make_unique<Panels>(layout);
+    return std::make_unique<Store>(layout);
 }
 
 }  // namespace uncut::kblocks

@@ -281,7 +281,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     const KBlock &block = block_of(number);
     const KAdder &adder = block.adders[a];
     const std::int32_t on = compute(adder.rank, sum_lane + sums_[static_cast<std::size_t>(adder.rank)]++ % sum_lanes);
-    const auto most = static_cast<std::size_t>(problem_.most_summands), room = most - (problem_.reads_c ? 1 : 0);
+    const std::size_t room = max_summands - (problem_.reads_c ? 1 : 0);
     auto sum_up = [&](std::size_t count, const Region &into, const Region *c, const TaskList &c_copies) {
         summed_.clear();
         awaits_.clear();
@@ -297,7 +297,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     };
     while (summands.size() > room) {
         const Region into = summands.front().region;
-        const std::size_t count = std::min(most, summands.size());
+        const std::size_t count = std::min(max_summands, summands.size());
         const std::int32_t sum = sum_up(count, into, nullptr, {});
         summands.erase(summands.begin() + 1, summands.begin() + static_cast<std::ptrdiff_t>(count));
         summands.front() = {into, {sum, -1}};

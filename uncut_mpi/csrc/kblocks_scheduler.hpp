@@ -368,9 +368,9 @@ class Scheduler {
     const KBlocking &how_;
     Store &store_;
     TableWriter out_;
-    std::vector<Operand> summed_;                                     // of one COMBINE
-    std::vector<std::int32_t> awaits_;                                // of one task
-    std::vector<std::int32_t> c_copies_;                              // what lists of them are parts of
+    std::vector<Operand> summed_;         // of one COMBINE
+    std::vector<std::int32_t> awaits_;    // of one task
+    std::vector<std::int32_t> c_copies_;  // what lists of them are parts of
     bool residents_begun_ = false;
     std::vector<int> sums_;                                        // COMBINEs of each rank so far
     std::array<std::vector<std::vector<std::int64_t>>, 2> alone_;  // of A and B, by block and split

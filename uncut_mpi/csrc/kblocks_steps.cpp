@@ -46,8 +46,8 @@ class Maker {
     Maker(const KBlocking &how, std::int64_t extent)
         : how_(how),
           extent_(extent),
-          columns_(count_blocks(how.columns, how.halvings)),
-          rows_(count_blocks(how.rows, how.halvings)),
+          columns_(count_blocks(how.columns)),
+          rows_(count_blocks(how.rows)),
           ramp_(k_blocks(extent, how.first, how.block, how.growth, how.far_apart, how.held)) {}
 
     std::vector<KStep> run() {
@@ -176,10 +176,9 @@ class Maker {
         std::vector<KStep> made;
         made.reserve(fetches_.size() + work_.size());
         std::size_t issued = 0;
-        const auto ahead = static_cast<std::size_t>(how_.lookahead);
         for (std::size_t at = 0; at < work_.size(); ++at) {
             std::size_t until = 0;
-            for (std::size_t later = at; later < std::min(work_.size(), at + ahead + 1); ++later)
+            for (std::size_t later = at; later < std::min(work_.size(), at + lookahead + 1); ++later)
                 until = std::max(until, work_[later].needs);
             for (; issued < until; ++issued)
                 made.push_back(fetches_[issued]);
@@ -202,7 +201,7 @@ class Maker {
 class RingMaker {
   public:
     RingMaker(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c)
-        : how_(how), rounds_(rounds), columns_(count_blocks(how.columns, how.halvings)), slots_(std::move(k_blocks)) {
+        : how_(how), rounds_(rounds), columns_(count_blocks(how.columns)), slots_(std::move(k_blocks)) {
         for (const Extent &one : slots_)
             extent_ = std::max(extent_, one.last);
         const auto most = std::min<std::size_t>(static_cast<std::size_t>(std::ranges::min(how.slots)), slots_.size());
@@ -353,7 +352,7 @@ class RingMaker {
 
 }  // namespace
 
-int count_blocks(int blocks, int halvings) { return blocks > 1 ? blocks + halvings : blocks; }
+int count_blocks(int blocks) { return blocks > 1 ? blocks + halvings : blocks; }
 
 std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent) {
     std::int64_t count = 0, stop = 0;
@@ -366,8 +365,8 @@ std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent) {
 }
 
 std::vector<KStep> make_steps(const KBlocking &how, std::int64_t extent) {
-    if (extent < 1 || how.columns < 1 || how.rows < 1 || how.halvings < 0 || how.tail_parts < 1 || how.lookahead < 0 ||
-        how.order < by_k || how.order > by_k_and_columns)
+    if (extent < 1 || how.columns < 1 || how.rows < 1 || how.tail_parts < 1 || how.order < by_k ||
+        how.order > by_k_and_columns)
         throw std::invalid_argument("there is something to multiply, in blocks and an order that there are");
     return Maker(how, extent).run();
 }
@@ -381,7 +380,7 @@ std::vector<Extent> equal_k_blocks(const KBlocking &how, std::int64_t extent) {
 }
 
 std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c) {
-    if (k_blocks.empty() || how.columns < 1 || how.halvings < 0 || std::ranges::min(how.slots) < 1 || rounds < 1)
+    if (k_blocks.empty() || how.columns < 1 || std::ranges::min(how.slots) < 1 || rounds < 1)
         throw std::invalid_argument("there is something to multiply, in blocks and slots that there are");
     return RingMaker(how, std::move(k_blocks), rounds, reads_c).run();
 }

@@ -5,7 +5,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <memory_resource>
 #include <span>
@@ -33,24 +32,6 @@ struct Piece {
     Extent across, k;  // rows of A or columns of B
 };
 
-// Memory for the pieces of a usual schedule, of which a search makes many; what has no room is allocated.
-class SmallMemory final : public std::pmr::memory_resource {
-    void *do_allocate(std::size_t bytes, std::size_t alignment) override {
-        const std::size_t first = (used_ + alignment - 1) / alignment * alignment;
-        if (first + bytes > room_.size()) return std::pmr::new_delete_resource()->allocate(bytes, alignment);
-        used_ = first + bytes;
-        return room_.data() + first;
-    }
-    void do_deallocate(void *at, std::size_t bytes, std::size_t alignment) override {
-        if (std::less<>()(at, room_.data()) || !std::less<>()(at, room_.data() + room_.size()))
-            std::pmr::new_delete_resource()->deallocate(at, bytes, alignment);
-    }
-    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override { return this == &other; }
-
-    alignas(std::max_align_t) std::array<std::byte, 1 << 15> room_;
-    std::size_t used_ = 0;
-};
-
 // Which tasks brought pieces of op(A) or op(B) to a rank, and which of them its products have awaited. A product looks
 // at none that lie beside what it reads or that its lane has awaited, however many there are.
 class Arrivals {
@@ -71,6 +52,7 @@ class Arrivals {
         strip->pieces.push_back({what.k, task, on_no_lane, {own, own}});
         widest_ = std::max(widest_, what.across.size());
     }
+    void clear() { strips_.clear(), widest_ = 0; }
 
     // Adds what the next product on a lane awaits. A lane is in order: what one product awaits the next ones need not,
     // nor those that await it: `before` are those that this one awaits.
@@ -137,7 +119,7 @@ class Arrivals {
     std::int64_t widest_ = 0;
 };
 
-// Every store knows which tasks brought pieces of A and B, and which of them products have awaited.
+// Panels that live through the call: everything has a place of its own, and nothing is overwritten that others read.
 class Store {
   public:
     explicit Store(const KLayout &layout) : problem_(layout.request.problem) {
@@ -150,19 +132,26 @@ class Store {
     Store &operator=(const Store &) = delete;
 
     // Where a rank has a rectangle of op(A), op(B) or C for its part of a block, by its panel.
-    virtual Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const = 0;
+    virtual Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
+        const int matrix = std::min(panel, matrix_c);
+        if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
+        const std::int64_t top = panel == matrix_b ? part.k.first : block.rows.first;
+        const std::int64_t left = panel == matrix_a       ? part.k.first
+                                  : panel == panel_direct ? block.cols.first + part.direct_left
+                                                          : block.cols.first;
+        return stored(part.panel[panel], rows.shifted(-top), cols.shifted(-left), problem_.transposed(panel));
+    }
 
-    // Takes note of what a task reads and overwrites, before it is emitted. Returns tasks to await: those that read
-    // what it overwrites. They live until this is called again.
-    virtual Tasks take_note(std::int32_t task, std::int32_t lane, const Region &overwritten,
-                            std::span<const Operand> read) = 0;
+    // Takes note of what a task on a lane overwrites and reads, before it is emitted. Returns tasks to await: those
+    // that read what it overwrites. They live until this is called again.
+    virtual Tasks take_note(std::int32_t, std::int32_t, const Region &, std::span<const Operand>) { return {}; }
 
     // Says that what is asked for from now on is for the blocks of C of a round, or of a step.
-    virtual void begin(int round) = 0;
+    virtual void begin(int /* round */) {}
 
     // Whether a rectangle of op(A) or op(B) has to be brought to a rank for its part of a block, which then has a place
     // for it. No tasks that read what was there before are asked for later.
-    virtual bool brings(const KBlock &block, const KPart &part, const Piece &what) = 0;
+    virtual bool brings(const KBlock &, const KPart &, const Piece &) { return true; }
 
     // Where an adder has some of its columns of C, or of what a part of k brings, by the buffer.
     static Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place, std::int64_t columns) {
@@ -189,16 +178,6 @@ class Store {
     }
 
   protected:
-    // The same as `at` where a panel has all that a rank needs for its part of a block.
-    Region in_panel(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
-        const int matrix = std::min(panel, matrix_c);
-        if (part.panel[panel] < 0) return users(matrix, *part.home[matrix], rows, cols);
-        const std::int64_t top = panel == matrix_b ? part.k.first : block.rows.first;
-        const std::int64_t left = panel == matrix_a       ? part.k.first
-                                  : panel == panel_direct ? block.cols.first + part.direct_left
-                                                          : block.cols.first;
-        return stored(part.panel[panel], rows.shifted(-top), cols.shifted(-left), problem_.transposed(panel));
-    }
     static Region stored(int buffer, Extent rows, Extent cols, bool turned) {
         if (turned) std::swap(rows, cols);
         return {buffer, rows.first, cols.first, rows.size(), cols.size()};
@@ -207,21 +186,10 @@ class Store {
     const KProblem &problem_;
 
   private:
-    SmallMemory memory_;
+    // Has room for the pieces of a usual schedule, of which a search makes many.
+    alignas(std::max_align_t) std::array<std::byte, 1 << 15> room_;
+    std::pmr::monotonic_buffer_resource memory_{room_.data(), room_.size()};
     std::vector<std::array<Arrivals, 2>> arriving_;  // of each worker, A's and B's
-};
-
-// Panels that live through the call: everything has a place of its own, and nothing is overwritten that others read.
-class Panels final : public Store {
-  public:
-    using Store::Store;
-
-    Region at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const override {
-        return in_panel(block, part, panel, rows, cols);
-    }
-    Tasks take_note(std::int32_t, std::int32_t, const Region &, std::span<const Operand>) override { return {}; }
-    void begin(int) override {}
-    bool brings(const KBlock &, const KPart &, const Piece &) override { return true; }
 };
 
 // Panels that are used again and again. Of A and B a slot has one k-block after the other; a panel of C has one block
@@ -244,16 +212,11 @@ class Rings final : public Store {
     struct Reader {
         std::int32_t lane, task;
     };
-    struct Arrival {
-        Piece what;
-        std::int32_t task;
-        std::array<bool, product_lanes.size()> awaited{};  // by products on the lane
-    };
     struct Slot {
         Piece has{no_matrix, {}, {}};  // a k-block and the rows or columns for which it is there
         std::int64_t asked = 0;        // when it was last asked for
         std::vector<Piece> filled;     // what of it comes or is there
-        std::vector<Arrival> arrivals;
+        Arrivals arrivals;
         std::vector<Reader> readers, before;  // of what it has, and of what it had
     };
     // A task that read some columns of what a round had in a panel of C.

@@ -56,6 +56,7 @@ constexpr bool is_complex(int dtype) { return dtype == dtype_c64 || dtype == dty
 inline constexpr std::size_t max_summands = 8;       // regions that one COMBINE reads
 inline constexpr std::size_t max_lanes = 256;        // of one rank
 inline constexpr std::int64_t alignment_bytes = 16;  // of columns, for tensor cores to be fed fast
+inline constexpr std::int64_t buffer_alignment = 256, column_alignment = 64;  // bytes, of panels and of their columns
 
 // Ends of lanes that are no memory: none (of a compute or host lane), all devices but the lane's own.
 inline constexpr std::int32_t no_source = -2, any_device = -3;

@@ -32,9 +32,6 @@ follow, and a quarter is better
 HALVINGS: Final = 2
 """How often the last of several column blocks is halved."""
 
-LOOKAHEAD: Final = 2
-"""Products for which fetches are issued before a product is: issuing one takes as long as six copies."""
-
 
 _MOST_KEPT: Final = 1024
 """Steps of more k-blocks are too large to be kept."""
@@ -132,7 +129,7 @@ def block_edges(extent: int, blocks: int, step: int) -> tuple[int, ...]:
     times as many. Else at multiples of 128, and so on. Calls with other blocks took 1 to 23 % longer
     (``docs/performance.md``, 2026-11-26, blocks at multiples of 256).
     """
-    return tuple(_native.block_edges(extent, blocks, step, HALVINGS))
+    return tuple(_native.block_edges(extent, blocks, step))
 
 
 def count_blocks(blocks: int) -> int:
@@ -162,9 +159,7 @@ def blocking_of(how: Blocking, *, far_apart: bool) -> _native.KBlocking:
         order=BLOCK_ORDERS.index(how.order),
         earliest=how.delivery == "earliest",
         tail_parts=how.tail or (COLUMN_TAIL_PARTS if how.order == "k-columns" and how.splits <= 1 else TAIL_PARTS),
-        halvings=HALVINGS,
         far_apart=far_apart,
-        lookahead=LOOKAHEAD,
         from_held=how.begin == "held",
         returns=how.sweep != "again",
     )

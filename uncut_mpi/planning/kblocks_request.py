@@ -19,18 +19,10 @@ from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, steps_of
-from uncut_mpi.planning.buffers import (
-    BUFFER_ALIGNMENT,
-    COLUMN_ALIGNMENT,
-    homes,
-    parts_on_devices,
-    room_for_panels,
-    user_pieces,
-    user_table,
-)
+from uncut_mpi.planning.buffers import homes, parts_on_devices, room_for_panels, user_pieces, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
-from uncut_mpi.planning.schedule import MAX_SUMMANDS, Op
+from uncut_mpi.planning.schedule import Op
 from uncut_mpi.planning.ways import ways_of
 
 MIN_SLICE_BYTES: Final = 128 * 1024
@@ -58,11 +50,8 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         buffers=user_table(machine.num_ranks, problem, placement),
         pieces=user_pieces(problem, placement),
         step=elements_aligned(problem),  # a transposed B is aligned along n
-        most_summands=MAX_SUMMANDS,
         min_slice_bytes=MIN_SLICE_BYTES,
         relay_bytes=min(max(1, room // MANY_RELAYS), RELAY_BYTES),
-        buffer_alignment=BUFFER_ALIGNMENT,
-        column_alignment=COLUMN_ALIGNMENT,
         ways=ways_of(machine),
     )
 
