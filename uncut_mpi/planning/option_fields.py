@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -131,7 +132,7 @@ def documented(kind: Any) -> Any:
 
 def convert(options: Any) -> None:
     """Turn what was given into Python's own values once, so that equal options compare, hash and print equally."""
-    for name, about in _all_of(type(options)):
+    for name, about in _all_of(options.__class__):
         value, kind = getattr(options, name), about.kind
         made = type(value)
         if (made is bool and kind is SWITCH) or (made is str and kind is WORD):
@@ -144,7 +145,7 @@ def convert(options: Any) -> None:
 
 def check(options: Any, prefix: str = "", whose: str = "") -> None:
     """Raise `ParamError` for the first option that is out of its bounds or none of its words."""
-    for name, about in _all_of(type(options)):
+    for name, about in _all_of(options.__class__):
         value = getattr(options, name)
         if value is None or value == about.default:
             continue
@@ -190,11 +191,6 @@ def decoded(kind: Any, values: object, nested: Mapping[str, Any] | None = None, 
     return kind(**{**values, **made})
 
 
+@functools.cache  # a search makes hundreds of options
 def _all_of(kind: type) -> list[tuple[str, About]]:
-    found = _ALL.get(kind)
-    if found is None:
-        found = _ALL[kind] = [*declared(kind)]
-    return found
-
-
-_ALL: Final[dict[type, list[tuple[str, About]]]] = {}
+    return [*declared(kind)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -115,18 +115,16 @@ def plan_several(
         Those of them that lie in files.
     """
     options.check()
-    # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
-    straight = placement.straight(num_ranks)
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    about = problem, placement, straight, num_ranks, machine
+    asked = _Asked(problem, placement, num_ranks, machine, options, private, files)
     try:
-        fit = _all_staged(*about, machine, options, private, files)
+        fit = _all_staged(asked, machine)
     except CapacityError as error:
         fit, refusal = [], error
         beside, several = beside_copies(problem, placement, machine, options, private)
-        for asked in several:
+        for smaller in several:
             try:
-                fit += _all_staged(*about, beside, asked, private, files)
+                fit += _all_staged(asked._replace(options=smaller), beside)
             except CapacityError as another:
                 refusal = another if options.host_memory else error
         if not fit:
@@ -137,29 +135,32 @@ def plan_several(
     return fit[: max(1, options.tune)]
 
 
-def _all_staged(
-    problem: GemmProblem,
-    placement: Placement,
-    straight: Placement,
-    num_ranks: int,
-    machine: Machine,
-    beside: Machine,
-    options: ScheduleOptions,
-    private: Collection[int],
-    files: Collection[int],
-) -> list[Planned]:
+class _Asked(NamedTuple):
+    """What `plan_several` is asked for."""
+
+    problem: GemmProblem
+    placement: Placement
+    num_ranks: int
+    machine: Machine
+    options: ScheduleOptions
+    private: Collection[int]
+    files: Collection[int]
+
+
+def _all_staged(asked: _Asked, beside: Machine) -> list[Planned]:
     """
     Return schedules to try with what is staged of them, the best first; CapacityError if there is room for none.
 
-    They are planned with the memory that `beside` has, and may take with their copies what `machine` has.
+    They are planned with the memory that `beside` has, and may take with their copies what `asked.machine` has.
     """
-    several = _unstaged(problem, straight, num_ranks, beside, options, files)
+    # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
+    several = _unstaged(asked._replace(placement=asked.placement.straight(asked.num_ranks), machine=beside))
     fit, refusals = list[Planned](), list[CapacityError]()
     for planned in several:
-        if files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:
+        if asked.files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:
             break
         try:
-            fit.append(_staged(planned, placement, private, machine, options.host_memory, files))
+            fit.append(_staged(asked, planned))
         except CapacityError as error:  # another one may need less
             refusals.append(error)
     if not fit:
@@ -167,29 +168,19 @@ def _all_staged(
     return fit
 
 
-def _unstaged(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    files: Collection[int],
-) -> list[Planned]:
-    """
-    Return schedules to try as if all could use all matrices as they are, the best first.
-
-    Parameters and errors are those of `plan_several`; parts are straight.
-    """
+def _unstaged(asked: _Asked) -> list[Planned]:
+    """Return schedules to try as if all could use all matrices as they are, the best first; parts are straight."""
+    problem, placement, num_ranks, machine, options, _, files = asked
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
     if not problem.has_product or options.scheduler != "auto":
         made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
         return [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
     searched_on, several, refusals = behind_a_disk(machine) if files else machine, list[Planned](), list[UncutError]()
-    for asked in _searched(problem, num_ranks, options, files):
+    for first in _searched(asked):
         if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
             break
         try:
-            found = search(problem, placement, num_ranks, searched_on, asked).candidates
+            found = search(problem, placement, num_ranks, searched_on, first).candidates
         except (CapacityError, PlanError) as error:  # another way to begin may need less
             refusals.append(error)
             continue
@@ -248,20 +239,19 @@ def expected_seconds(
     return sum(of_each(kinds, seconds))
 
 
-def _searched(
-    problem: GemmProblem, num_ranks: int, options: ScheduleOptions, files: Collection[int]
-) -> list[ScheduleOptions]:
+def _searched(asked: _Asked) -> list[ScheduleOptions]:
     """
     Return what searches begin with: the caller's options, for files also such that whole lines are read and written.
 
     Whole lines follow one another on the disk. Those of A in rows and of B in columns are whole where all of k is
     summed at once. A search that begins with a few steps of k does not come to that.
     """
-    blocking, ranks = options.blocking, len(options.computing_ranks(num_ranks))
+    options, blocking = asked.options, asked.options.blocking
+    ranks = len(options.computing_ranks(asked.num_ranks))
     free = options.grid is None and options.areas is None and not (blocking.rows or blocking.block or blocking.first)
-    if not files or not free or blocking.in_rings:
+    if not asked.files or not free or blocking.in_rings:
         return [options]
-    at_once = {"rows": 1, "first": problem.k, "block": problem.k}
+    at_once = {"rows": 1, "first": asked.problem.k, "block": asked.problem.k}
     grids = dict.fromkeys([(1, ranks), (ranks, 1)])
     return [options, *(changed(options, grid=grid, blocking=changed(blocking, **at_once)) for grid in grids)]
 
@@ -280,22 +270,16 @@ def behind_a_disk(machine: Machine) -> Machine:
     return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports), on_disk=True)
 
 
-def _staged(
-    planned: Planned,
-    placement: Placement,
-    private: Collection[int],
-    machine: Machine,
-    host_memory: int,
-    files: Collection[int],
-) -> Planned:
+def _staged(asked: _Asked, planned: Planned) -> Planned:
     """Return what was planned with those buffers staged that cannot be used as it says: by others, or as stored."""
-    touched = used_by_others(planned.schedule, private)
-    if not touched and planned.schedule.placement == placement:
+    touched = used_by_others(planned.schedule, asked.private)
+    if not touched and planned.schedule.placement == asked.placement:
         return planned
-    schedule = stage(planned.schedule, touched, machine, placement, host_memory, files)
+    host_memory = asked.options.host_memory
+    schedule = stage(planned.schedule, touched, asked.machine, asked.placement, host_memory, asked.files)
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
-    return Planned(schedule, simulate(schedule, machine).seconds, planned.options, staged)
+    return Planned(schedule, simulate(schedule, asked.machine).seconds, planned.options, staged)
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:
