@@ -34,7 +34,7 @@ from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_lo
 from uncut_mpi.planning.limits import MANY_BUFFERS, MAX_TASKS
 from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
-from uncut_mpi.planning.out_of_core import Extents, cut_to_fit, may_be_cut
+from uncut_mpi.planning.out_of_core import cut_to_fit, may_be_cut
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
 from uncut_mpi.planning.ways import ways_of
@@ -195,7 +195,7 @@ class Planner:
             options = changed(options, blocking=changed(options.blocking, splits=1))
             how = self._choose(options)
             dealt = self._deal(options, how)
-        smaller = self._cut_to_fit(dealt, how, options.blocking)
+        smaller = cut_to_fit(dealt, self.room, how, options.blocking)
         check_steps(dealt, smaller)
         return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False), is_open=is_open)
 
@@ -240,18 +240,6 @@ class Planner:
             for rows, cols in problem.rectangles
         )
         return 2 * needed + count * MANY_BUFFERS <= min(self.room)
-
-    def _cut_to_fit(self, dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
-        """Return blocks of C and k-blocks for which all ranks have room, or the smallest."""
-        rows, cols = dealt.cut.largest
-        down, along = dealt.cut.grid
-        extents = Extents(rows, cols, self.problem.k, min(self.room[rank] for rank in dealt.devices), down, along)
-
-        def fits(one: Blocking) -> bool:
-            taken = _native.KBlocksLayout(dealt.request(one, aligns=False)).rank_bytes
-            return all(map(operator.le, taken, self.room))
-
-        return cut_to_fit(self.problem, self.placement, self.machine, dealt.devices, extents, how, asked, fits)
 
     def _cut(self, num_places: int, options: ScheduleOptions) -> Cut:
         """Return how C is cut among so many ranks."""

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Matrix, Placement
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi import _native
+from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning.alignment import elements_aligned
 from uncut_mpi.planning.kblocks_defaults import in_rings
+from uncut_mpi.planning.kblocks_request import DealtPanels
 from uncut_mpi.planning.limits import MAX_STEPS
 from uncut_mpi.planning.options import MOST_C_SLOTS, Blocking, changed
 
@@ -38,7 +39,7 @@ _SHRINKINGS: Final = 24
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Extents:
+class _Extents:
     """
     What the rank with the largest part of C has to do, and with what.
 
@@ -66,16 +67,7 @@ def may_be_cut(asked: Blocking) -> bool:
     return free and max(asked.splits, asked.rows) <= 1 and not asked.away
 
 
-def cut_to_fit(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    ranks: Sequence[int],
-    extents: Extents,
-    how: Blocking,
-    asked: Blocking,
-    fits: Callable[[Blocking], bool],
-) -> Blocking:
+def cut_to_fit(dealt: DealtPanels, room: Sequence[int], how: Blocking, asked: Blocking) -> Blocking:
     """
     Return how a rank's part is cut so that it fits its memory, or as small as can be if that does not either.
 
@@ -83,20 +75,21 @@ def cut_to_fit(
 
     Parameters
     ----------
-    problem, placement, machine
+    dealt : DealtPanels
         What is multiplied where.
-    ranks : sequence of int
-        Those that compute.
-    extents : Extents
-        What the one with the most to do has.
+    room : sequence of int
+        What each rank has for its panels (bytes).
     how : Blocking
         With everything set that it has where all fits.
     asked : Blocking
         What the caller fixed of it.
-    fits : callable
-        Whether every rank has room for its panels.
     """
-    model = _Model(problem, placement, machine, ranks, extents, asked.b_slots)
+    model = _Model(dealt, min(room[rank] for rank in dealt.devices), asked.b_slots)
+
+    def fits(one: Blocking) -> bool:
+        taken = _native.KBlocksLayout(dealt.request(one, aligns=False)).rank_bytes
+        return all(map(operator.le, taken, room))
+
     found = [one for one in _candidates(model, how, asked) if model.steps(one) <= MAX_STEPS]
     for one in sorted(found, key=model.seconds)[:_TRIED]:
         made = _made(model, how, asked, one, fits)
@@ -130,15 +123,9 @@ class _Sizes:
 class _Model:
     """What a cut takes of a rank's memory and time."""
 
-    def __init__(
-        self,
-        problem: GemmProblem,
-        placement: Placement,
-        machine: Machine,
-        ranks: Sequence[int],
-        extents: Extents,
-        b_slots: int,
-    ) -> None:
+    def __init__(self, dealt: DealtPanels, room: int, b_slots: int) -> None:
+        problem, placement, machine, ranks = dealt.problem, dealt.placement, dealt.machine, dealt.devices
+        extents = _Extents(*dealt.cut.largest, problem.k, room, *dealt.cut.grid)
         self.problem, self.extents, self._b_slots = problem, extents, b_slots
         self.step = elements_aligned(problem)
         self._in, self._out = (float(rates.min()) * 1e9 for rates in machine.host_rates(ranks, outward=True))
