@@ -369,7 +369,7 @@ def test_only_the_limit_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(PlanError, match=rf"makes more than {most} tasks .* the limit is {most}: ask for larger k-bl"):
         made.schedule(most)
     with pytest.raises(_native.TooManyTasksError, match="too many tasks"):
-        _native.KBlocksLayout(made._request).tables(most)
+        _native.KBlocksLayout(made.request).tables(most)
 
     class Layout:
         rank_bytes = ()

@@ -177,15 +177,13 @@ class Planner:
             Whether ranks have room for all they need, unless the options say otherwise. Else what does not fit is cut
             so that it does (`uncut_mpi.planning.out_of_core`), where that is possible.
         """
-        how = self._choose(options)
-        dealt = self._deal(options, how)
+        how, dealt = self._deal(options)
         check_steps(dealt, how)
         aligns = aligns and self.aligns
-        request = dealt.request(how, aligns=aligns)
-        if not options.blocking.block and request.tasks_bound > MAX_TASKS:
+        made = Prepared(self, dealt, options, how, aligns=aligns)
+        if not options.blocking.block and made.request.tasks_bound > MAX_TASKS:
             how = with_longer_k_blocks(dealt, how)
-            request = dealt.request(how, aligns=aligns)
-        made = self._prepared(options, how, dealt, request)
+            made = Prepared(self, dealt, options, how, aligns=aligns)
         if in_core or aligns or self.surely_fits or options.areas is not None or made.fits:
             return made
         if not may_be_cut(options.blocking) or min(self.room) < 0:  # the matrices there are too large already
@@ -193,40 +191,20 @@ class Planner:
         is_open = options.blocking == Blocking()  # then no more is needed than the smallest blocks take
         if how.splits > 1:
             options = changed(options, blocking=changed(options.blocking, splits=1))
-            how = self._choose(options)
-            dealt = self._deal(options, how)
+            how, dealt = self._deal(options)
         smaller = cut_to_fit(dealt, self.room, how, options.blocking)
         check_steps(dealt, smaller)
-        return self._prepared(options, smaller, dealt, dealt.request(smaller, aligns=False), is_open=is_open)
+        return Prepared(self, dealt, options, smaller, aligns=False, is_open=is_open)
 
-    def _choose(self, options: ScheduleOptions) -> Blocking:
-        """Return how a rank's part is cut, where it has room for all of it."""
-        num_workers = len(options.computing_ranks(self.machine.num_ranks))
-        how = choose(self.problem, self.placement, num_workers, options, even=ways_of(self.machine).even)
-        if how.splits > num_workers:
-            raise ParamError(f"k shall be split {how.splits} times, but {num_workers} ranks compute: use more ranks")
-        return how
-
-    def _deal(self, options: ScheduleOptions, how: Blocking) -> DealtPanels:
-        """Return the problem as it is dealt to ranks."""
+    def _deal(self, options: ScheduleOptions) -> tuple[Blocking, DealtPanels]:
+        """Return how a rank's part is cut, where it has room for all of it, and the problem as it is dealt to ranks."""
         devices = options.computing_ranks(self.machine.num_ranks)
+        how = choose(self.problem, self.placement, len(devices), options, even=ways_of(self.machine).even)
+        if how.splits > len(devices):
+            raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         cut = self._cut(len(devices) // how.splits, options)
         k_starts = _k_starts(self.problem, how.splits, options.k_shares)
-        return DealtPanels(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
-
-    def _prepared(
-        self,
-        options: ScheduleOptions,
-        how: Blocking,
-        dealt: DealtPanels,
-        request: _native.KBlocksRequest,
-        *,
-        is_open: bool = False,
-    ) -> Prepared:
-        grid = dealt.cut.grid if options.areas is None else None
-        known = how is options.blocking and grid == options.grid
-        named = options if known else changed(options, grid=grid, blocking=how)
-        return Prepared(self, dealt, named, request, is_open=is_open)
+        return how, DealtPanels(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
 
     @functools.cached_property
     def surely_fits(self) -> bool:
@@ -286,6 +264,8 @@ class Prepared:
         Parts of k that have any.
     tile : int
         0: `kblocks` has none.
+    request : KBlocksRequest
+        What the core is asked for.
     """
 
     tile = 0
@@ -295,17 +275,21 @@ class Prepared:
         planner: Planner,
         dealt: DealtPanels,
         options: ScheduleOptions,
-        request: _native.KBlocksRequest,
+        how: Blocking,
         *,
-        is_open: bool,
+        aligns: bool,
+        is_open: bool = False,
     ) -> None:
-        self._planner, self._dealt, self._request, self._is_open = planner, dealt, request, is_open
-        self.options, self.grid, self.splits = options, dealt.cut.grid, dealt.splits
+        self._planner, self._dealt, self._is_open = planner, dealt, is_open
+        self.grid, self.splits, self.request = dealt.cut.grid, dealt.splits, dealt.request(how, aligns=aligns)
+        named_grid = self.grid if options.areas is None else None
+        known = how is options.blocking and named_grid == options.grid
+        self.options = options if known else changed(options, grid=named_grid, blocking=how)
 
     @property
     def alike(self) -> Hashable:
         """A key equal for identical schedules: k-blocks may have the same ends by other rules."""
-        return _CUT(self.options), _HOW(self.options.blocking), self._request.steps_digest
+        return _CUT(self.options), _HOW(self.options.blocking), self.request.steps_digest
 
     @property
     def fits(self) -> bool:
@@ -315,11 +299,11 @@ class Prepared:
     @property
     def rank_bytes(self) -> list[int]:
         """Bytes that the panels of each rank take."""
-        return _native.KBlocksLayout(self._request).rank_bytes
+        return _native.KBlocksLayout(self.request).rank_bytes
 
     def count(self, most_tasks: int) -> int:
         """Return how many tasks the schedule has, `most_tasks` + 1 if it has more; none is made."""
-        return _native.KBlocksLayout(self._request).count(most_tasks)
+        return _native.KBlocksLayout(self.request).count(most_tasks)
 
     def schedule(self, most_tasks: int = MAX_TASKS) -> Schedule:
         """
@@ -333,7 +317,7 @@ class Prepared:
             If there are more than so many tasks.
         """
         planner = self._planner
-        layout = _native.KBlocksLayout(self._request)
+        layout = _native.KBlocksLayout(self.request)
         about = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
         check_capacity(layout.rank_bytes, *about, least="would do with" if self._is_open else "")
         try:
@@ -353,7 +337,7 @@ class Prepared:
         keeps : bool, optional
             Whether tasks and times are kept; who looks at few runs has them made again.
         """
-        return _native.KBlocksRun(self._request, self._planner.room, most_tasks, keeps)
+        return _native.KBlocksRun(self.request, self._planner.room, most_tasks, keeps)
 
     def schedule_of(self, run: _native.KBlocksRun) -> Schedule:
         """Return the schedule of such a run, when it is made and kept."""

@@ -10,7 +10,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
-from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.others import other
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.simulate import simulate
@@ -62,7 +62,7 @@ def make_schedule(
     if problem.part is not None and options.scheduler != "kblocks":
         raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
     if options.scheduler == "uncut":
-        prepared = uncut.prepare(*about, changed(options, scheduler="uncut"), most_tasks=most_tasks)
+        prepared = uncut.prepare(*about, options, most_tasks=most_tasks)
         schedule, seconds = prepared.schedule()
         return Made(schedule, prepared.options, seconds)
     if options.scheduler == "kblocks":
