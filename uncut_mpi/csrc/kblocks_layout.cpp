@@ -156,19 +156,18 @@ class Maker {
     }
     int operand(const KPart &part, int matrix, std::int64_t rows, std::int64_t cols, bool copied) {
         if (!copied && part.home[matrix]) return -1;
+        const auto which = static_cast<std::size_t>(matrix);
+        int &ring = made_.workers[part.worker].ring[which];  // none unless there are any
+        if (ring >= 0) return ring;
         if (how_.in_rings()) {
-            int &ring = made_.workers[part.worker].ring[static_cast<std::size_t>(matrix)];
-            if (ring >= 0) return ring;
-            const std::int64_t across = matrix == matrix_a ? largest(part).rows : largest(part).cols;
-            const std::int64_t along =
-                how_.slots[static_cast<std::size_t>(matrix)] * std::min(how_.block, part.k.size());
-            rows = matrix == matrix_a ? across : along, cols = matrix == matrix_a ? along : across;
-            if (problem_.transposed(matrix)) std::swap(rows, cols);
-            return ring = panel(part.rank, rows, cols, matrix, problem_.dtypes[static_cast<std::size_t>(matrix)],
-                                panel_role);
+            const std::int64_t along = how_.slots[which] * std::min(how_.block, part.k.size());
+            rows = matrix == matrix_a ? largest(part).rows : along;
+            cols = matrix == matrix_a ? along : largest(part).cols;
         }
         if (problem_.transposed(matrix)) std::swap(rows, cols);
-        return panel(part.rank, rows, cols, matrix, problem_.dtypes[static_cast<std::size_t>(matrix)], panel_role);
+        const int made = panel(part.rank, rows, cols, matrix, problem_.dtypes[which], panel_role);
+        if (how_.in_rings()) ring = made;
+        return made;
     }
 
     // The most rows and columns of a worker's blocks of C, which use the same panels in turn.

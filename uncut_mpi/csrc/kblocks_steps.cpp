@@ -39,8 +39,13 @@ std::vector<Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64
     return found;
 }
 
-// Fetches in the order in which they are issued, and what is done with them: each piece of work with how many of the
-// fetches it needs.
+// What is done with fetches, and how many of them it needs.
+struct Work {
+    std::size_t needs;
+    KStep step;
+};
+
+// Fetches in the order in which they are issued, and what is done with them.
 class Maker {
   public:
     Maker(const KBlocking &how, std::int64_t extent)
@@ -61,11 +66,6 @@ class Maker {
     }
 
   private:
-    struct Work {
-        std::size_t needs;
-        KStep step;
-    };
-
     KStep fetch_b_of(std::int64_t first_k, std::int64_t last_k, int at) const {
         return {.kind = fetch_b, .first_k = first_k, .last_k = last_k, .first = at, .last = at + 1};
     }
@@ -228,10 +228,6 @@ class RingMaker {
         std::ptrdiff_t after;
         KStep step;
     };
-    struct Work {
-        std::size_t needs;
-        KStep step;
-    };
 
     KStep step(int kind, Extent k, int first, int last) const {
         return {.kind = kind,
@@ -380,8 +376,6 @@ std::vector<Extent> equal_k_blocks(const KBlocking &how, std::int64_t extent) {
 }
 
 std::vector<KStep> make_steps_in_rings(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c) {
-    if (k_blocks.empty() || how.columns < 1 || std::ranges::min(how.slots) < 1 || rounds < 1)
-        throw std::invalid_argument("there is something to multiply, in blocks and slots that there are");
     return RingMaker(how, std::move(k_blocks), rounds, reads_c).run();
 }
 
