@@ -40,10 +40,10 @@ extern "C" std::size_t calls_for(int k_blocks, int order, int slots, std::size_t
     using namespace uncut;
     const int extent = 64, k = 8 * k_blocks;
     KBlocking how;
-    how.first = how.block = 8, how.columns = 3, how.halvings = 2, how.rows = order == from_corner ? 2 : 1;
-    how.order = order, how.lanes = 2, how.lookahead = 2;
+    how.first = how.block = 8, how.columns = 3, how.rows = order == from_corner ? 2 : 1;
+    how.order = order, how.lanes = 2;
     how.slots = {slots, slots}, how.c_rows = slots > 0 ? extent / 2 : 0, how.c_cols = slots > 0 ? extent / 4 : 0;
-    const KPlaces whole{{0, extent}, {{0, 1}}, {{{0, extent}, {0, extent / 2}}, {{0, extent}, {extent / 2, extent}}}};
+    const KPlaces whole{{{{0, extent}, {0, extent / 2}}, {{0, extent}, {extent / 2, extent}}}};
     const KProblem problem = problem_on_device(extent, extent, k);
     const KRequest request = make_request(problem, how, {true, slots == 0, 1, {0, k}, {1, 2}, {&whole}, {}});
     const KLayout layout(request);
