@@ -429,7 +429,8 @@ def h200() -> Machine:
         "rows of 8.5 to 12 KiB between devices are those of two H200, the same day, rows within a device of two and"
         " shapes of products of one (the mean of four calibrations, with the rates at which 8192×8192×8192 takes as "
         "long as before), and how soon tasks begin after those they await, the next day; what copies within a device "
-        "take of products beside them is that of two H100, 2026-11-27",
+        "take of products beside them is that of two H100, 2026-11-27; what sums wait for, and products at length, are"
+        " of two H200, 2026-11-28",
     )
 
 

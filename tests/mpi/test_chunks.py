@@ -129,52 +129,51 @@ def test_chunks_that_lie_differently_have_plans_of_their_own_for_as_long_as_ther
             collective_assert(comm, 1 <= kept <= chunks.MOST_KINDS, f"{kept} plans are kept: {plan.summary}")
 
 
+@pytest.fixture
+def failing(comm, few_tasks):
+    """Yield a session and what sets it up to fail on the last rank in the second chunk of a plan's next call."""
+    left = [-1]
+
+    def fail(*_):
+        left[0] -= 1
+        if left[0] == 0 and comm.rank == comm.size - 1:
+            raise um.DeviceError("nothing works any more")
+
+    def fails(plan):
+        left[0] = int((plan.schedule.tasks["rank"] == comm.size - 1).sum()) + 3
+
+    def backend(rank, ranks):
+        return FaultyBackend(rank, ranks, fault=fail)
+
+    machine = um.Machine.uniform(comm.size)
+    with um.Session(comm, backend=backend, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
+        yield session, fails
+
+
 @pytest.mark.host_backend
-def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, few_tasks):
-    case, left = Case(300, 260, 280), [1 << 30]
-
-    def fail(*_):
-        left[0] -= 1
-        if left[0] == 0 and comm.rank == comm.size - 1:
-            raise um.DeviceError("nothing works any more")
-
-    def backend(rank, ranks):
-        return FaultyBackend(rank, ranks, fault=fail)
-
-    machine = um.Machine.uniform(comm.size)
-    with um.Session(comm, backend=backend, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
-        operands = make_operands(session, case)
-        with session.plan(operands.a, operands.b, operands.c) as plan:
-            of_first = int((plan.schedule.tasks["rank"] == comm.size - 1).sum())
-            left[0] = of_first + 3  # in the second chunk
-            expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
-            collective_assert(comm, plan.summary.chunks > 1 and plan.progress() == 0, str(plan.summary))
-            # By that epoch a rank that is interrupted tells the others.
-            told = int(session._calls.control.board.abort[0]), session._gate.epoch + 1
-            collective_assert(comm, told[0] == told[1], f"the second chunk failed: {told}")
-        wrong = multiply(session, operands, case)
-        collective_assert(comm, not wrong, wrong)
+def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, failing):
+    case, (session, fails) = Case(300, 260, 280), failing
+    operands = make_operands(session, case)
+    with session.plan(operands.a, operands.b, operands.c) as plan:
+        fails(plan)
+        expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
+        collective_assert(comm, plan.summary.chunks > 1 and plan.progress() == 0, str(plan.summary))
+        # By that epoch a rank that is interrupted tells the others.
+        told = int(session._calls.control.board.abort[0]), session._gate.epoch + 1
+        collective_assert(comm, told[0] == told[1], f"the second chunk failed: {told}")
+    wrong = multiply(session, operands, case)
+    collective_assert(comm, not wrong, wrong)
 
 
-def test_a_file_of_which_a_chunk_has_failed_gets_no_name(comm, tmp_path, few_tasks):
-    folder, left = comm.bcast(tmp_path), [-1]
-
-    def fail(*_):
-        left[0] -= 1
-        if left[0] == 0 and comm.rank == comm.size - 1:
-            raise um.DeviceError("nothing works any more")
-
-    def backend(rank, ranks):
-        return FaultyBackend(rank, ranks, fault=fail)
-
-    machine = um.Machine.uniform(comm.size)
-    with um.Session(comm, backend=backend, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
-        operands = make_operands(session, Case(480, 260, 280))
-        c = session.create_file(folder / "c.npy", operands.c.shape, "f64")
-        with session.plan(operands.a, operands.b, c, reads_c=False) as plan:
-            left[0] = int((plan.schedule.tasks["rank"] == comm.size - 1).sum()) + 3  # in the second chunk
-            expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
-            expect(comm, um.DataFileError, ["has failed"], lambda: session.commit(c))
-            plan.execute()
-            session.commit(c)
-        collective_assert(comm, plan.summary.chunks > 1 and (folder / "c.npy").exists(), str(plan.summary))
+@pytest.mark.host_backend
+def test_a_file_of_which_a_chunk_has_failed_gets_no_name(comm, tmp_path, failing):
+    folder, (session, fails) = comm.bcast(tmp_path), failing
+    operands = make_operands(session, Case(480, 260, 280))
+    c = session.create_file(folder / "c.npy", operands.c.shape, "f64")
+    with session.plan(operands.a, operands.b, c, reads_c=False) as plan:
+        fails(plan)
+        expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
+        expect(comm, um.DataFileError, ["has failed"], lambda: session.commit(c))
+        plan.execute()
+        session.commit(c)
+    collective_assert(comm, plan.summary.chunks > 1 and (folder / "c.npy").exists(), str(plan.summary))

@@ -313,7 +313,7 @@ class ScheduleOptions:
     devices: tuple[int, ...] | None = option(
         COUNTS,
         """Ranks that compute, in the order in which they fill the grid, row by row. The others may still own
-        matrices, issue copies and forward tiles. A C that is only scaled is scaled by its owner, whoever computes.
+        matrices, issue copies and forward tiles. A C on a device that is only scaled is scaled there, whoever computes.
         Left open: all ranks in order.""",
         "uncut",
         "kblocks",

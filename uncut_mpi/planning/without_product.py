@@ -1,9 +1,10 @@
 """
 Matrices without a product: every part of C is scaled by beta where it lies, or is copied from A (C := A).
 
-On a device a part is scaled in place. What is in host memory passes through a few slots of a device, its owner's or, of
-memory that all ranks read, whoever is done first. Slots are as large as a rank has room for, up to `SLOT_BYTES`.
-What several hold is scaled once and copied to the others.
+On a device a part is scaled in place. What is in host memory passes through a few slots of a device: its owner's or, of
+memory that all ranks read, that of whoever is done first. Slots are as large as a rank has room for, up to
+`SLOT_BYTES`. Those of a C that is scaled are no larger than gives each rank some `PIECES`. What several hold is scaled
+once and copied to the others.
 
 A copy takes one step wherever one rank reaches both memories. From the private host memory of one rank to that of
 another it passes through slots on the first one's device.
@@ -47,7 +48,7 @@ PIECES: Final = 16
 
 def schedule(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Schedule:
     """
-    Return the schedule for a problem that scales a C in parts, or copies A.
+    Return the schedule for a problem that scales C, or copies A.
 
     Pure and deterministic.
 
