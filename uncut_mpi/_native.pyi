@@ -191,7 +191,7 @@ class KBlocksLayout:
     def rank_bytes(self) -> list[int]:
         """What the buffers of each rank take."""
 
-    def count(self, most_tasks: int) -> int:
+    def count(self, most_tasks: int, pieces: list[int]) -> int:
         """Return how many tasks there are, or one more than so many."""
 
     def tables(self, most_tasks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

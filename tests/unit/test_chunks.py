@@ -15,7 +15,8 @@ from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main
 from uncut_mpi.planning import chunks
-from uncut_mpi.planning.chunks import MOST_TASKS, buffers_of, chunk_of, chunks_of
+from uncut_mpi.planning.buffers import user_table
+from uncut_mpi.planning.chunks import MOST_TASKS, buffers_of, chunk_of, chunks_of, tasks_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import cut, expected_seconds, plan, plan_several
 from uncut_mpi.planning.verify import verify
@@ -81,7 +82,7 @@ def test_a_million_cubed_from_files_is_planned_by_one_schedule_of_a_chunk():
     problem = GemmProblem(10**6, 10**6, 10**6, DType.f64)
     placement = Places.parse("f,f,f").bound(problem, machine.num_ranks)
     files = tuple(range(3 * machine.num_ranks))
-    found = cut(problem, placement, machine.num_ranks, machine, options, files)
+    found = cut(problem, placement, machine.num_ranks, machine, options, files, files)
     kinds = {chunk_of(problem, placement, found.axis, one) for one in found.extents}
     assert len(kinds) == 1
     (part, place), *_ = kinds
@@ -184,3 +185,18 @@ def test_little_host_memory_asks_for_smaller_blocks_until_there_are_too_many(cap
     assert "of 6.000 kB allowed" in capsys.readouterr().out
     assert main(["-m", "4000", "--ranks", "1", "--place", "f,f,f", "--host-memory", "6kB"]) == 2
     assert "500000 are the most" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("places", "ranks", "device", "host"), [("f,f,f", 1, 64, 32), ("f,h,f", 1, 128, 64), ("f,0,h", 2, 128, 32)]
+)
+def test_copies_through_host_memory_are_counted_as_they_are_staged(places, ranks, device, host):
+    problem, machine = GemmProblem(5000, 7000, 6000, DType.f64), Machine.uniform(ranks)
+    named = Places.parse(places)
+    placement = named.bound(problem, ranks)
+    matrices = user_table(ranks, problem, placement)["matrix"].tolist()
+    files = [user for user, matrix in enumerate(matrices) if named.in_files[matrix]]
+    asked = ScheduleOptions(scheduler="kblocks", device_memory=device * MIB, host_memory=host * MIB)
+    planned = plan_several(problem, placement, ranks, machine, asked, files, files)[0]
+    counted = tasks_of(problem, placement.straight(ranks), ranks, machine, planned.options, files)
+    assert counted == pytest.approx(len(planned.schedule.tasks), rel=0.1)

@@ -133,7 +133,7 @@ class PlanMaker:
 
     def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started = time.perf_counter()
-        chunks = None if whole else cut(*self._about(key, room), key.files)
+        chunks = None if whole else cut(*self._about(key, room), key.private, key.files)
         if chunks is not None:
             return chunks
         several = self._several(key, room)

@@ -80,7 +80,8 @@ def find(
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
     limit = bound_of_files(problem, placement, machine, in_files)
-    chunks = cut(problem, placement, machine.num_ranks, machine, options, of_files(problem, placement))
+    files = of_files(problem, placement)
+    chunks = cut(problem, placement, machine.num_ranks, machine, options, files, files)
     every = [(problem, placement)]
     if chunks is not None:
         every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]

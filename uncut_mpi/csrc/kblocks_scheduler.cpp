@@ -6,12 +6,13 @@
 namespace uncut {
 namespace kblocks {
 
-Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out)
+Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out,
+                     std::span<const std::int64_t> pieces)
     : layout_(layout),
       problem_(layout.request.problem),
       how_(layout.request.how),
       store_(store),
-      out_(out, problem_.num_ranks, most_tasks),
+      out_(out, problem_.num_ranks, most_tasks, pieces),
       sums_(static_cast<std::size_t>(problem_.num_ranks), 0),
       sent_(static_cast<std::size_t>(problem_.num_ranks), 0),
       workers_(layout.workers.size()),
@@ -319,9 +320,9 @@ void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, KTables &t
     kblocks::Scheduler(layout, *store, most_tasks, &tables).run();
 }
 
-std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks) {
+std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks, const std::vector<std::int64_t> &pieces) {
     const auto store = kblocks::store_of(layout);
-    kblocks::Scheduler scheduler(layout, *store, most_tasks, nullptr);
+    kblocks::Scheduler scheduler(layout, *store, most_tasks, nullptr, pieces);
     try {
         scheduler.run();
     } catch (const TooManyTasks &) {

@@ -20,7 +20,7 @@ namespace uncut {
 void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, KTables &tables);
 
 // How many tasks that makes; `most_tasks` + 1 if there are more.
-std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks);
+std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks, const std::vector<std::int64_t> &pieces);
 
 namespace kblocks {
 
@@ -76,11 +76,12 @@ struct Delivery {
 class Scheduler {
   public:
     // Counts if there are no tables. The store keeps its notes.
-    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out);
+    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out,
+              std::span<const std::int64_t> pieces = {});
 
     void run();
 
-    std::int64_t num_tasks() const { return out_.count(); }
+    std::int64_t num_tasks() const { return out_.count_in_pieces(); }
 
   private:
     // Numbers of blocks.

@@ -88,13 +88,17 @@ class RegionIndex {
     std::vector<std::int32_t> slots_;  // a power of two, at most half of them taken
 };
 
-// Fills tables task by task, or without any counts the tasks.
+// Fills tables task by task, or without any counts the tasks: those of a region of the caller's buffers that is copied
+// in pieces, too.
 class TableWriter {
   public:
-    TableWriter(KTables *out, int num_ranks, std::int64_t most_tasks)
-        : out_(out), most_(most_tasks), lanes_(static_cast<std::size_t>(num_ranks)) {}
+    // Of buffers that are copied in pieces: the elements of one (0: as a whole).
+    TableWriter(KTables *out, int num_ranks, std::int64_t most_tasks, std::span<const std::int64_t> pieces)
+        : out_(out), most_(most_tasks), pieces_(pieces), lanes_(static_cast<std::size_t>(num_ranks)) {}
 
     std::int32_t count() const { return count_; }
+
+    std::int64_t count_in_pieces() const { return count_ + more_; }
 
     std::int32_t lane(int rank, LaneKind kind, int source, int destination) {
         if (!out_) return -1;
@@ -113,8 +117,11 @@ class TableWriter {
     // if there are too many tasks.
     std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits,
                       Tasks more_awaits) {
-        if (count_ >= most_) throw TooManyTasks();
-        if (!out_) return count_++;
+        if (count_in_pieces() >= most_) throw TooManyTasks();
+        if (!out_) {
+            if (kind == copy_task) more_ += std::max(more_of(write), more_of(reads[0].region));
+            return count_++;
+        }
         TaskRecord record;
         record.kind = kind;
         record.rank = out_->lanes[on].rank;
@@ -139,8 +146,16 @@ class TableWriter {
   private:
     std::int32_t region(const Region &r) { return regions_.find_or_add(r, out_->regions); }
 
+    // Each piece goes through memory of the owner, by one more copy.
+    std::int64_t more_of(const Region &r) const {
+        const auto buffer = static_cast<std::size_t>(r.buffer);
+        const std::int64_t most = buffer < pieces_.size() ? pieces_[buffer] : 0;
+        return most > 0 ? 2 * ((r.rows * r.cols + most - 1) / most) - 1 : 0;
+    }
+
     KTables *out_;
-    std::int64_t most_;
+    std::int64_t most_, more_ = 0;
+    std::span<const std::int64_t> pieces_;
     std::int32_t count_ = 0;
     RegionIndex regions_;
     std::vector<std::vector<std::int32_t>> lanes_;  // of each rank

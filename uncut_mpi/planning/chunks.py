@@ -19,14 +19,16 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final, TypeVar
 
 from uncut_mpi.errors import PlanError
+from uncut_mpi.model.dtypes import ITEMSIZES
+from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.buffers import with_memory
+from uncut_mpi.planning.buffers import user_table, with_memory
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.staging import piece_bytes
+from uncut_mpi.planning.staging import bytes_of_pieces
 
 MOST_TASKS: Final = 150_000
 """Tasks of a chunk, about: such a schedule is planned in some seconds, and takes some hundred megabytes."""
@@ -71,31 +73,30 @@ def chunks_of(
     num_ranks: int,
     machine: Machine,
     options: ScheduleOptions,
-    *,
-    in_files: bool = False,
+    private: Collection[int] = (),
 ) -> Chunks | None:
     """
     Return how to cut a product whose schedule would be too large; None for one that need not be cut, or cannot be.
 
-    Pure and deterministic. Only what ranks have not room for, or reads and writes files, has such schedules. How many
-    tasks there will be is told by what `kblocks` chooses by its own rules.
+    Pure and deterministic. Only what ranks have not room for has such schedules. How many tasks there will be the core
+    counts, with what `kblocks` chooses by its own rules.
 
     Parameters
     ----------
     problem, placement, num_ranks, machine, options
         As for `uncut_mpi.planning.planner.plan`; the machine's host memory stands for files, if matrices lie there.
-    in_files : bool, optional
-        Whether matrices lie in files.
+    private : collection of int, optional
+        As for `uncut_mpi.planning.planner.plan_several`.
     """
     if not problem.has_product or options.scheduler not in ("auto", "kblocks") or 0 in (problem.m, problem.n):
         return None
     machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
     placement = placement.straight(num_ranks)
 
-    def fits(problem: GemmProblem, placement: Placement) -> bool:
-        return _tasks(problem, placement, num_ranks, machine, options, in_files) <= MOST_TASKS
+    def fits(problem: GemmProblem, placement: Placement, private: Collection[int]) -> bool:
+        return tasks_of(problem, placement, num_ranks, machine, options, private) <= MOST_TASKS
 
-    if fits(problem, placement):
+    if fits(problem, placement, private):
         return None
     best = _axis(problem, placement)
     for axis in (best, 1 - best):
@@ -103,7 +104,8 @@ def chunks_of(
         count, before = 2, extent
         while (size := _size(extent, count)) < before:
             chunks = Chunks(axis, (*range(0, extent, size), extent))
-            if fits(*chunk_of(problem, placement, axis, chunks.extents[0])):
+            first = axis, chunks.extents[0]
+            if fits(*chunk_of(problem, placement, *first), buffers_of(problem, placement, *first, private)):
                 return chunks
             count, before = 2 * count, size
     return None
@@ -172,37 +174,25 @@ def _axis(problem: GemmProblem, placement: Placement) -> int:
     return longer
 
 
-def _tasks(
+def tasks_of(
     problem: GemmProblem,
     placement: Placement,
     num_ranks: int,
     machine: Machine,
     options: ScheduleOptions,
-    in_files: bool,
+    private: Collection[int],
 ) -> float:
-    """Return about how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
+    """Return how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
+    users, locations = user_table(num_ranks, problem, placement), location_table(num_ranks)
+    staged = bytes_of_pieces(users, locations, [*private], options.host_memory)
     planner = kblocks.Planner(problem, placement, num_ranks, machine)
-    if planner.surely_fits and not in_files:
+    if planner.surely_fits and not staged:
         return 0
     try:
         made = planner.prepare(options.oriented(problem))
     except PlanError:
         return math.inf
-    how = made.options.blocking
-    if not how.in_rings and not in_files:
+    if not made.options.blocking.in_rings and not staged:
         return 0
-    tasks = made.count(MOST_TASKS)
-    if not in_files or not options.host_memory:
-        return tasks
-    # Each rank reads and writes its part of each matrix, in pieces; a block of C needs all of its rows of A and
-    # columns of B again.
-    down, along = made.grid
-    rounds = [
-        math.ceil(extent / (ranks * size)) if size else 1
-        for extent, ranks, size in ((problem.m, down, how.c_rows), (problem.n, along, how.c_cols))
-    ]
-    times = (rounds[1], rounds[0], 2)
-    nbytes = sum(problem.bytes_of(matrix) * count for matrix, count in zip(MATRICES, times, strict=True))
-    # Each piece is copied from or to the file, and between memory and a device.
-    pieces = nbytes / max(1, piece_bytes(options.host_memory // len(MATRICES)))
-    return tasks + 2 * pieces
+    items = ITEMSIZES[users["dtype"]].tolist()
+    return made.count(MOST_TASKS, [-(-staged.get(user, 0) // item) for user, item in enumerate(items)])

@@ -198,6 +198,7 @@ def cut(
     num_ranks: int,
     machine: Machine,
     options: ScheduleOptions,
+    private: Collection[int] = (),
     files: Collection[int] = (),
 ) -> Chunks | None:
     """
@@ -205,11 +206,11 @@ def cut(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine, options, files
+    problem, placement, num_ranks, machine, options, private, files
         As for `plan_several`.
     """
     machine = behind_a_disk(machine) if files else machine
-    return chunks_of(problem, placement, num_ranks, machine, options, in_files=bool(files))
+    return chunks_of(problem, placement, num_ranks, machine, options, private)
 
 
 def expected_seconds(
@@ -227,7 +228,7 @@ def expected_seconds(
         part, place, its_private, its_files = kind
         return plan_several(part, place, num_ranks, machine, options, its_private, its_files)[0].predicted_s
 
-    chunks = cut(problem, placement, num_ranks, machine, options, files)
+    chunks = cut(problem, placement, num_ranks, machine, options, private, files)
     if chunks is None:
         return seconds((problem, placement, tuple(private), tuple(files)))
     kinds = []

@@ -27,7 +27,7 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.locations import NOBODY
+from uncut_mpi.model.locations import NOBODY, in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, panel_bytes, user_pieces, user_table
@@ -130,7 +130,7 @@ def stage(
         for user in sorted({*users, *np.flatnonzero(turned).tolist()})
         if not uses.in_place[uses.buffer == user].all()
     ]
-    pieces = _bytes_of_pieces(schedule, moved, host_memory)
+    pieces = bytes_of_pieces(schedule.buffers, schedule.locations, moved, host_memory)
     if pieces:
         schedule = _in_pieces(schedule, pieces)
         made, uses = _as_stored(schedule, placement), _Uses.of(schedule)
@@ -293,19 +293,21 @@ class _StagedSchedule:
         return first
 
 
-def _bytes_of_pieces(schedule: Schedule, moved: Sequence[int], host_memory: int) -> dict[int, int]:
-    """Return those of some buffers that go through rings, and how much is copied at a time."""
-    in_host, owners = schedule.in_host(), schedule.owners()
-    taken = [panel_bytes(shape, DType(code)) for code, *shape in schedule.buffers[["dtype", *SHAPE]].tolist()]
-    of_owner: dict[int, list[int]] = {}
+def bytes_of_pieces(
+    buffers: np.ndarray, locations: np.ndarray, moved: Sequence[int], host_memory: int
+) -> dict[int, int]:
+    """Return those of some buffers (numbers) that go through rings, and how much is copied at a time."""
+    taken: dict[int, dict[int, int]] = {}  # of each rank
     for user in moved:
-        if in_host[user]:
-            of_owner.setdefault(int(owners[user]), []).append(user)
+        at, code, *shape = buffers[["location", "dtype", *SHAPE]][user].tolist()
+        if in_host(locations, at):
+            of_rank = taken.setdefault(int(locations["rank"][at]), {})
+            of_rank[user] = panel_bytes(shape, DType(code)) + BUFFER_ALIGNMENT
     return {
         user: piece_bytes(host_memory // len(its))
-        for its in of_owner.values()
+        for its in taken.values()
         for user in its
-        if 0 < host_memory < sum(taken[one] + BUFFER_ALIGNMENT for one in its)
+        if 0 < host_memory < sum(its.values())
     }
 
 
