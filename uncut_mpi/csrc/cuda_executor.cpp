@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 
 namespace uncut::cuda {
 namespace {
@@ -40,10 +41,23 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
       last_look_(began_),
       last_move_(began_),
       lanes_(executor_->lanes_.size()) {
+    try {
+        begin();
+    } catch (const std::exception &error) {
+        // The others must not wait for flags that this rank will not write.
+        result_.error = error.what();
+        result_.fatal = true;
+        tell_others(abort_word(), call_, true);
+        forget();
+        over_ = true;
+    }
+}
+
+void Run::begin() {
     const auto held = hold();
     if (device_.abandoned())
         throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end");
-    if (traced && device_.num_timing_events() < 1 + 2 * executor_->num_bodies_)
+    if (traced_ && device_.num_timing_events() < 1 + 2 * executor_->num_bodies_)
         throw Failure("a run was to be traced for which no events were made: prepare the trace first");
     device_.set_in_flight(this);
     // No lane of ours is busy between runs, so the host may write the words.
@@ -59,12 +73,14 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
         return;
     }
     if (!executor_->host_lanes_.empty())
-        device_.host_worker().start({&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced});
-    if (traced) mark_reference();
+        device_.host_worker().start({&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced_});
+    if (traced_) mark_reference();
     advance(executor_->steps_.size());
 }
 
-Run::~Run() {
+Run::~Run() { forget(); }
+
+void Run::forget() {
     if (over_ || device_.in_flight() != this) return;
     // Its work may go on for ever, and its peers wait.
     stop_worker();

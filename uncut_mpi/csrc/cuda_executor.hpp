@@ -78,7 +78,7 @@ struct RunResult : HostWorker::Result {
     double issue_s = 0.0;
     double drain_s = 0.0;
     std::string error;   // empty if every call succeeded
-    bool fatal = false;  // the context is unusable: no flag could be written any more
+    bool fatal = false;  // no flag could be written any more: the context is unusable, or the run never began
     bool stalled = false;
     // Lanes that had not finished when the run gave up, and their progress words.
     std::vector<std::pair<int, std::uint32_t>> stuck;
@@ -206,7 +206,8 @@ class Executor {
 };
 
 // One run of a list. The device has one run in flight, whose progress words, streams and events are the device's.
-// Every call is made without the interpreter lock and raises only for misuse (another thread is in a run).
+// Every call is made without the interpreter lock, and only those after the constructor raise, for misuse (another thread
+// is in a run). What cannot begin is over, and its error is in the result.
 class Run {
   public:
     // Issue what can be issued without waiting.
@@ -230,6 +231,8 @@ class Run {
         std::size_t next_checkpoint = 0;
     };
 
+    void begin();
+    void forget();
     std::unique_lock<std::mutex> hold() const;
     void advance(std::size_t most_steps);
     template <bool traced>

@@ -25,9 +25,9 @@ from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import LaneKind
 
 
-class DeadContextError(DeviceError):
+class NoFlagsError(DeviceError):
     """
-    The CUDA context of this rank is unusable, so that it can write no flag: the job has to end.
+    This rank can write no flags, since its CUDA context is unusable or a run could not begin: the job has to end.
 
     Attributes
     ----------
@@ -91,22 +91,15 @@ class CudaExecutable(Executable):
 
     def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
         """See `Executable.start`."""
-        try:
-            with self.running:
-                run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
-        except DeviceError as error:
-            return CudaRun(self, None, timeout_s, traced, ExecutionReport(error=error))
+        run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         return CudaRun(self, run, timeout_s, traced)
 
     def run(
         self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False
     ) -> ExecutionReport:
         """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
-        try:
-            with self.running:
-                result = self._open().run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
-        except DeviceError as error:
-            return ExecutionReport(error=error)
+        with self.running:
+            result = self._open().run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
         return self.report_of(result, timeout_s, traced=traced)
 
     def _open(self) -> _native.CudaExecutor:
@@ -144,7 +137,7 @@ class CudaExecutable(Executable):
         if result.error:
             text = f"rank {self._program.rank}, {self._description}{self._task_of(result.operation)}: {result.error}"
             if result.fatal:
-                return DeadContextError(f"{text}; the CUDA context is lost and the job has to end")
+                return NoFlagsError(f"{text}; this rank can write no flags, and the job has to end")
             return DeviceError(text)
         if result.stalled:
             return StallError(self._stall_text(result.stuck, timeout_s))
@@ -197,32 +190,19 @@ def _milestones(program: OperationList) -> np.ndarray:
 
 
 class CudaRun(Run):
-    """One run of an executable; `report`, where it could not begin."""
+    """One run of an executable."""
 
-    def __init__(
-        self,
-        executable: CudaExecutable,
-        native: _native.CudaRun | None,
-        timeout_s: float,
-        traced: bool,
-        report: ExecutionReport | None = None,
-    ) -> None:
+    def __init__(self, executable: CudaExecutable, native: _native.CudaRun, timeout_s: float, traced: bool) -> None:
         self._executable, self._native = executable, native
-        self._timeout_s, self._traced, self._report = timeout_s, traced, report
+        self._timeout_s, self._traced = timeout_s, traced
 
     def poll(self) -> bool:
         """See `Run.poll`."""
-        if self._native is None:
-            return True
         with self._executable.running:
             return self._native.poll()
 
     def finish(self) -> ExecutionReport:
         """See `Run.finish`."""
-        if self._native is not None:
-            with self._executable.running:
-                result = self._native.finish()
-            self._native = None
-            self._report = self._executable.report_of(result, self._timeout_s, traced=self._traced)
-        assert self._report is not None
-        return self._report
+        with self._executable.running:
+            result = self._native.finish()
+        return self._executable.report_of(result, self._timeout_s, traced=self._traced)
