@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
+import time
 
 import pytest
 
@@ -196,6 +198,21 @@ def test_a_rank_that_hangs_is_named_on_every_rank(comm, open_session):
     release_it.set()
     collective_assert(comm, "rank 1" in found or found == "worked", found)
     session.close()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.host_backend
+def test_a_product_that_is_expected_to_take_longer_than_is_allowed_is_awaited(comm, open_session):
+    def late(task, code, region):
+        if code is Code.GEMM:
+            time.sleep(0.5)
+
+    slow = um.Machine.uniform(comm.size, gemm_tflop_per_s={"f64": 1e-7})  # 5 s
+    backend = functools.partial(FaultyBackend, fault=late)
+    with open_session(comm, backend=backend, machine=slow, timeout_s=0.1) as session:
+        case = Case(64, 64, 64, place=("1", "1", "0"))
+        wrong = product(session, case, um.ScheduleOptions(scheduler="uncut", tile=64, grid=(1, 1)))
+    collective_assert(comm, not wrong, wrong)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -20,10 +20,12 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.search import search
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.variety import varied
 
 PROBLEM = GemmProblem(16384, 16384, 16384, DType.f64)
@@ -41,6 +43,14 @@ def test_a_plan_says_what_was_chosen() -> None:
     chosen = {"tile": planned.schedule.tile, "grid": planned.schedule.grid}
     assert planned.options == dataclasses.replace(options, **chosen)
     assert min(planned.schedule.tile, *planned.schedule.grid) > 0
+
+
+@pytest.mark.parametrize("extents", [(16384, 16384, 16384), (20000, 3, 20000)], ids=["a product", "a copy"])
+def test_the_longest_task_takes_about_what_a_simulation_says(extents: tuple[int, int, int]) -> None:
+    machine = karolina_like(2)
+    schedule = plan(GemmProblem(*extents, DType.f64), HOST, 2, machine).schedule
+    run = simulate(schedule, machine)
+    assert longest_task_s(schedule, machine) == pytest.approx(float((run.end_s - run.start_s).max()), rel=0.5)
 
 
 def test_a_plan_without_options_is_searched() -> None:

@@ -90,7 +90,7 @@ class Call:
             alpha=alpha,
             beta=beta,
             epoch=epoch,
-            timeout_s=calls.timeout_s,
+            timeout_s=self._patience_s,
             traced=self._traced,
         )
 
@@ -114,7 +114,7 @@ class Call:
         calls.counters.add(report)
         error = report.error
         try:
-            if gate.close(error, calls.timeout_s):  # with every rank's verdict
+            if gate.close(error, self._patience_s):  # with every rank's verdict
                 # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
                 # nothing may be freed or reused any more.
                 lost = isinstance(error, StallError) or getattr(error, "fatal", False)
@@ -125,6 +125,11 @@ class Call:
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
         assert not report.aborted  # without a rank that reports why
+
+    @property
+    def _patience_s(self) -> float:
+        """For how long nothing may end anywhere: during the longest task, and what is allowed besides."""
+        return self._calls.timeout_s + self._binding.executable.longest_s
 
     @property
     def result(self) -> CallResult:

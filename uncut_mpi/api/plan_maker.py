@@ -142,6 +142,6 @@ class PlanMaker:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
         return [
-            (PlanSummary.of(planned, key.options, plan_s, len(several)), planned.schedule.encode())
+            (PlanSummary.of(planned, self._machine, key.options, plan_s, len(several)), planned.schedule.encode())
             for planned in several
         ]

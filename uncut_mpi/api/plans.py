@@ -13,10 +13,12 @@ import numpy as np
 from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
 from uncut_mpi.model.locations import Location, Space
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Order
 from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
+from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, describe
@@ -73,6 +75,8 @@ class PlanSummary:
         In how many blocks of C, one after another, a product is done whose schedule would be too large; mostly 1. All
         figures are of all of them. Where more than 16 of them lie differently, the others are taken to be as the first.
         Memory is reserved for each when it is first computed.
+    longest_s : float
+        Time the planner expects of the longest task.
     """
 
     scheduler: str
@@ -92,9 +96,10 @@ class PlanSummary:
     host_bytes: list[int] = dataclasses.field(default_factory=list)
     host_memory: int = 0
     chunks: int = 1
+    longest_s: float = 0.0
 
     @classmethod
-    def of(cls, planned: Planned, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
+    def of(cls, planned: Planned, machine: Machine, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
         """Return what one of several plans does, by what their caller asked for and the time that all took (s)."""
         schedule = planned.schedule
         names = "BAC" if schedule.problem.swapped else "ABC"
@@ -116,6 +121,7 @@ class PlanSummary:
             device_memory=planned.options.device_memory,
             host_bytes=in_host,
             host_memory=planned.options.host_memory if any(in_host) else 0,
+            longest_s=longest_task_s(schedule, machine),
         )
 
 
@@ -323,7 +329,7 @@ class Plan:
             digest=hashlib.blake2b(key.digest + summary.digest.encode(), digest_size=16).digest(),
             schedule=schedule,
             summary=summary,
-            program=lowering.rank_list(rank),
+            program=dataclasses.replace(lowering.rank_list(rank), longest_s=summary.longest_s),
             softbuf_bytes=softbuf_bytes,
             host_softbuf_bytes=host_softbuf_bytes,
             flag_bytes=flag_bytes,

@@ -68,7 +68,8 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         Measured links and rates to plan with; by default those kept for this hardware. They are measured in under 3 s
         at the first session, and again as long as the machine was busy then.
     timeout_s : float, default 60
-        A call fails when no task, nor a part of a long one, finishes anywhere for so long.
+        A call fails when no task, nor a part of a long one, finishes anywhere for so long and the time that its longest
+        task is expected to take.
     arrival_timeout_s : float, optional
         A call, the opening of this session too, fails when a rank begins no call for so long after this one. By default
         ranks wait for each other as in any MPI call. `gather_values` and `together` wait for what ranks do on their

@@ -29,7 +29,8 @@ from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
 
 MAX_FLAGS: Final = 1 << 14
-_PATIENCE_S: Final = 20.0
+_PATIENCE_S: Final = 60.0
+"""As sessions have by default: on a slow GPU a product may take most of it."""
 _MAX_SAMPLES: Final = 40
 _FEWEST_SAMPLES: Final = 3
 _PAGE_BYTES: Final = 4096

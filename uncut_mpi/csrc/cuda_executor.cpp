@@ -73,7 +73,8 @@ void Run::begin() {
         return;
     }
     if (!executor_->host_lanes_.empty())
-        device_.host_worker().start({&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced_});
+        device_.host_worker().start(
+            {&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced_});
     if (traced_) mark_reference();
     advance(executor_->steps_.size());
 }

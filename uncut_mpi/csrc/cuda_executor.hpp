@@ -206,8 +206,8 @@ class Executor {
 };
 
 // One run of a list. The device has one run in flight, whose progress words, streams and events are the device's.
-// Every call is made without the interpreter lock, and only those after the constructor raise, for misuse (another thread
-// is in a run). What cannot begin is over, and its error is in the result.
+// Every call is made without the interpreter lock. What cannot begin is over, with its error in the result; later calls
+// raise for misuse alone (another thread is in a run).
 class Run {
   public:
     // Issue what can be issued without waiting.

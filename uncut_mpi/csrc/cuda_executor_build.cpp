@@ -7,8 +7,9 @@
 namespace uncut::cuda {
 namespace {
 
-// A lane without waits writes its progress word after so many steps.
-constexpr std::int64_t checkpoint_interval = 64;
+// A lane without waits writes its progress word after so many steps, and after each product that counts as many. On a
+// slow device one alone may take as long as a call is allowed to be without progress.
+constexpr std::int64_t checkpoint_interval = 64, long_product = 16;
 // What takes long counts as several steps. So after an error, which skips what is not yet issued, nobody waits for more
 // than a second or two. 768 of these are 1.3 s of products in f64 and 1 s of copies to the host (H100).
 constexpr double operations_per_step = 1e11, bytes_per_step = 64 << 20;
@@ -227,7 +228,8 @@ std::uint8_t Executor::weight_of(const Operation &operation, std::uint32_t paylo
 void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t index) {
     Lane &lane = lanes_[operation.lane];
     const std::int64_t last = lane.checkpoints.empty() ? 0 : lane.checkpoints.back().issued;
-    if (lane.weight - last < checkpoint_interval) return;
+    const bool is_long = operation.code == code_gemm && steps_.back().weight >= long_product;
+    if (lane.weight - last < checkpoint_interval && !is_long) return;
     const auto first = static_cast<std::uint32_t>(mem_ops_.size());
     mem_ops_.push_back(write_word(device_->progress_address(operation.lane), 2 * index + 2));
     batches_.push_back({first, 1});

@@ -42,7 +42,7 @@ struct HostLane {
 // Which operation a copy was, when it began and when it ended, in seconds of the system's monotonic clock.
 using HostTime = std::tuple<std::uint32_t, double, double>;
 
-// In the abort word beside a number of a call, which is below it: a rank that has failed has lost its context.
+// In the abort word beside a number of a call, which is below it: a rank that has failed writes no flags.
 inline constexpr std::uint64_t context_lost = std::uint64_t{1} << 63;
 
 inline bool has_failed(std::uint64_t word, std::uint64_t call) { return (word & ~context_lost) == call; }

@@ -149,11 +149,12 @@ class ProgressBoard:
     @property
     def abort(self) -> np.ndarray:
         """
-        The abort word, shape (1,), uint64: one more than the epoch of the latest call that failed while tasks ran.
+        The abort word, shape (1,), uint64: one more than the epoch of the latest call that failed.
 
         Its value tells calls apart, so nobody has to reset it between them. There a slow rank of one call and a fast
         one of the next would get in each other's way. Before epochs wrap round it is set to 0 with the flags. The
-        highest bit says that the rank's context is lost, so that it writes no flags: nobody waits for them then.
+        highest bit says that the rank writes no flags, since its context is lost or its run could not begin: nobody
+        waits for them then.
         """
         return self.words[-1, :2].view(np.uint64)
 
@@ -237,15 +238,18 @@ class Executable(abc.ABC):
     ----------
     span : int
         How far a run takes the epoch: the next one begins at epoch + span, modulo 2³². The same on all ranks.
+    longest_s : float
+        What the longest task of any rank is expected to take (s); the same on all ranks.
     board : ProgressBoard
         On which a run says how far its lanes are.
     milestones : ndarray of float64, shape (2, number of lanes)
         What each lane's word of the board is when the lane is through, and its part of the work; parts sum to 1.
     """
 
-    span: int
-    board: ProgressBoard
-    milestones: np.ndarray
+    def __init__(self, program: OperationList, board: ProgressBoard, through: np.ndarray) -> None:
+        self._program, self.board = program, board
+        self.span, self.longest_s = program.span, program.longest_s
+        self.milestones = np.array([through, _parts_of_lanes(program)])
 
     def progress(self) -> float:
         """Return what part of a run in flight is done on this rank, about, from 0 to 1. Any thread may ask."""
@@ -300,7 +304,7 @@ class Executable(abc.ABC):
         """Release streams, events and workspaces. Nothing may be in flight."""
 
 
-def parts_of_lanes(program: OperationList) -> np.ndarray:
+def _parts_of_lanes(program: OperationList) -> np.ndarray:
     """Return each lane's part of the work, shape (number of lanes,): of products, or where there are none of copies."""
     operations = program.operations
     for code in (Code.GEMM, Code.COPY):

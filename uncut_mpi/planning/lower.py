@@ -99,6 +99,8 @@ class OperationList:
         The lane that writes each of the flags in this rank's memory, by slot.
     span : int
         How far a run takes the epoch: at least 1, and no signal of any rank has a larger value.
+    longest_s : float
+        What the longest task of any rank is expected to take (s); 0 where that is not known.
     """
 
     rank: int
@@ -111,6 +113,7 @@ class OperationList:
     num_events: int
     flag_lanes: np.ndarray
     span: int
+    longest_s: float = 0.0
 
     @property
     def num_flags(self) -> int:

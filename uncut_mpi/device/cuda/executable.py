@@ -17,7 +17,6 @@ from uncut_mpi.device.interface import (
     Run,
     TaskTimes,
     lane_name,
-    parts_of_lanes,
 )
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.arguments import Number
@@ -27,7 +26,7 @@ from uncut_mpi.planning.schedule import LaneKind
 
 class NoFlagsError(DeviceError):
     """
-    This rank can write no flags, since its CUDA context is unusable or a run could not begin: the job has to end.
+    The CUDA context of this rank is unusable, or a run could not begin: it writes no flags, and the job has to end.
 
     Attributes
     ----------
@@ -77,10 +76,9 @@ class CudaExecutable(Executable):
         description: str,
         on_close: Callable[[], None] | None = None,
     ) -> None:
+        super().__init__(program, board, _ends_of_lanes(program))
         self._on_close = on_close
-        self._program, self.span = program, program.span
         self._kept: object = flags  # the native executor holds its address only, and that of the board
-        self.board, self.milestones = board, _milestones(program)
         self._description, self._files = description, files
         # What goes wrong natively in it is a `DeviceError`; one for all runs, since every call enters it.
         self.running = device_errors(f"running on {description}")
@@ -163,7 +161,7 @@ class CudaExecutable(Executable):
 
     def _stall_text(self, stuck: list[tuple[int, int]], timeout_s: float) -> str:
         rank = self._program.rank
-        head = f"nothing finished on any rank for {timeout_s:g} s; rank {rank} ({self._description}) still has "
+        head = f"nothing finished on any rank for {timeout_s:.4g} s; rank {rank} ({self._description}) still has "
         waits, others = [], []
         for lane, word in stuck:
             name = lane_name(self._program, self._program.lanes[lane])
@@ -179,14 +177,14 @@ class CudaExecutable(Executable):
         return head + "; ".join(waits + others)
 
 
-def _milestones(program: OperationList) -> np.ndarray:
-    """Return `Executable.milestones`: streams write twice the number of the next operation, workers count theirs."""
+def _ends_of_lanes(program: OperationList) -> np.ndarray:
+    """Return the last words of lanes: streams write twice the number of the next operation, workers count theirs."""
     lanes = program.operations["lane"]
     through = np.zeros(len(program.lanes))
     np.maximum.at(through, lanes, 2.0 * np.arange(len(lanes)) + 2)
     counted = program.lanes["kind"] == LaneKind.HOST
     through[counted] = np.bincount(lanes, minlength=len(program.lanes))[counted]
-    return np.array([through, parts_of_lanes(program)])
+    return through
 
 
 class CudaRun(Run):

@@ -121,8 +121,9 @@ class Preparation:
                 todo.gemm(square(_SMALL, dtype), lane)
             for _, dtype, _ in sorted(copies):
                 todo.copies(dtype, host=host)
+            patience_s = _PATIENCE_S + lanes * program.longest_s  # products of all lanes run at once
             raise_error(
-                self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=_PATIENCE_S).error
+                self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=1.0, epoch=0, timeout_s=patience_s).error
             )
         finally:
             self._cupy.cuda.runtime.free(scratch)

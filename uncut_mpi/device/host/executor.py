@@ -34,7 +34,6 @@ from uncut_mpi.device.interface import (
     Run,
     TaskTimes,
     lane_name,
-    parts_of_lanes,
 )
 from uncut_mpi.errors import DeviceError, ScheduleError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
@@ -71,17 +70,16 @@ class HostExecutable(Executable):
                 f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
                 "use fewer compute lanes"
             )
-        self._program, self.board, self.span, self.rank = program, board, program.span, program.rank
-        self.blas, self.spins = blas, spins
+        lane_of = program.operations["lane"]
+        self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
+        super().__init__(program, board, np.array([len(lane) for lane in self.lanes]))
+        self.rank, self.blas, self.spins = program.rank, blas, spins
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
         self.slots: list[int] = operations["slot"].tolist()
         self.values: list[int] = operations["value"].tolist()
         self.tasks: list[int] = operations["task"].tolist()
         self.peers: list[int] = operations["peer"].tolist()
-        lane_of = operations["lane"]
-        self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
-        self.milestones = np.array([[len(lane) for lane in self.lanes], parts_of_lanes(program)])
         self.bodies = bind_bodies(program, addresses, files)
         self.words = self._words(flags)
         self.counts = board.words[board.rank].data
@@ -364,4 +362,4 @@ class _Patience:
             if not np.array_equal(self._seen, self._board.words):
                 self._seen, self._changed_s = self._board.words.copy(), now
             elif now - self._changed_s > self._timeout_s:
-                raise StallError(f"no task finished on any rank for {self._timeout_s:g} s: {'; '.join(describe())}")
+                raise StallError(f"no task finished on any rank for {self._timeout_s:.4g} s: {'; '.join(describe())}")
