@@ -30,7 +30,7 @@ int main(int, char **arguments) {
     std::vector<uncut::HostLane> lanes;
     for (std::uint32_t &flag : flags) {
         uncut::HostStep copy{}, signal{};
-        copy.code = uncut::code_copy, copy.to_file = &file;
+        copy.code = uncut::code_copy, copy.to.file = &file;
         signal.code = uncut::code_signal, signal.flag = &flag, signal.value = 1;
         lanes.push_back({static_cast<std::int32_t>(lanes.size()), {copy, signal}});
     }

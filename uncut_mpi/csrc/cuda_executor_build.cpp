@@ -193,16 +193,12 @@ void Executor::add_host_step(const Program &program, const Operation &operation,
         const Copy copy = copy_of(program, operation);
         if (copy.shape.src_memory_type != memory_type_host || copy.shape.dst_memory_type != memory_type_host)
             refuse(operation, "a lane of the host copies within host memory alone");
-        step.destination = reinterpret_cast<std::byte *>(copy.destination);
-        step.source = reinterpret_cast<const std::byte *>(copy.source);
+        step.to = {file_at(files_, copy.destination), copy.destination, copy.shape.dst_pitch};
+        step.from = {file_at(files_, copy.source), copy.source, copy.shape.src_pitch};
         step.width = copy.contiguous ? copy.bytes : copy.shape.width_bytes;
         step.columns = copy.bytes == 0 ? 0 : copy.contiguous ? 1 : copy.shape.height;
         if (transposes(program, operation))
             step.transposed_bytes = static_cast<std::size_t>(bytes_of(program.operands[operation.first_operand].dtype));
-        step.to_pitch = copy.shape.dst_pitch;
-        step.from_pitch = copy.shape.src_pitch;
-        step.to_file = file_at(files_, copy.destination);
-        step.from_file = file_at(files_, copy.source);
     } else if (operation.in_host != 0 && (operation.code == code_wait_flag || operation.code == code_signal)) {
         step.flag = host_flag(program, operation);
     } else {

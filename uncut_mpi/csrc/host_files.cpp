@@ -19,6 +19,14 @@ constexpr std::size_t pages_apart = 8192;  // two pages of the system
 
 constexpr std::size_t most_pieces = 256;  // of one call of the system, which allows 1,024
 
+// Columns of so many bytes in a file and in memory.
+struct FileRun {
+    int descriptor;
+    std::int64_t offset;  // of the first column in the file
+    std::byte *memory;
+    std::size_t width, columns, file_pitch, memory_pitch;
+};
+
 using Call = ssize_t (*)(int, const iovec *, int, off_t);  // preadv or pwritev
 
 // Moves runs of bytes that follow one another in the file, by one call of the system after the other.
@@ -60,9 +68,11 @@ int move_run(Call call, const FileRun &run) {
 template <std::size_t item>
 void transpose_items(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch,
                      std::size_t rows, std::size_t columns) {
-    for (std::size_t column = 0; column < columns; ++column)
-        for (std::size_t row = 0; row < rows; ++row)
-            std::memcpy(to + column * to_pitch + row * item, from + row * from_pitch + column * item, item);
+    for (std::size_t left = 0; left < columns; left += block_columns)
+        for (std::size_t top = 0; top < rows; top += block_rows)
+            for (std::size_t column = left; column < std::min(columns, left + block_columns); ++column)
+                for (std::size_t row = top; row < std::min(rows, top + block_rows); ++row)
+                    std::memcpy(to + column * to_pitch + row * item, from + row * from_pitch + column * item, item);
 }
 
 FileRun run_at(const CopyEnd &end, std::byte *memory, std::size_t pitch, std::size_t width, std::size_t columns) {
@@ -70,8 +80,7 @@ FileRun run_at(const CopyEnd &end, std::byte *memory, std::size_t pitch, std::si
     return {end.file->descriptor, offset, memory, width, columns, end.pitch, pitch};
 }
 
-}  // namespace
-
+// Makes columns of so many rows of what has them as rows.
 void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::size_t from_pitch, std::size_t rows,
                std::size_t columns, std::size_t item) {
     const auto make = item == 16  ? transpose_items<16>
@@ -81,8 +90,19 @@ void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::
     make(to, to_pitch, from, from_pitch, rows, columns);
 }
 
-CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t width, std::size_t columns,
-                           std::size_t transposed_bytes) {
+int write_run(const FileRun &run) {
+    const int failed = move_run(pwritev, run);
+    // The disk begins now, beside what is still computed, and not once memory is full of it. A failure is no matter.
+    if (failed == 0 && run.columns > 0 && (run.width >= least_flushed || run.file_pitch == run.width))
+        sync_file_range(run.descriptor, run.offset, static_cast<off_t>((run.columns - 1) * run.file_pitch + run.width),
+                        SYNC_FILE_RANGE_WRITE);
+    return failed;
+}
+
+}  // namespace
+
+CopyResult copy_between(const CopyEnd &to, const CopyEnd &from, std::size_t width, std::size_t columns,
+                        std::size_t transposed_bytes) {
     const std::size_t item = transposed_bytes;
     const std::size_t source_width = item == 0 ? width : columns * item;
     const std::size_t source_columns = item == 0 ? columns : width / item;
@@ -94,7 +114,7 @@ CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t w
         if (!straight) read.resize(source_width * source_columns);
         have = straight ? reinterpret_cast<std::byte *>(to.address) : read.data();
         pitch = straight ? to.pitch : source_width;
-        const int failed = read_run(run_at(from, have, pitch, source_width, source_columns));
+        const int failed = move_run(preadv, run_at(from, have, pitch, source_width, source_columns));
         if (failed != 0 || straight) return {failed, from.file->descriptor};
     }
     if (item != 0) {
@@ -103,20 +123,12 @@ CopyResult copy_with_files(const CopyEnd &to, const CopyEnd &from, std::size_t w
         const std::size_t made_pitch = to.file != nullptr ? width : to.pitch;
         transpose(made, made_pitch, have, pitch, width / item, columns, item);
         have = made, pitch = made_pitch;
+    } else if (to.file == nullptr) {
+        for (std::size_t column = 0; column < columns; ++column)
+            std::memcpy(reinterpret_cast<std::byte *>(to.address) + column * to.pitch, have + column * pitch, width);
     }
     if (to.file == nullptr) return {};
     return {write_run(run_at(to, have, pitch, width, columns)), to.file->descriptor};
-}
-
-int read_run(const FileRun &run) { return move_run(preadv, run); }
-
-int write_run(const FileRun &run) {
-    const int failed = move_run(pwritev, run);
-    // The disk begins now, beside what is still computed, and not once memory is full of it. A failure is no matter.
-    if (failed == 0 && run.columns > 0 && (run.width >= least_flushed || run.file_pitch == run.width))
-        sync_file_range(run.descriptor, run.offset, static_cast<off_t>((run.columns - 1) * run.file_pitch + run.width),
-                        SYNC_FILE_RANGE_WRITE);
-    return failed;
 }
 
 void announce(const CopyEnd &from, std::size_t width, std::size_t begin, std::size_t end) {

@@ -23,7 +23,7 @@ void bind_host_files(nb::module_ &m) {
            std::size_t transposed_bytes) {
             const nb::gil_scoped_release released;
             const auto end = [&](const End &one) { return CopyEnd{file_at(files, one.first), one.first, one.second}; };
-            const CopyResult done = copy_with_files(end(to), end(from), width, columns, transposed_bytes);
+            const CopyResult done = copy_between(end(to), end(from), width, columns, transposed_bytes);
             return std::pair{done.error, done.descriptor};
         },
         "files"_a, "to"_a, "source"_a, "width"_a, "columns"_a, "transposed_bytes"_a);

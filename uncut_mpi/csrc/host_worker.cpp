@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <system_error>
 #include <utility>
 
@@ -17,10 +16,6 @@ constexpr std::size_t most_threads = 6;                       // of files: A and
 // While all lanes wait: look, then let others have the processor, then sleep.
 constexpr int looks = 2000, yields = 2000;
 constexpr std::chrono::microseconds pause{20};
-
-// What is transposed at once: columns of one cache line in f64, and so many that rows of the source are long. Of what
-// was tried (8 to 128 each) this made 6 GB/s in f64, 3 in f32 and 2 in f16 where memcpy makes 17 to 20 (AMD EPYC).
-constexpr std::size_t block_rows = 16, block_columns = 128;
 
 // Copies in memory take turns. Reads and writes of files wait for the disk, which is best at several at once.
 std::size_t threads_for(const std::vector<HostLane> &lanes) {
@@ -157,74 +152,50 @@ bool HostWorker::advance(std::size_t number, bool signals_only, Result &result) 
     return moved;
 }
 
-// Go on with a copy for a turn; whether it is made.
+// Go on with a copy for a turn; whether it is made. If a file fails, all ranks leave out what is left.
 bool HostWorker::copy(Lane &lane, const HostStep &step, Result &result) {
     if (lane.column == 0 && lane.row == 0) lane.began_s = now_s();
-    if (step.has_file()) move(lane, step, result);
-    if (lane.failed) return true;
-    const std::size_t item = step.transposed_bytes;
-    for (std::size_t left = step.has_file() ? 0 : bytes_per_turn; left > 0 && lane.column < step.columns;) {
-        std::byte *const to = step.destination + lane.column * step.to_pitch + lane.row;
-        std::size_t bytes = std::min(left, step.width - lane.row), columns = 1;
-        if (item == 0) {
-            std::memcpy(to, step.source + lane.column * step.from_pitch + lane.row, bytes);
+    if (lane.column < step.columns) {
+        const std::size_t item = step.transposed_bytes;
+        std::size_t columns = step.columns - lane.column, bytes = step.width - lane.row;
+        if (item != 0) {
+            if (!step.has_file()) columns = std::min(columns, block_columns);  // else whole runs of the source
+            bytes = std::min(bytes, std::max<std::size_t>(1, bytes_per_turn / (columns * item)) * item);
+        } else if (lane.row == 0 && step.width <= bytes_per_turn) {
+            columns = std::min(columns, bytes_per_turn / step.width);
         } else {
-            bytes = std::min(block_rows * item, step.width - lane.row);
-            columns = std::min(block_columns, step.columns - lane.column);
-            const std::byte *const from = step.source + lane.row / item * step.from_pitch + lane.column * item;
-            transpose(to, step.to_pitch, from, step.from_pitch, bytes / item, columns, item);
+            columns = 1;
+            bytes = std::min(bytes, bytes_per_turn);
         }
-        left -= std::min(left, bytes * columns);
+        if (step.from.file != nullptr) {
+            const std::size_t width = item == 0 ? step.width : step.columns * item;  // of columns as they are stored
+            const std::size_t at = item == 0 ? lane.column * step.width + lane.row : lane.row / item * width;
+            const std::size_t end = std::min(step.width * step.columns, at + bytes * columns + read_ahead);
+            announce(step.from, width, lane.announced, end);
+            lane.announced = end;
+        }
+        CopyEnd to = step.to, from = step.from;
+        to.address += lane.column * to.pitch + lane.row;
+        from.address +=
+            item == 0 ? lane.column * from.pitch + lane.row : lane.row / item * from.pitch + lane.column * item;
+        const CopyResult copied = copy_between(to, from, bytes, columns, item);
+        if (copied.error != 0) {
+            result.file_error = copied.error;
+            result.descriptor = copied.descriptor;
+            result.operation = step.operation;
+            lane.failed = true;
+            tell_others(work_.abort, work_.call, false);
+            return true;
+        }
         lane.row += bytes;
         if (lane.row == step.width) lane.column += columns, lane.row = 0;
+        if (lane.column < step.columns) return false;
     }
-    if (lane.column < step.columns) return false;
     lane.column = lane.announced = 0;
     ++result.tasks;
     result.copy_bytes += static_cast<std::int64_t>(step.width * step.columns);
     if (work_.traced) result.host_times.push_back({step.operation, lane.began_s, now_s()});
     return true;
-}
-
-// Go on with a copy from or to a file for a turn. If that fails, all ranks leave out what is left.
-void HostWorker::move(Lane &lane, const HostStep &step, Result &result) {
-    if (lane.column == step.columns) return;
-    const std::size_t item = step.transposed_bytes;
-    std::size_t columns = step.columns, bytes = step.width;
-    if (item != 0) {  // some rows of all columns, which are whole runs of the source
-        const std::size_t rows = std::max<std::size_t>(1, bytes_per_turn / (columns * item));
-        bytes = std::min(step.width - lane.row, rows * item);
-    } else if (lane.row == 0 && step.width <= bytes_per_turn) {
-        columns = std::min(step.columns - lane.column, bytes_per_turn / step.width);
-    } else {
-        columns = 1;
-        bytes = std::min(bytes_per_turn, step.width - lane.row);
-    }
-    const std::size_t to_offset = lane.column * step.to_pitch + lane.row;
-    const std::size_t from_offset =
-        item != 0 ? lane.row / item * step.from_pitch : lane.column * step.from_pitch + lane.row;
-    const CopyEnd to{step.to_file, reinterpret_cast<std::uintptr_t>(step.destination) + to_offset, step.to_pitch};
-    const CopyEnd from{step.from_file, reinterpret_cast<std::uintptr_t>(step.source) + from_offset, step.from_pitch};
-    if (step.from_file != nullptr) {
-        const std::size_t width = item == 0 ? step.width : step.columns * item;  // of columns as they are stored
-        const std::size_t all = step.width * step.columns;
-        const std::size_t at = item == 0 ? lane.column * step.width + lane.row : lane.row / item * width;
-        const std::size_t end = std::min(all, at + bytes * columns + read_ahead);
-        const CopyEnd begin{step.from_file, reinterpret_cast<std::uintptr_t>(step.source), step.from_pitch};
-        announce(begin, width, lane.announced, end);
-        lane.announced = end;
-    }
-    const CopyResult moved = copy_with_files(to, from, bytes, columns, item);
-    if (moved.error != 0) {
-        result.file_error = moved.error;
-        result.descriptor = moved.descriptor;
-        result.operation = step.operation;
-        lane.failed = true;
-        tell_others(work_.abort, work_.call, false);
-        return;
-    }
-    lane.row += bytes;
-    if (lane.row == step.width) lane.column += columns, lane.row = 0;
 }
 
 }  // namespace uncut

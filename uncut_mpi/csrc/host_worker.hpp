@@ -26,12 +26,10 @@ struct HostStep {
     std::uint32_t value;      // after the epoch
     // Of a copy: so many columns of so many bytes, one if they follow one another on both sides. If it transposes, they
     // are rows of the source, of elements of so many bytes; else these are 0.
-    std::byte *destination;
-    const std::byte *source;
-    std::size_t width, columns, to_pitch, from_pitch, transposed_bytes;
-    const HostFile *to_file, *from_file;  // that they lie in, or null
+    CopyEnd to, from;
+    std::size_t width, columns, transposed_bytes;
 
-    bool has_file() const { return to_file != nullptr || from_file != nullptr; }
+    bool has_file() const { return to.file != nullptr || from.file != nullptr; }
 };
 
 struct HostLane {
@@ -64,7 +62,7 @@ class HostWorker {
         std::int64_t tasks = 0, copy_bytes = 0;
         bool aborted = false;         // some were left out because another rank, or another task here, had failed
         std::int64_t operation = -1;  // that failed; -1 if it is not known which
-        int file_error = 0;           // what it is where a file could not be read or written, as of `read_run`
+        int file_error = 0;           // what it is where a file could not be read or written, as of `CopyResult`
         int descriptor = -1;          // of that file
         // Of a traced run, in the order in which copies ended.
         std::vector<HostTime> host_times;
@@ -103,7 +101,6 @@ class HostWorker {
     void run(std::size_t thread);
     bool advance(std::size_t number, bool signals_only, Result &result);
     bool copy(Lane &lane, const HostStep &step, Result &result);
-    void move(Lane &lane, const HostStep &step, Result &result);
 
     Work work_{};
     Result result_;
