@@ -498,7 +498,6 @@ class CudaBlas:
 
 class CudaDevice:
     def __init__(self, driver: CudaDriver, blas: CudaBlas, ordinal: int) -> None: ...
-    can_flush_remote_writes: Final[bool]
     @property
     def abandoned(self) -> bool: ...
     def reserve(self, compute_lanes: int, copy_lanes: int, events: int) -> None: ...
@@ -515,7 +514,6 @@ class CudaDevice:
 class CudaRunResult:
     tasks: Final[int]
     copy_bytes: Final[int]
-    created: Final[int]
     issue_s: Final[float]
     drain_s: Final[float]
     error: Final[str]

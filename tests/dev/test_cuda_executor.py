@@ -583,7 +583,6 @@ def test_a_run_creates_nothing(fake):
     for _ in range(2):
         reports = cluster.run(1.0, 1.0)
         succeed(reports)
-        assert all(report.allocations == 0 for report in reports.values())
     assert fake.allocations == made
 
 
@@ -600,7 +599,6 @@ def test_a_traced_run_times_every_body_on_its_own_stream_and_orders_what_is_awai
     succeed(reports)
     assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
     assert fake.allocations == made
-    assert all(report.allocations == 0 for report in reports.values())
     start, end = np.full((2, len(cluster.schedule.tasks)), np.nan)
     for rank, report in reports.items():
         times = report.times

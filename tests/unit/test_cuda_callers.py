@@ -15,14 +15,13 @@ import pytest
 
 from tests.helpers.foreign import BFLOAT16, CUDA, CudaInterface, Tensor
 from uncut_mpi import _native
-from uncut_mpi.device.cuda import probe as probing
 from uncut_mpi.device.cuda.callers import current_streams, stream_handle, wrap
 from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
 from uncut_mpi.device.cuda.imports import ImportCache
 from uncut_mpi.device.cuda.library import OUT_OF_MEMORY, device_errors
 from uncut_mpi.device.cuda.pinning import PinnedMemory
-from uncut_mpi.device.cuda.probe import CudaProbe
-from uncut_mpi.device.interface import Pin
+from uncut_mpi.device.cuda.probe import by_events
+from uncut_mpi.device.interface import Pin, Timeable
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, PinError, TopologyError
 from uncut_mpi.segments import boot_id
 
@@ -228,24 +227,23 @@ class Clock:
         return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Event=Event, get_elapsed_time=elapsed))
 
 
-def make(monkeypatch, clock, times):
-    monkeypatch.setattr(probing, "import_cupy", clock.cupy)
-    return CudaProbe(lambda what: contextlib.nullcontext(), 77, clock.launch, times, clock.free)
+def make(clock, times):
+    return Timeable(contextlib.nullcontext, by_events(clock.cupy(), 77, clock.launch), times, clock.free)
 
 
-def test_work_is_repeated_for_as_long_as_asked_after_a_turn_that_is_not_timed(monkeypatch):
+def test_work_is_repeated_for_as_long_as_asked_after_a_turn_that_is_not_timed():
     clock = Clock(1000.0, 4.0, 8.0, 6.0)
-    probe = make(monkeypatch, clock, 4)
+    probe = make(clock, 4)
     assert probe.mean_seconds(0.01) == pytest.approx(12e-3 / 8)
     assert probe.mean_seconds(0.0) == pytest.approx(6e-3 / 4)
     probe.close()
     assert clock.freed == 1
 
 
-def test_work_that_fails_at_once_is_freed(monkeypatch):
+def test_work_that_fails_at_once_is_freed():
     clock = Clock()
     with pytest.raises(RuntimeError, match="no more work"):
-        make(monkeypatch, clock, 1)
+        make(clock, 1)
     assert clock.freed == 1
 
 

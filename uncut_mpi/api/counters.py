@@ -21,7 +21,7 @@ class Counters:
     schedule_bytes_broadcast : int
         Bytes of schedules that went through MPI.
     allocations : int
-        Device allocations, streams and events made, SoftBuf and flags included.
+        Device allocations made: SoftBuf, flags and matrices.
     tasks, copy_bytes : int
         Tasks that this rank executed and bytes that its copies moved.
     python_tasks : int
@@ -42,7 +42,6 @@ class Counters:
         self.tasks += report.tasks
         self.copy_bytes += report.copy_bytes
         self.python_tasks += report.python_tasks
-        self.allocations += report.allocations
 
     def snapshot(self) -> Counters:
         """Return a copy."""

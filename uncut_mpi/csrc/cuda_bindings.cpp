@@ -90,8 +90,6 @@ void bind_cuda(nb::module_ &m) {
     nb::class_<DeviceState>(m, "CudaDevice", "One device: its primary context, streams, handles and events.")
         .def(nb::init<std::shared_ptr<Driver>, std::shared_ptr<Blas>, int>(), nb::arg("driver"), nb::arg("blas"),
              nb::arg("ordinal"))
-        .def_prop_ro("can_flush_remote_writes",
-                     [](const DeviceState &d) { return (d.wait_flags() & wait_value_flush) != 0; })
         .def_prop_ro("abandoned", &DeviceState::abandoned)
         .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
              nb::call_guard<nb::gil_scoped_release>())
@@ -121,7 +119,7 @@ void bind_cuda(nb::module_ &m) {
         .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<RunResult> result(m, "CudaRunResult");
-    FOR_EACH(FIELD, RunResult, tasks, copy_bytes, created, issue_s, drain_s, error, operation, file_error, descriptor,
+    FOR_EACH(FIELD, RunResult, tasks, copy_bytes, issue_s, drain_s, error, operation, file_error, descriptor,
              fatal, stalled, aborted, stuck, reference_s, times_s, host_times)
     nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
         .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,

@@ -41,7 +41,6 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
         progress_ = static_cast<std::uint32_t *>(words);
         std::memset(words, 0, max_lanes * sizeof(std::uint32_t));
         d.check("cuMemHostGetDevicePointer", d.cuMemHostGetDevicePointer(&progress_device_, words, 0));
-        ++num_created_;
         reserve_events(caller_event_, 1, event_disable_timing);
     } catch (...) {
         close();
@@ -85,7 +84,6 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
             throw;
         }
         compute_lanes_.push_back(lane);
-        num_created_ += 3;
     }
     while (copy_streams_.size() < copy_lanes) {
         // A COMBINE that others wait for takes the multiprocessors that a product's blocks leave, before its next ones.
@@ -93,7 +91,6 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
         d.check("cuStreamCreateWithPriority",
                 d.cuStreamCreateWithPriority(&stream, stream_non_blocking, greatest_priority_));
         copy_streams_.push_back(stream);
-        ++num_created_;
     }
     reserve_events(events_, events, event_disable_timing);
 }
@@ -205,7 +202,6 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
         Event event = nullptr;
         driver_->check("cuEventCreate", driver_->cuEventCreate(&event, flags));
         events.push_back(event);
-        ++num_created_;
     }
 }
 
@@ -274,7 +270,6 @@ std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     }
     if (address == 0) {
         d.check("cuMemAlloc", d.cuMemAlloc(&address, room));
-        ++num_created_;
         const std::lock_guard lock(tables_->mutex);
         tables_->all.push_back(address);
     }

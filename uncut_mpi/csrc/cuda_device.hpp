@@ -95,9 +95,6 @@ class DeviceState {
     };
     const std::map<ProductShape, Tuned> &tuned_products() const { return tuned_products_; }
 
-    // How many streams, handles, events and blocks of memory this object has made so far.
-    std::int64_t num_created() const { return num_created_; }
-
     // Premise P1: held by the thread that issues.
     std::mutex &issuing() { return issuing_; }
     // The run whose work the streams hold; null: none.
@@ -155,7 +152,6 @@ class DeviceState {
     std::vector<Event> events_, timing_events_, caller_event_;
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;
-    std::int64_t num_created_ = 0;
     bool abandoned_ = false;
     std::unique_ptr<HostWorker> host_worker_;
     std::mutex issuing_;

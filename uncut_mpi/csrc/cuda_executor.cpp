@@ -34,7 +34,6 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
       factors_{0.0, 1.0, alpha, beta},
       factors_f32_{0.0F, 1.0F, std::complex<float>(alpha), std::complex<float>(beta)},
       most_outstanding_(traced ? max_outstanding_traced : max_outstanding),
-      created_before_(device_.num_created()),
       timeout_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
       began_(Clock::now()),
       issued_(began_),
@@ -144,7 +143,6 @@ void Run::end() {
     result_.issue_s = std::chrono::duration<double>(issued_ - began_).count();
     result_.drain_s = std::chrono::duration<double>(ended - issued_).count();
     if (traced_ && !result_.aborted) read_times();
-    result_.created = device_.num_created() - created_before_;
     if (result_.stalled || result_.fatal) device_.abandon();
     device_.set_in_flight(nullptr);
     over_ = true;

@@ -74,7 +74,6 @@ struct Program {
 
 // With what lanes of the host have done.
 struct RunResult : HostWorker::Result {
-    std::int64_t created = 0;
     double issue_s = 0.0;
     double drain_s = 0.0;
     std::string error;   // empty if every call succeeded
@@ -270,7 +269,7 @@ class Run {
     // cuBLAS reads a complex factor as one of its own types, which lie at multiples of their size.
     alignas(16) const std::array<std::complex<double>, 4> factors_;
     alignas(8) const std::array<std::complex<float>, 4> factors_f32_;
-    const std::int64_t most_outstanding_, created_before_;
+    const std::int64_t most_outstanding_;
     const Clock::duration timeout_;
     const Clock::time_point began_;
     Clock::time_point issued_, last_look_, last_move_;

@@ -12,6 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import enum
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -190,8 +191,6 @@ class ExecutionReport:
         Bytes that the COPY tasks of this rank moved.
     python_tasks : int
         Bodies for which the Python interpreter ran (0 for a native executor).
-    allocations : int
-        Device allocations, streams and events made during the run.
     issue_s, drain_s : float
         Host time to issue everything; time from then until everything had finished.
     error : BaseException or None
@@ -206,7 +205,6 @@ class ExecutionReport:
     tasks: int = 0
     copy_bytes: int = 0
     python_tasks: int = 0
-    allocations: int = 0
     issue_s: float = 0.0
     drain_s: float = 0.0
     error: BaseException | None = None
@@ -324,16 +322,44 @@ def lane_name(program: OperationList, record: np.void) -> str:
     return f"{name} {'→'.join(ends)}"
 
 
-class Timeable(abc.ABC):
-    """Work that is prepared, so that it can be timed on all ranks at once. Not collective."""
+class Timeable:
+    """
+    Work that is prepared, so that it can be timed on all ranks at once. Not collective.
 
-    @abc.abstractmethod
+    Parameters
+    ----------
+    within : callable
+        Returns a context in which the work may be done.
+    work : callable
+        Does it `times` times over and returns what that took in seconds.
+    times : int, optional
+        How often.
+    close : callable, optional
+        Frees what it needs; closes this.
+    """
+
+    def __init__(
+        self,
+        within: Callable[[], contextlib.AbstractContextManager[object]],
+        work: Callable[[], float],
+        times: int = 1,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._within, self._work, self._times, self.close = within, work, times, close
+        try:
+            self.mean_seconds(0.0)  # so that no first use of a kernel, and no first touch of memory, is timed
+        except BaseException:
+            close()
+            raise
+
     def mean_seconds(self, least_s: float) -> float:
         """Do the work over and over for at least `least_s`, and return the mean time of once in seconds."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Free what the work needs."""
+        total_s, count = 0.0, 0
+        with self._within():
+            while count == 0 or total_s < least_s:
+                total_s += self._work()
+                count += self._times
+        return max(total_s / count, 1e-9)  # a clock's resolution, never zero
 
 
 class Backend(abc.ABC):

@@ -28,7 +28,7 @@ from uncut_mpi.device.cuda.library import (
 from uncut_mpi.device.cuda.pinning import pinned_memory
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
-from uncut_mpi.device.cuda.probe import CudaProbe
+from uncut_mpi.device.cuda.probe import by_events
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import (
@@ -331,11 +331,12 @@ class CudaBackend(Backend):
         with self._current("preparing to time a copy"):
             stream = self._cupy.cuda.Stream(non_blocking=True)
 
-        def copy() -> None:
-            for _ in range(at_once):
-                self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
+            def copy() -> None:
+                for _ in range(at_once):
+                    self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
 
-        return CudaProbe(self._current, stream.ptr, copy, at_once, lambda: None)
+            work = by_events(self._cupy, stream.ptr, copy)
+        return Timeable(self._timing, work, at_once)
 
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """Return a probe of a size×size×size product of full-mantissa random data."""
@@ -357,14 +358,17 @@ class CudaBackend(Backend):
                 self._runtime.free(base)
                 raise
 
-        def multiply() -> None:
-            raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+            def multiply() -> None:
+                raise_error(executable.run(alpha=1.0, beta=0.0, epoch=0, timeout_s=60.0).error)
+
+            work = by_events(self._cupy, self._native.compute_stream(0), multiply)
 
         def end() -> None:
-            executable.close()
-            self._runtime.free(base)
+            with self._current("freeing what was timed"):
+                executable.close()
+                self._runtime.free(base)
 
-        return CudaProbe(self._current, self._native.compute_stream(0), multiply, _TIMED_PRODUCTS, end)
+        return Timeable(self._timing, work, _TIMED_PRODUCTS, end)
 
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`."""
@@ -398,6 +402,9 @@ class CudaBackend(Backend):
         """Make the device current in this thread for a while, and translate errors meanwhile."""
         with device_errors(f"{what} on {self._description()}"), self._cupy.cuda.Device(self._ordinal):
             yield
+
+    def _timing(self) -> contextlib.AbstractContextManager[None]:
+        return self._current("timing")
 
     def _malloc(self, nbytes: int) -> int:
         try:

@@ -204,7 +204,7 @@ class HostBackend(Backend):
     def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
         """See `Backend.copy_probe`; nothing is issued, so it is one at a time."""
         target, origin = bytes_at(destination, nbytes), bytes_at(source, nbytes)
-        return HostProbe(lambda: np.copyto(target, origin), self._blas)
+        return timeable(lambda: np.copyto(target, origin), self._blas)
 
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """See `Backend.gemm_probe`; operands are widened or rounded within the time, as in a task."""
@@ -221,7 +221,7 @@ class HostBackend(Backend):
             a, b = (one.astype(wide, copy=False) for one in taken)
             np.matmul(a, b, out=out)
 
-        return HostProbe(multiply, self._blas)
+        return timeable(multiply, self._blas)
 
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`: numpy's library has no choice."""
@@ -239,35 +239,15 @@ class HostBackend(Backend):
             self._arrays.popitem()[1].unlink()
 
 
-class HostProbe(Timeable):
-    """
-    Work to be timed.
+def timeable(work: Callable[[], None], blas: BlasThreads) -> Timeable:
+    """Return work to be timed while the bound of BLAS's threads holds."""
 
-    Parameters
-    ----------
-    work : callable
-        Does it once.
-    blas : BlasThreads
-        Holds while it is done.
-    """
+    def timed() -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
 
-    def __init__(self, work: Callable[[], None], blas: BlasThreads) -> None:
-        self._work, self._blas = work, blas
-        with blas.limited():
-            work()  # so that no first touch of memory is timed
-
-    def mean_seconds(self, least_s: float) -> float:
-        """See `Timeable.mean_seconds`."""
-        with self._blas.limited():
-            start, count, elapsed = time.perf_counter(), 0, 0.0
-            while count == 0 or elapsed < least_s:
-                self._work()
-                count += 1
-                elapsed = time.perf_counter() - start
-        return max(elapsed / count, 1e-9)  # the clock's resolution, never zero
-
-    def close(self) -> None:
-        """See `Timeable.close`."""
+    return Timeable(blas.limited, timed)
 
 
 def _drop(arrays: dict[int, Segment], address: int) -> None:
