@@ -116,7 +116,6 @@ static_assert(offsetof(OurValue, flags) == offsetof(Write, flags));
 
 static_assert(sizeof(own::Address) == sizeof(CUdeviceptr) && sizeof(own::Device) == sizeof(CUdevice));
 static_assert(own::success == CUDA_SUCCESS && own::error_not_ready == CUDA_ERROR_NOT_READY);
-static_assert(own::error_out_of_memory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(own::stream_non_blocking == CU_STREAM_NON_BLOCKING);
 static_assert(own::event_disable_timing == CU_EVENT_DISABLE_TIMING);
 static_assert(own::host_alloc_portable == CU_MEMHOSTALLOC_PORTABLE);

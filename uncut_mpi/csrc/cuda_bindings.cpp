@@ -94,8 +94,9 @@ void bind_cuda(nb::module_ &m) {
         .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("compute_stream", &DeviceState::compute_stream, nb::arg("number"))
-        .def("mark_stream", &DeviceState::mark_stream, nb::arg("stream"), nb::call_guard<nb::gil_scoped_release>())
-        .def("await_mark", &DeviceState::await_mark, nb::call_guard<nb::gil_scoped_release>())
+        .def("mark_stream", &DeviceState::mark_stream, nb::arg("stream"), nb::arg("number") = 0,
+             nb::call_guard<nb::gil_scoped_release>())
+        .def("await_mark", &DeviceState::await_mark, nb::arg("number") = 0, nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
         .def(
@@ -119,8 +120,8 @@ void bind_cuda(nb::module_ &m) {
         .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<RunResult> result(m, "CudaRunResult");
-    FOR_EACH(FIELD, RunResult, tasks, copy_bytes, issue_s, drain_s, error, operation, file_error, descriptor,
-             fatal, stalled, aborted, stuck, reference_s, times_s, host_times)
+    FOR_EACH(FIELD, RunResult, tasks, copy_bytes, issue_s, drain_s, error, operation, file_error, descriptor, fatal,
+             stalled, aborted, stuck, reference_s, times_s, host_times)
     nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
         .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,
                       bool>(),

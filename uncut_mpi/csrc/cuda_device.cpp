@@ -41,7 +41,6 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
         progress_ = static_cast<std::uint32_t *>(words);
         std::memset(words, 0, max_lanes * sizeof(std::uint32_t));
         d.check("cuMemHostGetDevicePointer", d.cuMemHostGetDevicePointer(&progress_device_, words, 0));
-        reserve_events(caller_event_, 1, event_disable_timing);
     } catch (...) {
         close();
         throw;
@@ -56,6 +55,8 @@ DeviceState::Scope::Scope(const DeviceState &device) : driver_(device.driver()),
     code_ = driver_.cuCtxGetCurrent(&before_);
     if (code_ == success && before_ != own_) code_ = driver_.cuCtxSetCurrent(own_);
 }
+
+void DeviceState::Scope::check() const { driver_.check("cuCtxSetCurrent", code_); }
 
 DeviceState::Scope::~Scope() {
     if (code_ == success && before_ != own_) driver_.cuCtxSetCurrent(before_);
@@ -118,7 +119,7 @@ void DeviceState::tune(std::vector<Wanted> wanted) {
         c_bytes = std::max(c_bytes, one.shape.bytes_of_c() + 256);
     if (wanted.empty()) return;
     const Scope scope(*this);
-    driver_->check("cuCtxSetCurrent", scope.code());
+    scope.check();
     reserve(1, 0, 0);
     reserve_timing(2);
     Address c = 0;
@@ -193,7 +194,7 @@ HostWorker &DeviceState::host_worker() {
 
 void DeviceState::reserve_timing(std::size_t events) {
     const Scope scope(*this);
-    driver_->check("cuCtxSetCurrent", scope.code());
+    scope.check();
     reserve_events(timing_events_, events, event_default);
 }
 
@@ -205,39 +206,43 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
     }
 }
 
-Event DeviceState::caller_event() const {
-    if (caller_event_.empty()) throw Failure("a stream was to be awaited by a device that is closed");
-    return caller_event_.front();
-}
-
-void DeviceState::mark_stream(Address stream) {
-    const Event event = caller_event();
+void DeviceState::mark_stream(Address stream, std::size_t number) {
+    check_open();
     const Scope scope(*this);
-    driver_->check("cuCtxSetCurrent", scope.code());
+    scope.check();
+    reserve_events(caller_events_, number + 1, event_disable_timing);
     // An event of the legacy stream follows what blocking streams hold as well; asking that stream itself would not.
-    driver_->check("cuEventRecord", driver_->cuEventRecord(event, reinterpret_cast<Stream>(stream)));
+    driver_->check("cuEventRecord", driver_->cuEventRecord(caller_events_[number], reinterpret_cast<Stream>(stream)));
 }
 
-void DeviceState::await_mark() {
-    const Event event = caller_event();
+void DeviceState::await_mark(std::size_t number) {
+    check_open();
     const Scope scope(*this);
-    driver_->check("cuCtxSetCurrent", scope.code());
-    driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(event));
+    scope.check();
+    driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(caller_events_.at(number)));
+}
+
+void DeviceState::check_open() const {
+    if (context_ == nullptr) throw Failure("a stream was to be awaited by a device that is closed");
+}
+
+Stream DeviceState::own_stream() {
+    reserve(0, 1, 0);
+    return copy_streams_.front();
 }
 
 void DeviceState::run_once(Function kernel, void *argument) {
     const Driver &d = *driver_;
-    reserve(0, 1, 0);
-    const Stream stream = copy_streams_.front();
+    const Stream stream = own_stream();
     d.check("cuLaunchKernel", d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, &argument, nullptr));
     d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
 }
 
 void DeviceState::fill_words(Address address, std::size_t count, std::uint32_t value) {
     const Driver &d = *driver_;
-    reserve(0, 1, 0);
-    d.check("cuMemsetD32Async", d.cuMemsetD32Async(address, value, count, copy_streams_.front()));
-    d.check("cuStreamSynchronize", d.cuStreamSynchronize(copy_streams_.front()));
+    const Stream stream = own_stream();
+    d.check("cuMemsetD32Async", d.cuMemsetD32Async(address, value, count, stream));
+    d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
 }
 
 std::uint64_t DeviceState::pointer_attribute(int attribute, Address address) const {
@@ -258,7 +263,7 @@ Address DeviceState::allocation_of(Address address) const {
 std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     const Driver &d = *driver_;
     const std::size_t room = std::bit_ceil(std::max(bytes, least_table_bytes));
-    reserve(0, 1, 0);
+    const Stream stream = own_stream();
     Address address = 0;
     {
         const std::lock_guard lock(tables_->mutex);
@@ -278,7 +283,6 @@ std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
         const std::lock_guard lock(tables->mutex);
         tables->unused.emplace(room, reinterpret_cast<Address>(at));
     });
-    const Stream stream = copy_streams_.front();
     d.check("cuMemcpyAsync", d.cuMemcpyAsync(address, reinterpret_cast<Address>(table), bytes, stream));
     d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
     return kept;
@@ -298,7 +302,7 @@ void DeviceState::close() {
         }
         for (Stream stream : copy_streams_)
             d.cuStreamDestroy(stream);
-        for (const auto *events : {&events_, &timing_events_, &caller_event_})
+        for (const auto *events : {&events_, &timing_events_, &caller_events_})
             for (Event event : *events)
                 d.cuEventDestroy(event);
         for (const Address table : tables_->all)
@@ -312,7 +316,7 @@ void DeviceState::close() {
     copy_streams_.clear();
     events_.clear();
     timing_events_.clear();
-    caller_event_.clear();
+    caller_events_.clear();
     progress_ = nullptr;
     context_ = nullptr;
 }

@@ -48,7 +48,7 @@ class DeviceState {
         ~Scope();
         Scope(const Scope &) = delete;
         Scope &operator=(const Scope &) = delete;
-        Code code() const { return code_; }
+        void check() const;
 
       private:
         const Driver &driver_;
@@ -105,9 +105,9 @@ class DeviceState {
     HostWorker &host_worker();
 
     // Note what work a stream of the caller's holds now, and return when it is done: between the two the device gets
-    // on. Call without the interpreter lock.
-    void mark_stream(Address stream);
-    void await_mark();
+    // on. Several marks have numbers from 0. Call without the interpreter lock.
+    void mark_stream(Address stream, std::size_t number);
+    void await_mark(std::size_t number);
     // Launch one thread of a kernel and wait for it.
     void run_once(Function kernel, void *argument);
     // Set `count` 32-bit words at `address` and wait for it.
@@ -127,7 +127,8 @@ class DeviceState {
   private:
     Tuned time(const Wanted &wanted, Address c);
     void reserve_events(std::vector<Event> &events, std::size_t count, unsigned flags);
-    Event caller_event() const;
+    void check_open() const;
+    Stream own_stream();
 
     std::shared_ptr<const Driver> driver_;
     std::shared_ptr<const Blas> blas_;
@@ -149,7 +150,7 @@ class DeviceState {
     bool timing_ = false;
     std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
-    std::vector<Event> events_, timing_events_, caller_event_;
+    std::vector<Event> events_, timing_events_, caller_events_;
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;
     bool abandoned_ = false;

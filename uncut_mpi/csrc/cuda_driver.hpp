@@ -25,25 +25,20 @@ using LtProduct = struct LtProductTag *;    // cublasLtMatmulDesc_t
 using LtLayout = struct LtLayoutTag *;      // cublasLtMatrixLayout_t
 using LtPreference = struct LtPreferenceTag *;
 
-inline constexpr Code success = 0;
-inline constexpr Code error_out_of_memory = 2;
-inline constexpr Code error_not_ready = 600;
-
-inline constexpr unsigned stream_non_blocking = 1;
-inline constexpr unsigned event_default = 0;
-inline constexpr unsigned event_disable_timing = 2;
-inline constexpr unsigned host_alloc_portable = 1;
-inline constexpr unsigned host_alloc_device_map = 2;
-inline constexpr unsigned memory_type_host = 1;
-inline constexpr unsigned memory_type_device = 2;
-inline constexpr int attribute_max_pitch = 11;
-inline constexpr int attribute_multiprocessor_count = 16;
-inline constexpr int attribute_range_start = 11;  // of a pointer
-inline constexpr int attribute_can_flush_remote_writes = 98;
-inline constexpr unsigned wait_value_geq = 0;  // (int32)(*address - value) >= 0: cyclic
-inline constexpr unsigned wait_value_flush = 1U << 30;
-inline constexpr std::uint32_t mem_op_wait_value_32 = 1;
-inline constexpr std::uint32_t mem_op_write_value_32 = 2;
+enum : Code { success = 0, error_not_ready = 600 };
+enum StreamFlag : unsigned { stream_non_blocking = 1 };
+enum EventFlag : unsigned { event_default = 0, event_disable_timing = 2 };
+enum HostAllocFlag : unsigned { host_alloc_portable = 1, host_alloc_device_map = 2 };
+enum MemoryType : unsigned { memory_type_host = 1, memory_type_device = 2 };
+enum DeviceAttribute : int {
+    attribute_max_pitch = 11,
+    attribute_multiprocessor_count = 16,
+    attribute_can_flush_remote_writes = 98
+};
+enum PointerAttribute : int { attribute_range_start = 11 };
+// By the first, (int32)(*address - value) >= 0 is awaited: cyclic.
+enum WaitFlag : unsigned { wait_value_geq = 0, wait_value_flush = 1U << 30 };
+enum MemOpKind : std::uint32_t { mem_op_wait_value_32 = 1, mem_op_write_value_32 = 2 };
 
 struct Uuid {  // CUuuid
     char bytes[16];
@@ -107,32 +102,24 @@ struct LtProposal {  // cublasLtMatmulHeuristicResult_t
     int reserved[4];
 };
 
-inline constexpr int lt_product_op_a = 3;
-inline constexpr int lt_product_op_b = 4;
-inline constexpr int lt_wish_workspace_bytes = 1;
-inline constexpr int lt_wish_reductions = 3;
-inline constexpr int lt_wish_alignment_a = 5;
-inline constexpr int lt_wish_alignment_b = 6;
-inline constexpr int lt_wish_alignment_c = 7;
-inline constexpr int lt_wish_alignment_d = 8;
-inline constexpr std::uint32_t lt_reduction_in_compute_type = 2;
-inline constexpr std::uint32_t lt_any_reduction = 7;
+enum LtProductAttribute : int { lt_product_op_a = 3, lt_product_op_b = 4 };
+enum LtWish : int {
+    lt_wish_workspace_bytes = 1,
+    lt_wish_reductions = 3,
+    lt_wish_alignment_a = 5,
+    lt_wish_alignment_b = 6,
+    lt_wish_alignment_c = 7,
+    lt_wish_alignment_d = 8
+};
+enum LtReduction : std::uint32_t { lt_reduction_in_compute_type = 2, lt_any_reduction = 7 };
 
-inline constexpr int blas_op_n = 0;
-inline constexpr int blas_op_t = 1;
-inline constexpr int blas_op_c = 2;
-inline constexpr int blas_pointer_mode_host = 0;
+enum BlasOp : int { blas_op_n = 0, blas_op_t = 1, blas_op_c = 2 };
+enum BlasPointerMode : int { blas_pointer_mode_host = 0 };
 // By default cuBLAS adds up parts of k in the type of C, so that a half type is rounded several times.
-inline constexpr int blas_exact_reductions = 16;
-inline constexpr int blas_compute_32f = 68;
-inline constexpr int blas_compute_32f_fast_tf32 = 77;
-inline constexpr int blas_compute_64f = 70;
-inline constexpr int blas_gemm_default = -1;
-inline constexpr int type_r_32f = 0;
-inline constexpr int type_r_16f = 2;
-inline constexpr int type_r_16bf = 14;
-inline constexpr int type_c_32f = 4;
-inline constexpr int type_c_64f = 5;
+enum BlasMathMode : int { blas_exact_reductions = 16 };
+enum BlasCompute : int { blas_compute_32f = 68, blas_compute_64f = 70, blas_compute_32f_fast_tf32 = 77 };
+enum BlasAlgorithm : int { blas_gemm_default = -1 };
+enum DataType : int { type_r_32f = 0, type_r_16f = 2, type_c_32f = 4, type_c_64f = 5, type_r_16bf = 14 };
 
 // Every driver function in use: X(name, version of the prototype, return type and parameters). The
 // version is the newest up to `stated_version`.

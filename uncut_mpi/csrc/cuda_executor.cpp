@@ -58,19 +58,14 @@ void Run::begin() {
         throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end");
     if (traced_ && device_.num_timing_events() < 1 + 2 * executor_->num_bodies_)
         throw Failure("a run was to be traced for which no events were made: prepare the trace first");
-    device_.set_in_flight(this);
     // No lane of ours is busy between runs, so the host may write the words.
     std::memset(device_.progress(), 0, max_lanes * sizeof(std::uint32_t));
     volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
     for (std::size_t l = 0; l < max_lanes; ++l)  // of lanes that an earlier list had, too
         if (row[l] != 0) row[l] = 0;
     const DeviceState::Scope scope(device_);
-    if (scope.code() != success) {
-        result_.fatal = true;
-        fail("cuCtxSetCurrent", scope.code());
-        end();
-        return;
-    }
+    scope.check();
+    device_.set_in_flight(this);
     if (!executor_->host_lanes_.empty())
         device_.host_worker().start(
             {&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced_});

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,6 @@ from uncut_mpi.units import bytes_text
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20
 _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
-_MOST_EVENTS = 64
 _TIMED_PRODUCTS = 4  # issued at once
 # Of every call: made once.
 _MARKING, _AWAITING = map(device_errors, ("marking the caller's stream", "awaiting the caller's stream"))
@@ -104,9 +102,7 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned, self._pins = pinned_memory(self._runtime), object()
-        # Behind what callers gave to other streams than the first: an event for each, made at its first use.
-        self._events: dict[int, Any] = {}
-        self._marked: Sequence[int] = ()
+        self._marked = 0  # streams of the caller's
         self.files = FileWindows()
         self._preparation = Preparation(self._native, self._description(), self._malloc, self.files)
 
@@ -268,29 +264,17 @@ class CudaBackend(Backend):
 
     def mark_caller(self, stream: Any = None) -> None:
         """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
-        if stream is None and "torch" not in sys.modules:  # as mostly, and this is part of every call
-            self._marked = ()
-            with _MARKING:
-                self._native.mark_stream(self._cupy.cuda.get_current_stream(self._ordinal).ptr)
-            return
         given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
-        first, *self._marked = given
+        self._marked = len(given)
         with _MARKING:
-            self._native.mark_stream(first)
-        if len(self._events) > _MOST_EVENTS:
-            self._events.clear()
-        for handle in self._marked:
-            with self._current("marking the caller's stream"):
-                if handle not in self._events:
-                    self._events[handle] = self._cupy.cuda.Event(disable_timing=True)
-                self._runtime.eventRecord(self._events[handle].ptr, handle)
+            for number, handle in enumerate(given):
+                self._native.mark_stream(handle, number)
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
         with _AWAITING:
-            self._native.await_mark()
-            for handle in self._marked:
-                self._events[handle].synchronize()
+            for number in range(self._marked):
+                self._native.await_mark(number)
 
     # -- plans -------------------------------------------------------------------------------
 

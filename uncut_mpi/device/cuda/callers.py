@@ -34,7 +34,9 @@ def current_streams(cupy: Any, ordinal: int) -> list[int]:
     """Return the handles of the streams that cupy, and torch if it is in use, have for a device now, cupy's first."""
     handles = [int(cupy.cuda.get_current_stream(ordinal).ptr)]  # cupy has one for each device
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch is None:  # as mostly, and this is part of every call
+        return handles
+    if torch.cuda.is_initialized():
         handles.append(int(torch.cuda.current_stream(ordinal).cuda_stream))
     return list(dict.fromkeys(handles))
 
