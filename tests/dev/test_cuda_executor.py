@@ -28,7 +28,7 @@ from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
 from uncut_mpi.device.interface import ProgressBoard
-from uncut_mpi.errors import DataFileError, DeviceError, StallError
+from uncut_mpi.errors import DataFileError, DeviceError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -319,17 +319,17 @@ def test_a_kernel_is_asked_for_once_a_list_where_a_stream_needs_it_and_runs_on_n
 
 
 @pytest.mark.parametrize(
-    ("places", "extents", "words"),
+    ("places", "extents", "kind", "words"),
     [
-        ((0, Location.host()), (2, 3), "a copy that transposes is one within a device"),
-        ((0, 0), (3, 2), "its regions differ in shape or type"),
+        ((0, Location.host()), (2, 3), DeviceError, "a copy that transposes is one within a device"),
+        ((0, 0), (3, 2), ScheduleError, "its regions differ in shape or type"),
     ],
 )
-def test_a_copy_that_transposes_from_elsewhere_or_what_does_not_fit_is_refused(fake, places, extents, words):
+def test_a_copy_that_transposes_from_elsewhere_or_what_does_not_fit_is_refused(fake, places, extents, kind, words):
     build = ByHand()
     to, of = (build.add(at, *shape) for at, shape in zip(places, ((3, 2), extents), strict=True))
     build.copy(build.copy_lane(0, 0, 0), to, of, op=Op.T)
-    with pytest.raises(DeviceError, match=words):
+    with pytest.raises(kind, match=words):
         FakeCluster(fake, build.done())
 
 
@@ -924,7 +924,7 @@ def test_memory_that_runs_out_while_preparing_carries_its_code_and_leaves_no_hal
 
 def test_a_buffer_without_an_address_is_refused(fake):
     schedule = Pushed(ranks=1).build()
-    with pytest.raises(DeviceError, match=r"buffer \d+ has no address"):
+    with pytest.raises(ScheduleError, match=r"buffer \d+ has no address"):
         bind(fake.device(), lower(schedule).rank_list(0), [0] * len(schedule.buffers))
 
 

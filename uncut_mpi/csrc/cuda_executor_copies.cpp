@@ -25,13 +25,9 @@ bool meet(Address x, std::int64_t x_apart, const PackedCopy &of_x, Address y, st
 }  // namespace
 
 Executor::Copy Executor::copy_of(const Program &program, const Operation &operation) {
-    if (operation.num_operands != 2) refuse(operation, "a COPY has one destination and one source");
     const Operand &to = program.operands[operation.first_operand];
     const Operand &from = program.operands[operation.first_operand + 1];
     const bool turns = transposes(program, operation);
-    if (to.rows != (turns ? from.cols : from.rows) || to.cols != (turns ? from.rows : from.cols) ||
-        to.dtype != from.dtype)
-        refuse(operation, "its regions differ in shape or type");
     const std::int64_t size = bytes_of(to.dtype);
     Copy copy{};
     copy.destination = address_of(program, to);

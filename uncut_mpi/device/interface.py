@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.device.checking import check_program
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
@@ -244,7 +245,10 @@ class Executable(abc.ABC):
         What each lane's word of the board is when the lane is through, and its part of the work; parts sum to 1.
     """
 
-    def __init__(self, program: OperationList, board: ProgressBoard, through: np.ndarray) -> None:
+    def __init__(
+        self, program: OperationList, addresses: np.ndarray, board: ProgressBoard, through: np.ndarray
+    ) -> None:
+        check_program(program, addresses)
         self._program, self.board = program, board
         self.span, self.longest_s = program.span, program.longest_s
         self.milestones = np.array([through, _parts_of_lanes(program)])

@@ -76,7 +76,7 @@ class CudaExecutable(Executable):
         description: str,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(program, board, _ends_of_lanes(program))
+        super().__init__(program, addresses, board, _ends_of_lanes(program))
         self._on_close = on_close
         self._kept: object = flags  # the native executor holds its address only, and that of the board
         self._description, self._files = description, files

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -91,33 +91,16 @@ class Body(abc.ABC):
         """
 
 
-class CopyBody(Body):
-    """Moves one region."""
-
-    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
-        if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].dtype is not write.dtype:
-            raise ScheduleError(f"a COPY reads {_shapes(reads)} and writes {_shapes([write])}: they must be alike")
-        super().__init__(write)
-        self.copy_bytes = write.array.nbytes
-        # As integers: every bit pattern passes unchanged, also where a type has no fast copy.
-        bits = np.dtype(f"u{write.dtype.itemsize}") if write.dtype.itemsize <= 8 else write.dtype.numpy
-        self._target, self._source = write.array.view(bits), reads[0].array.view(bits)
-
-    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
-        """See `Body`."""
-        np.copyto(self._target, self._source)
-
-
-class FileCopy(Body):
-    """Moves one region, from a file or to one."""
+class Copy(Body):
+    """Moves one region: every bit pattern passes unchanged, also where a type has no fast copy."""
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], files: FileWindows) -> None:
-        if len(reads) != 1 or reads[0].array.shape != write.array.shape or reads[0].conjugated:
-            raise ScheduleError(f"a COPY of a file reads {_shapes(reads)} and writes {_shapes([write])}")
-        super().__init__(write)
         (source,), item = reads, write.dtype.itemsize
+        if source.conjugated:
+            raise ScheduleError("a COPY does not conjugate")
+        super().__init__(write)
         self.copy_bytes, self._files = write.array.nbytes, files
-        turns = source.place[1:3] != write.array.shape or source.place[5] is not Op.N
+        turns = source.place[5] is not Op.N
         shape = write.place[1] * item, write.place[2]
         ends = write.place[0], write.place[3] * item, source.place[0], source.place[3] * item
         self._arguments = *ends, shape, item if turns else 0
@@ -132,14 +115,8 @@ class Gemm(Body):
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         m, n = write.array.shape
-        if len(reads) not in (2, 3):
-            raise ScheduleError(f"a GEMM reads {len(reads)} regions: it must read A, B and perhaps C")
         a, b = reads[:2]
         k = a.array.shape[1]
-        if a.array.shape != (m, k) or b.array.shape != (k, n):
-            raise ScheduleError(f"a GEMM multiplies {_shapes(reads[:2])} into {_shapes([write])}: extents do not fit")
-        if len(reads) == 3 and not reads[2].same_region(write):
-            raise ScheduleError("a GEMM accumulates onto another region than the one it writes")
         super().__init__(write)
         self._a, self._b = a, b
         self._factor_a = a.factor
@@ -231,8 +208,6 @@ class Combine(Body):
     """Write := the sum of factor × region."""
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
-        if any(read.array.shape != write.array.shape for read in reads):
-            raise ScheduleError(f"a COMBINE sums {_shapes(reads)} into {_shapes([write])}: they must be alike")
         super().__init__(write)
         self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
         self._columns = _block_columns(*write.array.shape)
@@ -284,34 +259,19 @@ class Combine(Body):
         return array
 
 
-_KINDS: Final[dict[Code, Any]] = {Code.COPY: CopyBody, Code.GEMM: Gemm, Code.COMBINE: Combine}
-
-
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:
-    """
-    Return the bodies by operation: waits, records and signals have none.
-
-    Raises
-    ------
-    ScheduleError
-        If a task's regions do not fit its kind, or a buffer it touches has no address.
-    """
+    """Return the bodies by operation: waits, records and signals have none. The list is checked (`check_program`)."""
     scratch = Scratch()
-    columns = (program.operations[name].tolist() for name in ("code", "first_operand", "num_operands", "task"))
+    columns = (program.operations[name].tolist() for name in ("code", "first_operand", "num_operands"))
     bodies: dict[int, Body] = {}
-    for index, (code, first, count, task) in enumerate(zip(*columns, strict=True)):
+    for index, (code, first, count) in enumerate(zip(*columns, strict=True)):
         if code > Code.COMBINE:
             continue
-        if not count:
-            raise ScheduleError(f"task {task} ({Code(code).name}) has no operands")
-        try:
-            write, *reads = (_operand(program, addresses, first + i) for i in range(count))
-            if code == Code.COPY and any(files.at(one.place[0]) for one in (write, *reads)):
-                bodies[index] = FileCopy(write, reads, files)
-            else:
-                bodies[index] = _KINDS[Code(code)](write, reads, scratch)
-        except ScheduleError as error:
-            raise ScheduleError(f"task {task}: {error}") from None
+        write, *reads = (_operand(program, addresses, first + i) for i in range(count))
+        if code == Code.COPY:
+            bodies[index] = Copy(write, reads, files)
+        else:
+            bodies[index] = (Gemm if code == Code.GEMM else Combine)(write, reads, scratch)
     scratch.allocate()
     return bodies
 
@@ -322,8 +282,6 @@ def _operand(program: OperationList, addresses: Array, index: int) -> BodyOperan
     rows, cols, ld = int(record["rows"]), int(record["cols"]), int(record["ld"])
     dtype, factor, op = DType(int(record["dtype"])), Factor(int(record["factor"])), Op(int(record["op"]))
     base = int(addresses[buffer])
-    if base == 0 and rows and cols:
-        raise ScheduleError(f"buffer {buffer} is used on rank {program.rank} and has no address there")
     array = matrix_at(base + offset, rows, cols, ld, dtype.numpy)
     place = base + offset, rows, cols, ld, dtype, op
     return BodyOperand(array if op is Op.N else array.T, dtype, factor, place, conjugated=op is Op.C)
@@ -331,7 +289,3 @@ def _operand(program: OperationList, addresses: Array, index: int) -> BodyOperan
 
 def _block_columns(rows: int, cols: int) -> int:
     return max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))
-
-
-def _shapes(operands: list[BodyOperand]) -> str:
-    return ", ".join(f"{one.array.shape[0]}×{one.array.shape[1]} {one.dtype.name}" for one in operands) or "nothing"

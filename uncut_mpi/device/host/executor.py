@@ -35,7 +35,7 @@ from uncut_mpi.device.interface import (
     TaskTimes,
     lane_name,
 )
-from uncut_mpi.errors import DeviceError, ScheduleError, StallError, release_frames
+from uncut_mpi.errors import DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES
@@ -65,14 +65,9 @@ class HostExecutable(Executable):
         spins: bool,
         files: FileWindows,
     ) -> None:
-        if len(program.lanes) > MAX_LANES:
-            raise ScheduleError(
-                f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
-                "use fewer compute lanes"
-            )
         lane_of = program.operations["lane"]
         self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
-        super().__init__(program, board, np.array([len(lane) for lane in self.lanes]))
+        super().__init__(program, addresses, board, np.array([len(lane) for lane in self.lanes]))
         self.rank, self.blas, self.spins = program.rank, blas, spins
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
