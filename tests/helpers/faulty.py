@@ -12,7 +12,7 @@ import numpy as np
 
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.bodies import Body
-from uncut_mpi.device.host.executor import HostExecutable, HostRun, TracedRun
+from uncut_mpi.device.host.executor import HostExecutable, HostRun
 from uncut_mpi.device.interface import FlagTable, ProgressBoard, Run
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
@@ -85,8 +85,7 @@ class FaultyExecutable(HostExecutable):
             return super().start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)
         self.board.words[self.board.rank] = 0
         self.calls += 1
-        kind = TracedDisorderedRun if traced else DisorderedRun
-        return kind(self, alpha, beta, epoch & 0xFFFFFFFF, timeout_s)
+        return DisorderedRun(self, alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
 
 
 class Watched(Body):
@@ -150,7 +149,3 @@ class DisorderedRun(HostRun):
                 self._signal(index)
                 self._program.advance(lane)
         super()._write_remaining_flags()
-
-
-class TracedDisorderedRun(DisorderedRun, TracedRun):
-    """The same, with the time of every body."""

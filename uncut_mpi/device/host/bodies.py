@@ -110,71 +110,86 @@ class Copy(Body):
         self._files.copy(*self._arguments)
 
 
-class Gemm(Body):
+class Summing(Body):
+    """Writes a sum of products of a factor and an array, formed in the accumulator's type."""
+
+    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
+        super().__init__(write)
+        self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
+        self._columns = _block_columns(*write.array.shape)
+        self._scratch = scratch
+
+    def _write(self, part: Array, terms: list[tuple[Array, Number]]) -> None:
+        """Part := the sum of array × factor, of which the first array may be the part itself."""
+        if not terms:
+            part[...] = 0
+            return
+        (array, factor), *others = terms
+        is_exact = self.write.dtype is self._sum
+        if factor == 1.0 and not others:
+            np.copyto(part, array, casting="unsafe")
+            return
+        total = part if is_exact else self._scratch.matrix("total", self._sum, *part.shape)
+        if array is not total:
+            np.copyto(total, array)
+        if factor != 1.0:
+            np.multiply(total, factor, out=total)
+        for array, factor in others:
+            if factor != 1.0 or array.dtype != total.dtype:
+                term = self._scratch.matrix("term", self._sum, *total.shape)
+                np.copyto(term, array)
+                if factor != 1.0:
+                    np.multiply(term, factor, out=term)
+                array = term
+            np.add(total, array, out=total)
+        if not is_exact:
+            np.copyto(part, total, casting="unsafe")
+
+
+class Gemm(Summing):
     """write := f_A op(A) op(B) + f_C C."""
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
-        m, n = write.array.shape
-        a, b = reads[:2]
+        super().__init__(write, reads[:2], scratch)
+        (m, n), (a, b) = write.array.shape, reads[:2]
         k = a.array.shape[1]
-        super().__init__(write)
         self._a, self._b = a, b
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
-        self._sum = max((one.dtype.accumulator for one in (write, a, b)), key=lambda kind: kind.itemsize)
         self._part_columns = max(1, min(n, _PART_OPERATIONS // max(1, (8 if self._sum.is_complex else 2) * m * k)))
-        self._columns = min(_block_columns(m, n), self._part_columns)
-        self._scratch = scratch
+        self._columns = min(self._columns, self._part_columns)
         for name, operand in (("a", a), ("b", b)):
             if not self._is_ready(operand):
                 scratch.reserve(name, self._sum, operand.array.size)
         if self._factor_c != Factor.ZERO or write.dtype is not self._sum:
-            scratch.reserve("product", self._sum, m * self._columns)
-        if self._factor_c != Factor.ZERO and write.dtype is not self._sum:
-            scratch.reserve("term", self._sum, m * self._columns)
+            for name in ("product", "total"):
+                scratch.reserve(name, self._sum, m * self._columns)
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         factor_a, factor_c = scalars[self._factor_a], scalars[self._factor_c]
         target = self.write.array
-        rows, cols = target.shape
-        if factor_a == 0.0:
-            self._scale(target, factor_c)
+        multiplies = factor_a != 0.0
+        if multiplies:
+            a, b = self._ready("a", self._a), self._ready("b", self._b)
+        elif factor_c == 1.0:
             return
-        a, b = self._ready("a", self._a), self._ready("b", self._b)
-        direct = factor_c == 0.0 and self.write.dtype is self._sum
+        direct = multiplies and factor_c == 0.0 and self.write.dtype is self._sum
         columns = self._part_columns if direct else self._columns
-        for start in range(0, cols, columns):
+        for start in range(0, target.shape[1], columns):
             if start:
                 advance()
             part = target[:, start : start + columns]
-            product = part if direct else self._scratch.matrix("product", self._sum, rows, part.shape[1])
-            # Transposed, because numpy hands a row-major result straight to BLAS.
-            np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
-            if factor_a != 1.0:
-                np.multiply(product, factor_a, out=product)
+            terms = [(part, factor_c)] if factor_c != 0.0 else []
+            if multiplies:
+                product = part if direct else self._scratch.matrix("product", self._sum, *part.shape)
+                # Transposed, because numpy hands a row-major result straight to BLAS.
+                np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
+                if factor_a != 1.0:
+                    np.multiply(product, factor_a, out=product)
+                terms.append((product, 1.0))
             if not direct:
-                self._accumulate(part, product, factor_c)
-
-    def _accumulate(self, part: Array, product: Array, factor_c: Number) -> None:
-        """Part := factor_c part + product."""
-        if self.write.dtype is self._sum:
-            if factor_c != 1.0:
-                np.multiply(part, factor_c, out=part)
-            np.add(part, product, out=part)
-            return
-        if factor_c != 0.0:
-            term = self._scratch.matrix("term", self._sum, *part.shape)
-            np.copyto(term, part)
-            np.multiply(term, factor_c, out=term)
-            np.add(product, term, out=product)
-        np.copyto(part, product, casting="unsafe")
-
-    def _scale(self, target: Array, factor_c: Number) -> None:
-        if factor_c == 0.0:
-            target[...] = 0
-        elif factor_c != 1.0:
-            target[...] = target.astype(self._sum.numpy, copy=False) * factor_c
+                self._write(part, terms)
 
     def _is_ready(self, operand: BodyOperand) -> bool:
         """Whether BLAS can multiply it as it lies."""
@@ -204,59 +219,31 @@ def round_to_tf32(array: Array, out: Array) -> None:
         out[not_numbers] = np.nan
 
 
-class Combine(Body):
+class Combine(Summing):
     """Write := the sum of factor × region."""
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
-        super().__init__(write)
-        self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
-        self._columns = _block_columns(*write.array.shape)
+        super().__init__(write, reads, scratch)
         # The region written goes first, so that it is read before it is overwritten.
         self._reads = sorted(reads, key=lambda read: not read.same_region(write))
-        self._scratch = scratch
-        for name in ("product", "term"):
+        for name in ("total", "term"):
             scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         target = self.write.array
         terms = [(self._detached(read), scalars[read.factor]) for read in self._reads if scalars[read.factor] != 0.0]
-        if not terms:
-            target[...] = 0
-            return
-        direct = self.write.dtype is self._sum
-        in_place = direct and terms[0][0] is self._reads[0].array and self._reads[0].same_region(self.write)
         for start in range(0, target.shape[1], self._columns):
             columns = slice(start, start + self._columns)
             part = target[:, columns]
-            total = part if direct else self._scratch.matrix("product", self._sum, *part.shape)
-            self._block(total, [(array[:, columns], factor) for array, factor in terms], in_place)
-            if not direct:
-                np.copyto(part, total, casting="unsafe")
-
-    def _block(self, total: Array, terms: list[tuple[Array, Number]], in_place: bool) -> None:
-        """Total := the sum of the terms, the first of which is already there if `in_place`."""
-        array, factor = terms[0]
-        if not in_place:
-            np.copyto(total, array)
-        if factor != 1.0:
-            np.multiply(total, factor, out=total)
-        for array, factor in terms[1:]:
-            if factor != 1.0 or array.dtype != total.dtype:
-                term = self._scratch.matrix("term", self._sum, *total.shape)
-                np.copyto(term, array)
-                if factor != 1.0:
-                    np.multiply(term, factor, out=term)
-                array = term
-            np.add(total, array, out=total)
+            self._write(part, [(part if one is target else one[:, columns], factor) for one, factor in terms])
 
     def _detached(self, read: BodyOperand) -> Array:
-        """Return the array of a read; a copy, if it shares memory with the region written and is not read first."""
-        first_in_place = read is self._reads[0] and read.same_region(self.write)
-        array = read.array
-        if not first_in_place and np.may_share_memory(array, self.write.array):
-            array = array.copy(order="F")
-        return array
+        """Return the array of a read: the written one, if that is read first, else a copy of what shares its memory."""
+        target = self.write.array
+        if read is self._reads[0] and read.same_region(self.write):
+            return target
+        return read.array.copy(order="F") if np.may_share_memory(read.array, target) else read.array
 
 
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:

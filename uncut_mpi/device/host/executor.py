@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class HostExecutable(Executable):
         if not self._open:
             raise DeviceError("this executable is closed: bind the operation list again")
         self.board.words[self.board.rank] = 0
-        return (TracedRun if traced else HostRun)(self, alpha, beta, epoch & _MASK, timeout_s)
+        return HostRun(self, alpha, beta, epoch & _MASK, timeout_s, traced)
 
     def prepare_trace(self) -> None:
         """Do nothing: a clock is always there."""
@@ -142,7 +142,10 @@ class _Aborted(Exception):
 class HostRun(Run):
     """One run of an operation list; the thread that polls it computes."""
 
-    def __init__(self, program: HostExecutable, alpha: Number, beta: Number, epoch: int, timeout_s: float) -> None:
+    def __init__(
+        self, program: HostExecutable, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool
+    ) -> None:
+        self._traced, self._times = traced, list[tuple[int, float, float]]()
         self._program, self._epoch, self._timeout_s = program, epoch, timeout_s
         self._patience: _Patience | None = None  # while nothing is ready
         self._report = ExecutionReport()
@@ -200,6 +203,9 @@ class HostRun(Run):
         self._turns.close()  # it refers to this run
         if self._report.error is not None or self._report.aborted:
             self._write_remaining_flags()
+        elif self._traced:
+            table = np.array(self._times, np.float64).reshape(-1, 3)
+            self._report.times = TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
         self._report.issue_s = time.perf_counter() - self._began_s
         self._over = True
 
@@ -220,8 +226,10 @@ class HostRun(Run):
         code = program.codes[index]
         if code <= Code.COMBINE:
             self._check_abort()
-            body = program.bodies[index]
+            body, start_s = program.bodies[index], time.monotonic()
             body(self._scalars, functools.partial(self._get_on, lane))
+            if self._traced:
+                self._times.append((program.tasks[index], start_s, time.monotonic()))
             self._report.tasks += 1
             self._report.python_tasks += 1
             self._report.copy_bytes += body.copy_bytes
@@ -291,26 +299,6 @@ class HostRun(Run):
                     self._signal(index)
                 self._program.advance(lane)
             self._at[lane] = len(queue)
-
-
-class TracedRun(HostRun):
-    """A run that takes the time of every body."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._times: list[tuple[int, float, float]] = []
-
-    def _step(self, lane: int, index: int) -> None:
-        start = time.monotonic()
-        super()._step(lane, index)
-        if self._program.codes[index] <= Code.COMBINE:
-            self._times.append((self._program.tasks[index], start, time.monotonic()))
-
-    def _end(self) -> None:
-        super()._end()
-        if self._report.error is None and not self._report.aborted:
-            table = np.array(self._times, np.float64).reshape(-1, 3)
-            self._report.times = TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
 
 
 class _Patience:
