@@ -92,7 +92,7 @@ def test_what_holds_products_back_is_no_part_of_their_time(comm, group, monkeypa
     hold_s, around_s = 2e-3 * math.ceil(measuring_probes._HELD_S / 2e-3), 3e-5
     counts, holds = [], []
 
-    def time_of(self, probe, what, *, samples=0, known_s=0.0):
+    def time_of(self, probe, what, *, samples=0, known_s=0.0, kind=None):
         kinds = probe.schedule.tasks["kind"][probe.schedule.tasks["rank"] == 0]
         products, sums = (int((kinds == kind).sum()) for kind in (Kind.GEMM, Kind.COMBINE))
         counts.append(products)
@@ -120,7 +120,9 @@ def test_products_are_timed_beside_copies_within_a_device(comm, group):
     with bench_of(group, compute_bytes=effort.compute_bytes) as bench:
         samples = Samples(comm.size, [1] * comm.size)
         for dtype in DType:
-            product = ProductSample(dtype.name, 96, 64, 32, (1e-4,) * comm.size, Summary.of([1e-4] * 3))
+            product = ProductSample(
+                dtype.name, probes.GemmProbe((96, 64, 32)), (1e-4,) * comm.size, Summary.of([1e-4] * 3)
+            )
             samples.products.append(product)
         run = measuring_probes._Measurement(bench, effort, samples, lambda *_: None)
         run._bandwidth = np.full((comm.size + 1, comm.size + 1), 10.0)

@@ -365,9 +365,9 @@ def test_a_file_that_fails_in_a_call_ends_it_on_all_ranks_and_the_session_goes_o
         if how == "shorter" and comm.rank == 0:
             os.truncate(paths[0], length // 2)
         if how == "unwriteable" and comm.rank == comm.size - 1:
-            window = session._backend.files.at(files[2].own_part(comm.size - 1)[0])
+            (of_c,) = (window for window in session._backend.files._windows if window.path.endswith("c.npy"))
             with open(paths[2], "rb") as readable:
-                os.dup2(readable.fileno(), window.descriptor)
+                os.dup2(readable.fileno(), of_c.descriptor)
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if how == "full" and comm.rank == comm.size - 1:  # as a disk or a quota that ends: writes fail from there on
             resource.setrlimit(resource.RLIMIT_FSIZE, (length // 2, limits[1]))

@@ -378,8 +378,7 @@ def synthetic_samples(machine, shape, noise):
             exact *= 1 - shape.idle_use * (1 - shape.work(*one.shape, 132)[1])
         seconds = [exact * factor for factor in (1.0, 1.0, 1.25, 1.0)]
         time = summary(exact, random, noise)
-        how = (one.adds, one.aligned, one.lanes)
-        samples.products.append(ProductSample("f64", *one.shape, tuple(seconds), time, *how))
+        samples.products.append(ProductSample("f64", one, tuple(seconds), time))
     samples.combine_gb_per_s = [2000.0] * size
     samples.half_combine_gb_per_s = [1500.0] * size
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
@@ -479,7 +478,7 @@ class TestAssembling:
         true, _, samples, _ = known
         more = Samples(4, samples.multiprocessors, samples.transfers, list(samples.products))
         seconds = (2 * 8192.0**3 / 90e12, 1.0, 1.0, 1.0)
-        more.products.append(ProductSample("f64", 8192, 8192, 8192, seconds, Summary.of(seconds)))
+        more.products.append(ProductSample("f64", probes.GemmProbe((8192,) * 3), seconds, Summary.of(seconds)))
         machine = assemble(
             more, name="m", key="k", memory_bytes=true.memory_bytes.tolist(), models="wxyz", provenance=""
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -103,13 +104,15 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
     for one in samples.products:
         by_type.setdefault(one.dtype, []).append(one)
     for dtype, all_products in by_type.items():
-        products = [one for one in all_products if one.aligned and one.lanes == 1]
+        products = [one for one in all_products if one.product.aligned and one.product.lanes == 1]
         seconds = np.array([one.seconds for one in products])
-        extents = [(one.m, one.n, one.k) for one in products]
-        extra = [float(one.m * one.n * DType[dtype].accumulator.itemsize * one.adds) for one in products]
+        extents = [one.product.shape for one in products]
+        c_bytes = DType[dtype].accumulator.itemsize
+        extra = [float(c_bytes * math.prod(one.product.shape[:2]) * one.product.adds) for one in products]
         of_rank_0 = seconds[:, 0].tolist()
         shape, rate, errors[dtype] = fit_gemm_shape(extents, of_rank_0, samples.multiprocessors[0], extra)
-        longer = [_misaligned(shape, one, samples.multiprocessors[0], rate) for one in all_products if not one.aligned]
+        misaligned = [one for one in all_products if not one.product.aligned]
+        longer = [_misaligned(shape, one, samples.multiprocessors[0], rate) for one in misaligned]
         shapes[dtype] = dataclasses.replace(
             shape,
             misaligned=max(0.0, float(np.median(longer))) if longer else shape.misaligned,
@@ -124,7 +127,7 @@ def fit_products(samples: Samples) -> tuple[dict[str, np.ndarray], dict[str, Gem
 
 def _misaligned(shape: GemmShape, one: ProductSample, multiprocessors: int, tflop_per_s: float) -> float:
     """Return what the arithmetic of a product whose columns are not aligned took longer on rank 0, of its time."""
-    extents = (one.m, one.n, one.k)
+    extents = one.product.shape
     expected = shape.seconds(*extents, multiprocessors, tflop_per_s * 1e12)
     twice = dataclasses.replace(shape, misaligned=1.0)
     arithmetic = twice.seconds(*extents, multiprocessors, tflop_per_s * 1e12, aligned=False) - expected
@@ -133,15 +136,11 @@ def _misaligned(shape: GemmShape, one: ProductSample, multiprocessors: int, tflo
 
 def _idle_use(shape: GemmShape, products: Sequence[ProductSample], samples: Samples) -> float:
     """Return `GemmShape.idle_use` of rank 0, of products timed alone and two at a time."""
-    alone = {
-        (one.m, one.n, one.k): one.seconds[0]
-        for one in products
-        if (one.lanes, one.adds, one.aligned) == (1, False, True)
-    }
+    alone = {one.product.shape: one.seconds[0] for one in products if one.product.is_plain}
     idle, gained = [], []
     for one in products:
-        extents = (one.m, one.n, one.k)
-        if one.lanes == 2 and extents in alone:
+        extents = one.product.shape
+        if one.product.lanes == 2 and extents in alone:
             idle.append(1.0 - shape.work(*extents, samples.multiprocessors[0])[1])
             gained.append(1.0 - one.seconds[0] / alone[extents])
     return fit_idle_use(idle, gained) if idle and max(idle) > 0 else GemmShape().idle_use
@@ -171,7 +170,7 @@ def best_rates(samples: Samples) -> dict[str, np.ndarray]:
     """
     best: dict[str, np.ndarray] = {}
     for one in samples.products:
-        rate = 2e-12 * one.m * one.n * one.k / np.minimum(one.seconds, one.time.min_s)
+        rate = 2e-12 * math.prod(one.product.shape) / np.minimum(one.seconds, one.time.min_s)
         best[one.dtype] = np.maximum(best.get(one.dtype, 0.0), rate)
     return best
 

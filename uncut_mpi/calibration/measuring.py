@@ -246,8 +246,8 @@ class _Measurement:
         """Time transfers at once; with a load, while the devices multiply for longer."""
         links = tuple(one.link for one in at_once)
         what = self._step(f"{kind}: {self._name(links)}")
-        probe = probes.transfers(self.bench.areas, at_once, load)
-        time = self.bench.time(probe, what).together if load is None else self.bench.time_of(Kind.COPY, probe, what)
+        probe, timed = probes.transfers(self.bench.areas, at_once, load), None if load is None else Kind.COPY
+        time = self.bench.time(probe, what, kind=timed).together
         self.samples.transfers.append(
             TransferSample(
                 kind,
@@ -274,10 +274,7 @@ class _Measurement:
                 count = -(-count // product.lanes) * product.lanes
                 timed = self._held if self.effort.asynchronous else self._unheld
                 seconds, time = timed(product, dtype, count, what)
-                how = (product.adds, product.aligned, product.lanes)
-                self.samples.products.append(
-                    ProductSample(dtype.name, *product.shape, tuple(seconds.tolist()), time, *how)
-                )
+                self.samples.products.append(ProductSample(dtype.name, product, tuple(seconds.tolist()), time))
 
     def _held(self, product: GemmProbe, dtype: DType, count: int, what: str) -> tuple[np.ndarray, Summary]:
         """
@@ -364,13 +361,13 @@ class _Measurement:
         for dtype in DType if self.effort.asynchronous else ():
             what = self._step(f"sums beside a {dtype.name} product")
             self.bench.fill(dtype)
+            both = (probes.sums(areas, rows, cols, _SUMS, one, dtype) for one in (None, self._largest))
             alone, beside = (
-                self.bench.time_of(Kind.COMBINE, probes.sums(areas, rows, cols, _SUMS, one, dtype), what, samples=_FEW)
-                for one in (None, self._largest)
+                self.bench.time(one, what, samples=_FEW, kind=Kind.COMBINE).together.median_s for one in both
             )
             product = self.bench.time(self._product(self._largest, dtype, 1), what, samples=_FEW)
             self.samples.sums[dtype.name] = {
-                "waits": beside.median_s - alone.median_s,
+                "waits": beside - alone,
                 "count": float(_SUMS),
                 "product": float(product.by_rank_s[0]),
                 "k": float(self._largest.shape[2]),
@@ -467,9 +464,9 @@ class _Measurement:
     def _product_of(self, seconds: float, dtype: DType = DType.f64) -> tuple[tuple[int, int, int], float]:
         """Return the measured product of a type that takes nearest to a time on all devices: its shape and time."""
         products = [
-            ((sample.m, sample.n, sample.k), max(sample.seconds))
-            for sample in self.samples.products
-            if (sample.dtype, sample.lanes, sample.adds, sample.aligned) == (dtype.name, 1, False, True)
+            (one.product.shape, max(one.seconds))
+            for one in self.samples.products
+            if one.dtype == dtype.name and one.product.is_plain
         ]
         return min(products, key=lambda pair: (abs(math.log(pair[1] / seconds)), pair[1]))
 

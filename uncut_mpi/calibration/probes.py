@@ -138,6 +138,11 @@ class GemmProbe:
     aligned: bool = True
     lanes: int = 1
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one product at a time of aligned columns that is not added to anything."""
+        return self == GemmProbe(self.shape)
+
     def __str__(self) -> str:
         how = (
             (", added", self.adds),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Final
 
+from uncut_mpi.calibration.probes import GemmProbe
 from uncut_mpi.calibration.statistics import Summary
 
 Link = tuple[int, int]
@@ -88,29 +89,18 @@ class ProductSample:
     ----------
     dtype : str
         Name of the type.
-    m, n, k : int
-        Extents (elements).
+    product : GemmProbe
+        What was timed.
     seconds : tuple of float
         Median time of one product on each rank.
     time : Summary
         Of one product, from the first rank's start to the last one's end.
-    adds : bool
-        Whether the product is added to C.
-    aligned : bool
-        Whether columns of A, B and C begin at multiples of 16 bytes.
-    lanes : int
-        How many were begun at a time, one of them on each lane.
     """
 
     dtype: str
-    m: int
-    n: int
-    k: int
+    product: GemmProbe
     seconds: tuple[float, ...]
     time: Summary
-    adds: bool = False
-    aligned: bool = True
-    lanes: int = 1
 
 
 @dataclasses.dataclass(slots=True)

@@ -124,18 +124,11 @@ class Workbench:
         with agreement.collective(self.group, "preparing random operands"):
             self.backend.fill_random(self.address(self.group.rank), self.areas.compute_bytes, dtype)
 
-    def time(self, probe: Probe, what: str, *, samples: int = 0, known_s: float = 0.0) -> Timed:
+    def time(
+        self, probe: Probe, what: str, *, samples: int = 0, known_s: float = 0.0, kind: Kind | None = None
+    ) -> Timed:
         """Time one probe; parameters and errors as of `time_in_turns`."""
-        return self.time_in_turns([probe], what, samples=samples, known_s=known_s)[0]
-
-    def time_of(self, kind: Kind, probe: Probe, what: str, *, samples: int = 0) -> Summary:
-        """
-        Return the time of a probe's tasks of a kind, from the first one's start to the last one's end on their rank.
-
-        What the probe does besides does not count; parameters and errors as of `time_in_turns`.
-        """
-        timed = np.flatnonzero(probe.schedule.tasks["kind"] == kind)
-        return self.time_in_turns([probe], what, samples=samples, timed=timed)[0].together
+        return self.time_in_turns([probe], what, samples=samples, known_s=known_s, kind=kind)[0]
 
     def time_in_turns(
         self,
@@ -144,7 +137,7 @@ class Workbench:
         *,
         samples: int = 0,
         known_s: float = 0.0,
-        timed: np.ndarray | None = None,
+        kind: Kind | None = None,
     ) -> list[Timed]:
         """
         Run probes in turns until their means are known well enough, or so many times.
@@ -162,24 +155,25 @@ class Workbench:
             How many; by default as many as needed.
         known_s : float, optional
             What of the time is known: the rest of it has to be known well enough.
-        timed : ndarray of int, optional
-            Tasks whose time alone is `Timed.together`.
+        kind : Kind, optional
+            Of tasks whose time alone is `Timed.together`, from the first one's start to the last one's end on their
+            rank: what a probe does besides does not count.
 
         Raises
         ------
         UncutError
             On all ranks, what went wrong on one.
         """
-        found = [_Runs(probe) for probe in probes]
+        found = [_Runs(probe, kind) for probe in probes]
         with contextlib.ExitStack() as all_bound:
             executables = [all_bound.enter_context(self.bound(probe, what)) for probe in probes]
-            if timed is not None:
+            if kind is not None:
                 with agreement.collective(self.group, what):
                     for executable in executables:
                         executable.prepare_trace()
             for number in itertools.count():
                 for executable, runs in zip(executables, found, strict=True):
-                    records = self.run(executable, what, timed=timed)
+                    records = self.run(executable, what, timed=runs.tasks)
                     if number:  # the first run is slower
                         runs.add(records)
                 late = bool(records[0, 1] > self._deadline_s)
@@ -262,16 +256,16 @@ class Workbench:
 class _Runs:
     """What the runs of a probe took."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, kind: Kind | None) -> None:
+        tasks = probe.schedule.tasks
+        self.tasks = None if kind is None else np.flatnonzero(tasks["kind"] == kind)
         self.together: list[float] = []
-        self._active = np.unique(probe.schedule.tasks["rank"])  # the others only wait for the next barrier
-        self._own: list[np.ndarray] = []
-        self._issue: list[np.ndarray] = []
+        self._active = np.unique(tasks["rank"])  # the others only wait for the next barrier
+        self._records: list[np.ndarray] = []
 
     def add(self, records: np.ndarray) -> None:
         """Take what `Workbench.run` returned."""
-        self._own.append(records[:, 1] - records[:, 0])
-        self._issue.append(records[:, 2])
+        self._records.append(records)
         whole = records[self._active, 1].max() - records[self._active, 0].min()
         self.together.append(float(records[:, 3].max() or whole))  # of the tasks that are timed, if there are any
 
@@ -285,7 +279,8 @@ class _Runs:
     @property
     def timed(self) -> Timed:
         """Their samples."""
-        return Timed(Summary.of(self.together), np.median(self._own, axis=0), np.min(self._issue, axis=0))
+        began, ended, issued, _ = np.moveaxis(np.array(self._records), 2, 0)
+        return Timed(Summary.of(self.together), np.median(ended - began, axis=0), issued.min(axis=0))
 
 
 def _spent_s(times: TaskTimes | None, tasks: np.ndarray) -> float:

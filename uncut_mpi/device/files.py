@@ -45,10 +45,6 @@ class FileWindow:
     nbytes: int
     _room: mmap.mmap
 
-    def holds(self, address: int) -> bool:
-        """Return whether an address is one of its bytes."""
-        return 0 <= address - self.address < self.nbytes
-
     def flush(self) -> None:
         """Return when all that was written to it is safe on the disk."""
         try:
@@ -85,10 +81,6 @@ class FileWindows:
         """Give the addresses back and close the file."""
         self._windows.remove(window)
         os.close(window.descriptor)
-
-    def at(self, address: int) -> FileWindow | None:
-        """Return the window that an address is in."""
-        return next((one for one in self._windows if one.holds(address)), None)
 
     def copy(
         self, to: int, to_pitch: int, source: int, pitch: int, shape: tuple[int, int], transposed_bytes: int = 0

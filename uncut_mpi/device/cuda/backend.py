@@ -299,7 +299,7 @@ class CudaBackend(Backend):
                 self._pinned.pin(self._pins, address, flags.host.nbytes)
                 on_close = made.callback(functools.partial(self._forget_flags, address))
             with self._preparation.timing():
-                executable = self._preparation.bind(program, addresses, flags, board, on_close)
+                executable = self._preparation.bind(program, addresses, flags, board, on_close=on_close)
             self._preparation.warm_up(program, addresses)
             made.pop_all()
         return executable

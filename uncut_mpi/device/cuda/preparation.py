@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -60,29 +61,23 @@ class Preparation:
         Takes bytes and returns the address of new device memory; raises CapacityError.
     files : FileWindows
         Those of the backend.
+
+    Attributes
+    ----------
+    bind : callable
+        Binds a list to addresses, flags and a board, as `CudaExecutable` does. Kernels are loaded, streams reserved.
     """
 
     def __init__(
         self, native: _native.CudaDevice, description: str, malloc: Callable[[int], int], files: FileWindows
     ) -> None:
-        self._native, self._description, self._malloc, self._files = native, description, malloc, files
+        self._native, self._description, self._malloc = native, description, malloc
+        self.bind = functools.partial(CudaExecutable, native, kernel=self.kernel, files=files, description=description)
         self._cupy = import_cupy()
         self._host_scratch = self._cupy.cuda.alloc_pinned_memory(_HOST_SCRATCH_BYTES)
         self._kernels: dict[int, Any] = {}  # by signature, with what they were loaded from
         self._warm: set[Any] = set()
         self._least_operations = math.inf
-
-    def bind(
-        self,
-        program: OperationList,
-        addresses: np.ndarray,
-        flags: FlagTable,
-        board: ProgressBoard,
-        on_close: Callable[[], None] | None = None,
-    ) -> CudaExecutable:
-        """Load the kernels of a list, reserve its streams, and bind it to addresses."""
-        about = self.kernel, self._files, self._description
-        return CudaExecutable(self._native, program, addresses, flags, board, *about, on_close)
 
     def warm_up(self, program: OperationList, addresses: np.ndarray) -> None:
         """
