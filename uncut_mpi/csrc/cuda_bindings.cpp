@@ -34,10 +34,6 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
     const ArrayBytes in_host(list.attr("in_host")());
     const auto peer_flags = nb::cast<Integers>(flags.attr("peers"));
     const auto host_flags = nb::cast<Board>(flags.attr("host")), words = nb::cast<Board>(board.attr("words"));
-    if (in_host.records<std::uint8_t>().size() != addresses.size()) throw Failure("one address per buffer is needed");
-    if (words.shape(0) != peer_flags.size() + 1 || words.shape(1) != max_lanes)
-        throw Failure("the progress board needs a row of " + std::to_string(max_lanes) +
-                      " words per rank, and one more");
     const Program program{.operations = operations.records<Operation>(),
                           .operands = operands.records<Operand>(),
                           .addresses = {addresses.data(), addresses.size()},
@@ -46,7 +42,7 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
                           .num_events = nb::cast<std::size_t>(list.attr("num_events")),
                           .own_flags = nb::cast<Address>(flags.attr("own")),
                           .peer_flags = {peer_flags.data(), peer_flags.size()},
-                          .host_flags = host_flags.shape(0) == peer_flags.size() ? host_flags.data() : nullptr,
+                          .host_flags = host_flags.data(),
                           .board = words.data(),
                           .rank = nb::cast<std::size_t>(board.attr("rank")),
                           .kernel = std::move(kernel),

@@ -231,7 +231,8 @@ void Run::issue_copy(const Step &step) {
         fail("cuMemcpy3DAsync",
              d.cuMemcpy3DAsync(&executor_->series_[static_cast<std::size_t>(copy.series)], stream_of(step)), &step);
     } else if (copy.contiguous)
-        fail("cuMemcpyAsync", d.cuMemcpyAsync(copy.destination, copy.source, copy.bytes, stream_of(step)), &step);
+        fail("cuMemcpyAsync",
+             d.cuMemcpyAsync(copy.shape.dst_device, copy.shape.src_device, copy.bytes, stream_of(step)), &step);
     else
         fail("cuMemcpy2DAsync", d.cuMemcpy2DAsync(&copy.shape, stream_of(step)), &step);
     if (result_.error.empty()) result_.copy_bytes += static_cast<std::int64_t>(copy.bytes);

@@ -65,7 +65,7 @@ struct Program {
     std::size_t num_events;
     Address own_flags;
     std::span<const std::int64_t> peer_flags;  // per rank
-    std::uint32_t *host_flags;                 // a row of max_lanes words per rank; null: none
+    std::uint32_t *host_flags;                 // a row of max_lanes words per rank, where lanes of the host are
     std::uint32_t *board;                      // num_ranks rows of max_lanes words and the abort word, host memory
     std::size_t rank;
     std::function<Address(std::uint64_t)> kernel;  // signature → function handle, of a kernel that has run before
@@ -106,7 +106,6 @@ class Executor {
     };
     struct Copy {
         Memcpy2D shape;
-        Address destination, source;
         std::size_t bytes;
         bool contiguous;
         bool packed = false;       // made with an earlier one

@@ -133,28 +133,21 @@ void Executor::bind_lanes(const Program &program) {
 }
 
 std::uint32_t *Executor::host_flag(const Program &program, const Operation &operation) {
-    const auto rank = operation.code == code_signal ? static_cast<std::int64_t>(program.rank) : operation.peer;
-    if (program.host_flags == nullptr || rank < 0 || rank >= static_cast<std::int64_t>(program.peer_flags.size()) ||
-        operation.slot < 0 || operation.slot >= static_cast<std::int32_t>(max_lanes))
-        refuse(operation, "its flag in host memory does not exist");
-    return program.host_flags + static_cast<std::size_t>(rank) * max_lanes + static_cast<std::size_t>(operation.slot);
+    const std::size_t rank = operation.code == code_signal ? program.rank : static_cast<std::size_t>(operation.peer);
+    return program.host_flags + rank * max_lanes + static_cast<std::size_t>(operation.slot);
 }
 
 // Where a stream writes or awaits the flag of a signal or wait.
 Address Executor::flag_of(const Program &program, const Operation &operation) const {
-    Address flags = program.own_flags;
     if (operation.in_host != 0) {
+        Address flag = 0;
         device_->driver().check("cuMemHostGetDevicePointer",
-                                device_->driver().cuMemHostGetDevicePointer(&flags, host_flag(program, operation), 0));
-        return flags;
+                                device_->driver().cuMemHostGetDevicePointer(&flag, host_flag(program, operation), 0));
+        return flag;
     }
-    if (operation.code == code_signal) {
-        const auto peer = static_cast<std::size_t>(operation.peer);
-        flags = peer < program.peer_flags.size() ? static_cast<Address>(program.peer_flags[peer]) : 0;
-        if (flags == 0) refuse(operation, "the flags of rank " + std::to_string(operation.peer) + " have no address");
-    } else if (flags == 0 || operation.slot < 0) {
-        refuse(operation, "this rank has no flags to wait for");
-    }
+    const auto peer = static_cast<std::size_t>(operation.peer);
+    const Address flags =
+        operation.code == code_signal ? static_cast<Address>(program.peer_flags[peer]) : program.own_flags;
     return flags + 4 * static_cast<Address>(operation.slot);
 }
 
@@ -167,8 +160,8 @@ void Executor::add_host_step(const Program &program, const Operation &operation,
         const Copy copy = copy_of(program, operation);
         if (copy.shape.src_memory_type != memory_type_host || copy.shape.dst_memory_type != memory_type_host)
             refuse(operation, "a lane of the host copies within host memory alone");
-        step.to = {file_at(files_, copy.destination), copy.destination, copy.shape.dst_pitch};
-        step.from = {file_at(files_, copy.source), copy.source, copy.shape.src_pitch};
+        step.to = {file_at(files_, copy.shape.dst_device), copy.shape.dst_device, copy.shape.dst_pitch};
+        step.from = {file_at(files_, copy.shape.src_device), copy.shape.src_device, copy.shape.src_pitch};
         step.width = copy.contiguous ? copy.bytes : copy.shape.width_bytes;
         step.columns = copy.bytes == 0 ? 0 : copy.contiguous ? 1 : copy.shape.height;
         if (transposes(program, operation))
@@ -244,11 +237,11 @@ void Executor::add_transposition(const Program &program, const Operation &operat
     Combine made{};
     made.function = kernel_of(program, transposing | static_cast<std::uint64_t>(bytes));
     made.copy_bytes = copy.bytes;
-    made.arguments.destination = copy.destination;
+    made.arguments.destination = copy.shape.dst_device;
     made.arguments.ld = to.ld;
     made.arguments.rows = to.rows;
     made.arguments.cols = to.cols;
-    made.arguments.source[0] = copy.source;
+    made.arguments.source[0] = copy.shape.src_device;
     made.arguments.source_ld[0] = from.ld;
     made.block_x = transposed_tile;
     made.block_y = threads_per_block / transposed_tile;

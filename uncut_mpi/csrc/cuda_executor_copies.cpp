@@ -30,8 +30,6 @@ Executor::Copy Executor::copy_of(const Program &program, const Operation &operat
     const bool turns = transposes(program, operation);
     const std::int64_t size = bytes_of(to.dtype);
     Copy copy{};
-    copy.destination = address_of(program, to);
-    copy.source = address_of(program, from);
     copy.bytes = static_cast<std::size_t>(to.rows * to.cols * size);
     copy.contiguous = !turns && (to.cols <= 1 || (to.ld == to.rows && from.ld == from.rows));
     Memcpy2D &shape = copy.shape;
@@ -41,10 +39,10 @@ Executor::Copy Executor::copy_of(const Program &program, const Operation &operat
     shape.dst_pitch = static_cast<std::size_t>(to.ld * size);
     shape.src_memory_type = program.in_host[from.buffer] != 0 ? memory_type_host : memory_type_device;
     shape.dst_memory_type = program.in_host[to.buffer] != 0 ? memory_type_host : memory_type_device;
-    shape.src_host = reinterpret_cast<const void *>(copy.source);
-    shape.src_device = copy.source;
-    shape.dst_host = reinterpret_cast<void *>(copy.destination);
-    shape.dst_device = copy.destination;
+    shape.src_device = address_of(program, from);
+    shape.src_host = reinterpret_cast<const void *>(shape.src_device);
+    shape.dst_device = address_of(program, to);
+    shape.dst_host = reinterpret_cast<void *>(shape.dst_device);
     return copy;
 }
 
@@ -67,8 +65,8 @@ void Executor::pack(const Program &program, const Operation &operation) {
     const auto bytes = static_cast<std::int64_t>(copy.bytes);
     const Memcpy2D &shape = copy.shape;
     const std::int64_t lines = copy.contiguous || bytes == 0 ? 1 : static_cast<std::int64_t>(shape.height);
-    const PackedCopy one{copy.destination,
-                         copy.source,
+    const PackedCopy one{shape.dst_device,
+                         shape.src_device,
                          static_cast<std::int64_t>(shape.dst_pitch),
                          static_cast<std::int64_t>(shape.src_pitch),
                          lines,

@@ -61,7 +61,12 @@ class Meeting {
 
     // Begin the next meeting and collect its records.
     int meet(const Record &mine, const Room &everyone, double spin_s) {
-        post(mine);
+        if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
+        ++number_;
+        std::uint8_t *place = place_of(rank_);
+        std::memcpy(place + sizeof(std::uint64_t), mine.data(), bytes_);
+        word(place).store(number_, std::memory_order_release);
+        pending_ = true;
         return collect(everyone, spin_s);
     }
 
@@ -115,16 +120,6 @@ class Meeting {
     }
 
   private:
-    // Begin the next meeting: give this rank's record to the others.
-    void post(const Record &mine) {
-        if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
-        ++number_;
-        std::uint8_t *place = place_of(rank_);
-        std::memcpy(place + sizeof(std::uint64_t), mine.data(), bytes_);
-        word(place).store(number_, std::memory_order_release);
-        pending_ = true;
-    }
-
     std::uint8_t *place_of(std::size_t rank) const { return room_.data() + (2 * rank + number_ % 2) * line; }
     // The place in which a rank has marked that it left, if it has.
     const std::uint8_t *mark_of(std::size_t rank) const {

@@ -26,42 +26,40 @@ def check_program(program: OperationList, addresses: np.ndarray) -> None:
             f"rank {program.rank} would need {len(program.lanes)} lanes, {MAX_LANES} are possible: "
             "use fewer compute lanes"
         )
-    operands, turned = program.operands, program.operands["op"] != Op.N
-    rows = np.where(turned, operands["cols"], operands["rows"])
-    cols = np.where(turned, operands["rows"], operands["cols"])
-
-    def require(bodies: np.ndarray, good: np.ndarray, what: str) -> None:
-        if good.all():
-            return
-        body = bodies[np.argmin(good)]
-        shapes = [
-            f"{rows[at]}×{cols[at]} {DType(int(operands['dtype'][at])).name}"
-            for at in expand_ranges(body["first_operand"][None], body["num_operands"][None])
-        ]
-        kind = Code(body["code"]).name
-        raise ScheduleError(f"task {body['task']}: a {kind} of {', '.join(shapes) or 'nothing'}: {what}")
-
     bodies = program.operations[program.operations["code"] <= Code.COMBINE]
     first, count = bodies["first_operand"].astype(np.int64), bodies["num_operands"].astype(np.int64)
-    require(bodies, count > 0, "it has no operands")
-    used, owners = expand_ranges(first, count), np.repeat(np.arange(len(bodies)), count)
-    empty = (operands["rows"] == 0) | (operands["cols"] == 0)
-    for at in used[(addresses[operands["buffer"][used]] == 0) & ~empty[used]]:
-        task = bodies["task"][owners[used == at]][0]
-        raise ScheduleError(f"task {task}: buffer {operands['buffer'][at]} has no address on rank {program.rank}")
-
     is_copy, is_product = bodies["code"] == Code.COPY, bodies["code"] == Code.GEMM
-    require(bodies, ~is_copy | (count == 2), "it has one destination and one source")
-    require(bodies, ~is_product | (count == 3) | (count == 4), "it has C, A, B and, if it accumulates, C again")
-    alike = ~is_product[owners]
-    same = (rows[used] == rows[first[owners]]) & (cols[used] == cols[first[owners]])
-    require(bodies[owners], same | ~alike, "its regions differ in shape or type")
-    to = first[is_copy]
-    require(bodies[is_copy], operands["dtype"][to] == operands["dtype"][to + 1], "its regions differ in shape or type")
-    c, a, b = (first[is_product] + at for at in range(3))
+    whose = np.repeat(np.arange(len(bodies)), count)
+    # Every operand as it is used, body after body, and with it the one that its body writes.
+    used = program.operands[expand_ranges(first, count)]
+    turned = used["op"] != Op.N
+    rows, cols = (np.where(turned, used[one], used[other]) for one, other in (("cols", "rows"), ("rows", "cols")))
+    start = np.cumsum(count) - count
+
+    def require(good: np.ndarray, of: np.ndarray, what: str) -> None:
+        if not good.all():
+            body = of[np.argmin(good)]
+            shapes = (
+                f"{rows[at]}×{cols[at]} {DType(int(used['dtype'][at])).name}"
+                for at in range(start[body], start[body] + count[body])
+            )
+            kind = Code(bodies["code"][body]).name
+            raise ScheduleError(f"task {bodies['task'][body]}: {what} ({kind}: {', '.join(shapes)})")
+
+    each, products = np.arange(len(bodies)), np.flatnonzero(is_product)
+    require(count > 0, each, "it has no operands")
+    require(~is_copy | (count == 2), each, "a COPY has one destination and one source")
+    require(~is_product | (count == 3) | (count == 4), each, "a GEMM has C, A, B and, if it accumulates, C again")
+    lost = (addresses[used["buffer"]] == 0) & (rows > 0) & (cols > 0)
+    if lost.any():
+        require(~lost, whose, f"buffer {used['buffer'][np.argmax(lost)]} has no address on rank {program.rank}")
+    written = start[whose]
+    alike = (rows == rows[written]) & (cols == cols[written])
+    alike &= ~is_copy[whose] | (used["dtype"] == used["dtype"][written])
+    require(alike | is_product[whose], whose, "its regions differ in shape or type")
+    c, a, b = (start[products] + at for at in range(3))
     fits = (rows[a] == rows[c]) & (cols[b] == cols[c]) & (cols[a] == rows[b])
-    require(bodies[is_product], fits, "the shapes of its operands do not fit")
-    adding = bodies[is_product & (count == 4)]
-    c = adding["first_operand"].astype(np.int64)
-    same = operands[_REGION][c] == operands[_REGION][c + 3]
-    require(adding, same, "it accumulates onto another region than it writes")
+    require(fits, products, "the shapes of its operands do not fit")
+    adding = np.flatnonzero(count == 4)[is_product[count == 4]]
+    same = used[_REGION][start[adding]] == used[_REGION][start[adding] + 3]
+    require(same, adding, "it accumulates onto another region than it writes")

@@ -95,8 +95,6 @@ class HostExecutable(Executable):
                 words[index] = of_host[at : at + 1]
             elif code == Code.WAIT_FLAG:
                 words[index] = own[slot : slot + 1]
-            elif flags.peers[peer] == 0:
-                raise DeviceError(f"the flags of rank {peer} are not mapped on rank {rank}")
             else:
                 words[index] = words_at(int(flags.peers[peer]) + 4 * slot, 1)
         return words
