@@ -269,5 +269,4 @@ def test_python_runs_as_often_for_many_tasks_as_for_few(session, comm):
                 sys.setprofile(None)
             tasks.append(sum(allgather(comm, result.tasks)))
     collective_assert(comm, calls[0] == calls[1] and tasks[1] > 10 * tasks[0], f"calls {calls}, tasks {tasks}")
-    collective_assert(comm, session.counters.python_tasks == 0, f"{session.counters}")
     release(session, operands)

@@ -24,8 +24,6 @@ class Counters:
         Device allocations made: SoftBuf, flags and matrices.
     tasks, copy_bytes : int
         Tasks that this rank executed and bytes that its copies moved.
-    python_tasks : int
-        Tasks for which the Python interpreter ran.
     """
 
     calls: int = 0
@@ -34,14 +32,12 @@ class Counters:
     allocations: int = 0
     tasks: int = 0
     copy_bytes: int = 0
-    python_tasks: int = 0
 
     def add(self, report: ExecutionReport) -> None:
         """Count one product."""
         self.calls += 1
         self.tasks += report.tasks
         self.copy_bytes += report.copy_bytes
-        self.python_tasks += report.python_tasks
 
     def snapshot(self) -> Counters:
         """Return a copy."""

@@ -190,8 +190,6 @@ class ExecutionReport:
         Bodies (COPY, GEMM, COMBINE) executed.
     copy_bytes : int
         Bytes that the COPY tasks of this rank moved.
-    python_tasks : int
-        Bodies for which the Python interpreter ran (0 for a native executor).
     issue_s, drain_s : float
         Host time to issue everything; time from then until everything had finished.
     error : BaseException or None
@@ -205,7 +203,6 @@ class ExecutionReport:
 
     tasks: int = 0
     copy_bytes: int = 0
-    python_tasks: int = 0
     issue_s: float = 0.0
     drain_s: float = 0.0
     error: BaseException | None = None

@@ -107,7 +107,7 @@ class CudaExecutable(Executable):
 
     def report_of(self, result: _native.CudaRunResult, timeout_s: float, *, traced: bool) -> ExecutionReport:
         """Return what a run did, in words where it failed."""
-        report = ExecutionReport(result.tasks, result.copy_bytes, 0, result.issue_s, result.drain_s)
+        report = ExecutionReport(result.tasks, result.copy_bytes, result.issue_s, result.drain_s)
         report.error = self._error_of(result, timeout_s)
         report.aborted = result.aborted
         if traced:

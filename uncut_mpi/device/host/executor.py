@@ -229,7 +229,6 @@ class HostRun(Run):
             if self._traced:
                 self._times.append((program.tasks[index], start_s, time.monotonic()))
             self._report.tasks += 1
-            self._report.python_tasks += 1
             self._report.copy_bytes += body.copy_bytes
         elif code == Code.SIGNAL:
             self._signal(index)
