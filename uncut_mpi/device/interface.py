@@ -287,7 +287,6 @@ class Executable(abc.ABC):
         """Issue every operation in order and wait until all have finished; see `start`."""
         return self.start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced).finish()
 
-    @abc.abstractmethod
     def prepare_trace(self) -> None:
         """
         Make what a traced run needs, so that the run itself creates nothing. Nothing may be in flight.
@@ -366,6 +365,8 @@ class Timeable:
 class Backend(abc.ABC):
     """
     One rank's device. Every method raises `DeviceError` when a call into the system fails.
+
+    What is not abstract is right for a device that is the host: nothing is to be registered, awaited or chosen there.
 
     Attributes
     ----------
@@ -452,7 +453,6 @@ class Backend(abc.ABC):
     def adopt(self, array: Any) -> AdoptedArray:
         """Return how a caller's device array can be shared (see `owns`)."""
 
-    @abc.abstractmethod
     def pin(self, address: int, nbytes: int) -> Pin:
         """
         Register host memory with the device, so that its copies need no thread of the host.
@@ -462,8 +462,8 @@ class Backend(abc.ABC):
         PinError
             If that cannot be done for all of it.
         """
+        return Pin.FOREIGN
 
-    @abc.abstractmethod
     def unpin(self, address: int) -> None:
         """Undo a `pin` that returned something true."""
 
@@ -487,7 +487,6 @@ class Backend(abc.ABC):
     def fill_words(self, address: int, count: int, value: int) -> None:
         """Set `count` 32-bit words; synchronous. For flags, before any use of them."""
 
-    @abc.abstractmethod
     def mark_caller(self, stream: Any = None) -> None:
         """
         Note what work the caller has given this device so far, for `await_caller`.
@@ -499,7 +498,6 @@ class Backend(abc.ABC):
             default the current ones, cupy's and, where torch is loaded, torch's.
         """
 
-    @abc.abstractmethod
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
 
@@ -530,7 +528,6 @@ class Backend(abc.ABC):
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:
         """Return a probe of a size×size×size product of full-mantissa random data."""
 
-    @abc.abstractmethod
     def tune_products(self, *, tune: bool) -> None:
         """
         Choose kernels of products by their time in executables made from now on, or leave it to the library.
@@ -549,9 +546,9 @@ class Backend(abc.ABC):
             self.copy_matrix(address + filled, address, step, 1, step)
             filled += step
 
-    @abc.abstractmethod
     def energy_j(self) -> float | None:
         """Return what the device has consumed since some fixed moment, in joules; None if unknown. Never raises."""
+        return None
 
     @abc.abstractmethod
     def memory(self) -> tuple[int, int]:

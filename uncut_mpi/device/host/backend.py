@@ -23,7 +23,6 @@ from uncut_mpi.device.interface import (
     DeviceIdentity,
     Executable,
     FlagTable,
-    Pin,
     ProgressBoard,
     Timeable,
 )
@@ -110,13 +109,6 @@ class HostBackend(Backend):
         """See `Backend.close_peer`."""
         self._take(self._peers, address, "close_peer").close()
 
-    def pin(self, address: int, nbytes: int) -> Pin:
-        """See `Backend.pin`: there is nothing to register, so there is nothing to undo either."""
-        return Pin.FOREIGN
-
-    def unpin(self, address: int) -> None:
-        """See `Backend.unpin`; never called, since `pin` returns nothing true."""
-
     @staticmethod
     def _take(held: dict[int, Segment], address: int, what: str) -> Segment:
         segment = held.pop(address, None)
@@ -187,12 +179,6 @@ class HostBackend(Backend):
         """See `Backend.fill_words`."""
         bytes_at(address, 4 * count).view(np.uint32)[:] = value
 
-    def mark_caller(self, stream: Any = None) -> None:
-        """See `Backend.mark_caller`: numpy's work is done when its call returns."""
-
-    def await_caller(self) -> None:
-        """See `Backend.await_caller`: there is nothing to wait for."""
-
     # -- running and measuring ---------------------------------------------------------------
 
     def executable(
@@ -222,13 +208,6 @@ class HostBackend(Backend):
             np.matmul(a, b, out=out)
 
         return timeable(multiply, self._blas)
-
-    def tune_products(self, *, tune: bool) -> None:
-        """See `Backend.tune_products`: numpy's library has no choice."""
-
-    def energy_j(self) -> float | None:
-        """See `Backend.energy_j`: not known."""
-        return None
 
     def close(self) -> None:
         """See `Backend.close`. Arrays of `empty` stay readable, but no peer can open them any more."""

@@ -116,7 +116,8 @@ class Summing(Body):
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         super().__init__(write)
         self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
-        self._columns = _block_columns(*write.array.shape)
+        rows, cols = write.array.shape
+        self._columns = max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))
         self._scratch = scratch
 
     def _write(self, part: Array, terms: list[tuple[Array, Number]]) -> None:
@@ -272,7 +273,3 @@ def _operand(program: OperationList, addresses: Array, index: int) -> BodyOperan
     array = matrix_at(base + offset, rows, cols, ld, dtype.numpy)
     place = base + offset, rows, cols, ld, dtype, op
     return BodyOperand(array if op is Op.N else array.T, dtype, factor, place, conjugated=op is Op.C)
-
-
-def _block_columns(rows: int, cols: int) -> int:
-    return max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))

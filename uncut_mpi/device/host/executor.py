@@ -106,9 +106,6 @@ class HostExecutable(Executable):
         self.board.words[self.board.rank] = 0
         return HostRun(self, alpha, beta, epoch & _MASK, timeout_s, traced)
 
-    def prepare_trace(self) -> None:
-        """Do nothing: a clock is always there."""
-
     def advance(self, lane: int) -> None:
         """Let the other ranks see that this one has done something in a lane."""
         self.counts[lane] += 1
