@@ -22,6 +22,7 @@ from tests.helpers.by_hand import ByHand
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.layouts import even, user_parts
 from tests.helpers.numbers import factors_of
+from tests.helpers.planned import plan_several, setting_of
 from tests.helpers.pushed import Pushed
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
@@ -37,7 +38,7 @@ from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import plan, plan_several
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
@@ -192,7 +193,7 @@ def test_products_of_matrices_that_a_worker_alone_touches_are_right(fake, place)
         matrix for matrix in MATRICES if placement.of(matrix).space == "host" and placement.of(matrix).rank is not None
     ]
     assert used_by_others(schedule, private) == tuple(private)
-    cluster = FakeCluster(fake, stage(schedule, private, Machine.uniform(2), schedule.placement))
+    cluster = FakeCluster(fake, stage(schedule, private, setting_of(schedule)))
     assert not used_by_others(cluster.schedule, private)
     for call in range(3):
         scalars, is_right = filled_with_numbers(cluster, call)
@@ -204,7 +205,7 @@ def in_files(fake, folder, room):
     """Return a cluster for a product of matrices in files, which go through rings."""
     problem, placement = GemmProblem(37, 29, 41, DType.f64, "T"), Placement.parse("h0,h1,h0")
     schedule = summa(problem, placement, 2, grid=(1, 2), options=SummaOptions(steps=3))
-    staged = stage(schedule, used_by_others(schedule, MATRICES), Machine.uniform(2), placement, room)
+    staged = stage(schedule, used_by_others(schedule, MATRICES), setting_of(schedule, host_memory=room))
     return FakeCluster(fake, staged, in_files={index: str(folder / f"{index}") for index in range(3)})
 
 

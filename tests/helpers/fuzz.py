@@ -17,6 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.helpers import interpret
+from tests.helpers.planned import plan_several
 from tests.helpers.random_schedules import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.model.dtypes import DType
@@ -39,7 +40,6 @@ from uncut_mpi.planning.options import (
     Blocking,
     ScheduleOptions,
 )
-from uncut_mpi.planning.planner import plan_several
 from uncut_mpi.planning.schedule import LaneKind, Schedule
 from uncut_mpi.planning.verify import verify
 

@@ -29,6 +29,7 @@ from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import search as searching
 from uncut_mpi.planning.dimensions import DIMENSIONS, Dimensions
+from uncut_mpi.planning.setting import Setting
 
 TYPES = {
     "h200-4x": ("f64", "f32", "tf32", "f16", "bf16"),
@@ -118,9 +119,10 @@ def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     machine = load_machine(name)
     problem = GemmProblem(m, n, k, DType[dtype], trans, "N", reads_c=reads_c)
     where = Places.parse(place).bound(problem, machine.num_ranks).straight(machine.num_ranks)
-    searching.search(problem, where, machine.num_ranks, machine, budget_tasks=1)  # what is kept for the next call
+    setting = Setting.of(problem, where, machine.num_ranks, machine)
+    searching.search(setting, budget_tasks=1)  # what is kept for the next call
     started = time.process_time()
-    found = searching.search(problem, where, machine.num_ranks, machine)
+    found = searching.search(setting)
     spent = time.process_time() - started
     best = found.best
     return {

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.planned import plan_several, search
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.errors import ParamError, PlanError
@@ -22,9 +23,8 @@ from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.decomposition import block_bounds, share_step
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
+from uncut_mpi.planning.planner import Planned, describe, plan
 from uncut_mpi.planning.schedule import Kind, Matrix
-from uncut_mpi.planning.search import search
 from uncut_mpi.planning.shares import arrange, fit_shares
 from uncut_mpi.planning.verify import held_by_operands
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.helpers.planned import cut, expected_seconds, plan_several
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
@@ -18,7 +19,8 @@ from uncut_mpi.planning import chunks
 from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.chunks import MOST_TASKS, buffers_of, chunk_of, chunks_of, tasks_of
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import cut, expected_seconds, plan, plan_several
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 
 MIB = 1 << 20
@@ -130,7 +132,7 @@ def test_nothing_is_cut_where_no_chunk_is_small_enough(monkeypatch):
     monkeypatch.setattr(chunks, "MOST_TASKS", 1)
     problem = GemmProblem(3000, 2600, 1700, DType.f64)
     placement = Places.parse("h,h,h").bound(problem, 2)
-    assert chunks_of(problem, placement, 2, Machine.uniform(2), LITTLE) is None
+    assert chunks_of(Setting.of(problem, placement, 2, Machine.uniform(2), LITTLE)) is None
 
 
 @pytest.mark.parametrize(
@@ -198,5 +200,5 @@ def test_copies_through_host_memory_are_counted_as_they_are_staged(places, ranks
     files = [user for user, matrix in enumerate(matrices) if named.in_files[matrix]]
     asked = ScheduleOptions(scheduler="kblocks", device_memory=device * MIB, host_memory=host * MIB)
     planned = plan_several(problem, placement, ranks, machine, asked, files, files)[0]
-    counted = tasks_of(problem, placement.straight(ranks), ranks, machine, planned.options, files)
+    counted = tasks_of(Setting.of(problem, placement.straight(ranks), ranks, machine, planned.options, files))
     assert counted == pytest.approx(len(planned.schedule.tasks), rel=0.1)

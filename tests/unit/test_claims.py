@@ -14,6 +14,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.helpers.planned import make_schedule
 from uncut_mpi.bench.arguments import ablation_options
 from uncut_mpi.bench.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.bench.rivals.choi import BandModel
@@ -28,7 +29,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
-from uncut_mpi.planning.schedulers import Made, make_schedule
+from uncut_mpi.planning.schedulers import Made
 from uncut_mpi.planning.simulate import simulate
 
 HHH = Placement.parse("h,h,h")

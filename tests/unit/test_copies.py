@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
+from tests.helpers.planned import search
 from uncut_mpi import errors
 from uncut_mpi.api.call import CallResult
 from uncut_mpi.api.gemm_plan import GemmPlan
@@ -22,7 +23,6 @@ from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.view import Timeline, traffic
 

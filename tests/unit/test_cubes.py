@@ -13,6 +13,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.setting import Setting
 
 HOST = Placement.parse("h,h,h")
 
@@ -27,14 +28,14 @@ def softbuf_bytes(edge: int, ranks: int) -> int:
 def test_the_largest_cube_fits_and_the_next_one_does_not(ranks: int, megabytes: int) -> None:
     problem = GemmProblem(9000, 7000, 8000, DType.f64)
     options = ScheduleOptions(device_memory=megabytes * 10**6)
-    edge = largest_edge(problem, HOST, ranks, Machine.uniform(ranks), options)
+    edge = largest_edge(Setting.of(problem, HOST, ranks, Machine.uniform(ranks), options))
     assert edge % EDGE_STEP == 0
     assert softbuf_bytes(edge, ranks) <= megabytes * 10**6 < softbuf_bytes(edge + EDGE_STEP, ranks)
 
 
 def test_what_fits_is_one_cube() -> None:
     problem = GemmProblem(900, 700, 800, DType.f64)
-    assert largest_edge(problem, HOST, 2, Machine.uniform(2), ScheduleOptions(device_memory=10**9)) == 900
+    assert largest_edge(Setting.of(problem, HOST, 2, Machine.uniform(2), ScheduleOptions(device_memory=10**9))) == 900
     assert len(cubes(problem, 900)) == 1
 
 
@@ -54,8 +55,8 @@ def test_cubes_are_all_of_the_product_once_and_those_of_a_block_of_c_follow_one_
 def test_too_little_for_any_cube_and_half_types_are_refused() -> None:
     problem, machine = GemmProblem(900, 900, 900, DType.f64), Machine.uniform(1)
     with pytest.raises(CapacityError, match="needs"):
-        largest_edge(problem, HOST, 1, machine, ScheduleOptions(device_memory=10**4))
+        largest_edge(Setting.of(problem, HOST, 1, machine, ScheduleOptions(device_memory=10**4)))
     half = GemmProblem(900, 900, 900, DType.f16)
     with pytest.raises(ParamError, match="rounded each time"):
-        largest_edge(half, HOST, 1, machine, ScheduleOptions(device_memory=10**6))
-    assert largest_edge(half, HOST, 1, machine, ScheduleOptions()) == 900
+        largest_edge(Setting.of(half, HOST, 1, machine, ScheduleOptions(device_memory=10**6)))
+    assert largest_edge(Setting.of(half, HOST, 1, machine, ScheduleOptions())) == 900

@@ -15,6 +15,7 @@ import pytest
 
 import uncut_mpi
 import uncut_mpi as um
+from tests.helpers.planned import search
 from uncut_mpi.__main__ import COMMANDS, main
 from uncut_mpi.bench.arguments import make_bench_parser
 from uncut_mpi.command.arguments import parse
@@ -25,7 +26,6 @@ from uncut_mpi.command.progress import Watch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, Metric, energy_j
-from uncut_mpi.planning.search import search
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

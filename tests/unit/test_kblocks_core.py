@@ -14,6 +14,7 @@ import pytest
 
 from tests.helpers import oracle
 from tests.helpers.canonical import canonical_digest
+from tests.helpers.planned import search
 from tests.helpers.proven import check
 from tests.helpers.random_schedules import with_shapes
 from uncut_mpi import _native
@@ -33,7 +34,7 @@ from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Kind, Op, Role, Schedule, native_tables
-from uncut_mpi.planning.search import search
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import Simulations, simulate
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.ways import Ways
@@ -63,7 +64,7 @@ def golden_cases() -> Iterator[tuple[str, Schedule]]:
         if number % 4 == 3 and blocking.splits == 1:
             options = dataclasses.replace(options, grid=None, areas=((1.0,), (1.5, 0.7, 0.4)))
         on = (machine, hosts)[number % 3 == 0]
-        made, _ = kblocks.schedule(problem, Placement.parse(place), 5, on, options)
+        made, _ = kblocks.schedule(Setting.of(problem, Placement.parse(place), 5, on, options))
         yield f"{order} {place} {dtype.name} {number}", made
 
 
@@ -74,8 +75,8 @@ def test_lists_are_as_good_as_tuples() -> None:
         ({"areas": [[1.0], [1.0, 2.0, 1.0]]}, {"areas": ((1.0,), (1.0, 2.0, 1.0))}),
     ):
         made = [
-            kblocks.schedule(problem, place, 4, machine, ScheduleOptions(scheduler="kblocks", **given))[0].digest()
-            for given in (lists, tuples)
+            kblocks.schedule(Setting.of(problem, place, 4, machine, asked))[0].digest()
+            for asked in (ScheduleOptions(scheduler="kblocks", **given) for given in (lists, tuples))
         ]
         assert made[0] == made[1]
 
@@ -159,7 +160,7 @@ def num_tasks(asked: _native.KBlocksRequest) -> int:
 
 
 def test_the_request_that_others_vary_is_good() -> None:
-    assert num_tasks(request()) == _native.KBlocksLayout(request()).count(1000) > 10
+    assert num_tasks(request()) == _native.KBlocksLayout(request()).count(1000, []) > 10
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
             rounds.append(_native.KBlocksPlaces(blocks))
         at_owner = placement.c.space == "device"
         asked = _native.KBlocksRequest(
-            problem=problem_in_core(problem, placement, machine),
+            problem=problem_in_core(Setting.of(problem, placement, 4, machine)),
             how=blocking_of(how, far_apart=False),
             combines=True,
             at_owner=at_owner,
@@ -293,7 +294,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
         )
         verify(made, lower(made))
         assert oracle.is_wrong(made) == ""
-        assert layout.count(10**5) == len(made.tasks) <= asked.tasks_bound
+        assert layout.count(10**5, []) == len(made.tasks) <= asked.tasks_bound
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -326,7 +327,7 @@ def prepared() -> tuple[Machine, kblocks.Prepared, Schedule]:
     machine, place = load_machine("h200-4x"), Placement.parse("0,0,0")
     problem = GemmProblem(3000, 2000, 4000, DType.f64)
     options = ScheduleOptions(scheduler="kblocks", grid=(2, 2))
-    planner = kblocks.Planner(problem, place, 4, machine)
+    planner = kblocks.Planner(Setting.of(problem, place, 4, machine))
     return machine, planner.prepare(options), planner.prepare(options).schedule()
 
 
@@ -387,13 +388,15 @@ def test_only_the_limit_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_run_without_room_is_only_said_to_be_so() -> None:
     machine, made, _ = prepared()
     machine = dataclasses.replace(machine, memory_bytes=np.full(4, 3 * 10**8))
-    small = kblocks.Planner(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("0,0,0"), 4, machine)
+    small = kblocks.Planner(Setting.of(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("0,0,0"), 4, machine))
     with Simulations(machine) as simulations:
         run = small.prepare(made.options).run(10**6, keeps=True)
         simulations.begin_kblocks(run, DType.f64)()
         assert (run.fits, run.num_tasks, run.seconds) == (True, len(made.schedule().tasks), run.times()[1].max())
         machine = dataclasses.replace(machine, memory_bytes=np.full(4, 10**7))
-        smaller = kblocks.Planner(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("3,3,3"), 4, machine)
+        smaller = kblocks.Planner(
+            Setting.of(GemmProblem(3000, 2000, 4000, DType.f64), Placement.parse("3,3,3"), 4, machine)
+        )
         run = smaller.prepare(made.options).run(10**6)
         simulations.begin_kblocks(run, DType.f64)()
         assert (run.fits, run.num_tasks, run.seconds) == (False, 0, 0.0)
@@ -427,7 +430,7 @@ def placed(problem: GemmProblem, *layouts: Layout, ranks: int = 4) -> Placement:
 def planned(problem: GemmProblem, placement: Placement, ranks: int = 4, **blocking) -> Schedule:
     grid = (1, ranks) if placement.a.word.startswith("cols") else (ranks, 1)
     options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(**blocking))
-    return kblocks.schedule(problem, placement, ranks, Machine.uniform(ranks), options)[0]
+    return kblocks.schedule(Setting.of(problem, placement, ranks, Machine.uniform(ranks), options))[0]
 
 
 def first_products(schedule: Schedule) -> list[int]:
@@ -477,7 +480,7 @@ def test_parts_of_any_extents_in_any_order_of_blocks(counts: tuple[int, ...], or
     problem = GemmProblem(61, 47, 64, DType.f64, trans_b="T", reads_c=True)
     placement = placed(problem, Layout.cols(counts), Layout.cols(counts[::-1]), ROWS)
     options = ScheduleOptions(scheduler="kblocks", grid=(2, 2), blocking=Blocking(begin="held", first=4, order=order))
-    check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
+    check(kblocks.schedule(Setting.of(problem, placement, 4, Machine.uniform(4), options))[0])
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -487,7 +490,7 @@ def test_ranks_that_share_k_begin_with_what_they_hold_of_their_part(splits: int)
     options = ScheduleOptions(
         scheduler="kblocks", grid=(4 // splits, 1), blocking=Blocking(begin="held", splits=splits, first=4)
     )
-    check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
+    check(kblocks.schedule(Setting.of(problem, placement, 4, Machine.uniform(4), options))[0])
 
 
 def test_bytes_are_those_of_the_stationary_form() -> None:
@@ -515,7 +518,7 @@ def test_a_rank_begins_with_rows_or_columns_of_c_for_which_it_holds_all(which: s
     problem = GemmProblem(4096, 4096, 64, dtype, *trans, reads_c=True)
     options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(first=64, block=64, **how))
     placement = placed(problem, *layouts)
-    schedule = kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0]
+    schedule = kblocks.schedule(Setting.of(problem, placement, 4, Machine.uniform(4), options))[0]
     users = np.flatnonzero(schedule.buffers["role"] == Role.USER)
     for task in first_products(schedule):
         assert np.isin(schedule.regions["buffer"][schedule.operands_of(task)["region"][1:3]], users).all()
@@ -541,7 +544,7 @@ def test_rows_and_columns_of_any_extents(counts: tuple[int, ...], which: str, dt
         where = Location.host() if c == "in host memory" else Location.device(1)
         placement = dataclasses.replace(placement, c=where)
     options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=Blocking(first=first, block=64, **how))
-    check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
+    check(kblocks.schedule(Setting.of(problem, placement, 4, Machine.uniform(4), options))[0])
 
 
 @pytest.mark.parametrize("counts", [(20, 20, 24, 0), (11, 49, 4, 0), (0, 0, 40, 24)])
@@ -552,7 +555,7 @@ def test_ranks_that_begin_at_one_column_may_have_other_blocks(counts: tuple[int,
     how = Blocking(begin="held", order=order, rows=1, columns=2, first=16, block=16)
     options = ScheduleOptions(scheduler="kblocks", grid=(4, 1), blocking=how)
     placement = placed(problem, ROWS, Layout.cols(counts), ROWS)
-    check(kblocks.schedule(problem, placement, 4, Machine.uniform(4), options)[0])
+    check(kblocks.schedule(Setting.of(problem, placement, 4, Machine.uniform(4), options))[0])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

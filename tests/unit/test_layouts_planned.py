@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers import oracle, proven
 from tests.helpers.layouts import even, grid_layout
+from tests.helpers.planned import search
 from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -26,7 +27,6 @@ from uncut_mpi.planning.options import (
 )
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
-from uncut_mpi.planning.search import search
 from uncut_mpi.planning.stationary import stationary_grids
 from uncut_mpi.planning.verify import verify
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import pytest
 
 from tests.helpers.canonical import canonical_digest
+from tests.helpers.planned import plan_several
 from uncut_mpi.model import locations
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import NOBODY, Location, Space, host_index
@@ -19,7 +20,6 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.planning.planner import plan_several
 from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.planning.verify import verify
 

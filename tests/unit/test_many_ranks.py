@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.helpers.planned import make_schedule
 from uncut_mpi.bench.rivals.link_map import LinkMap
 from uncut_mpi.errors import PlanError, UncutError
 from uncut_mpi.model.dtypes import DType
@@ -26,7 +27,7 @@ from uncut_mpi.planning.options import BLOCK_ORDERS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.rank_sets import RankSets
 from uncut_mpi.planning.ranks import ranks_by_use
-from uncut_mpi.planning.schedulers import make_schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 
 
@@ -54,7 +55,7 @@ def pairs(num_ranks: int) -> Machine:
 @pytest.mark.parametrize(("num_ranks", "place"), [(24, "0,0,0"), (48, "h,h,h"), (64, "0,1,2")])
 def test_the_choice_is_no_worse_than_the_rules_of_any_scheduler(num_ranks: int, place: str) -> None:
     machine, placement = Machine.uniform(num_ranks), Placement.parse(place)
-    found = search.search(cube(8192), placement, num_ranks, machine)
+    found = search.search(Setting.of(cube(8192), placement, num_ranks, machine))
     for scheduler in ("uncut", "kblocks", "cyclic", "bands"):
         if scheduler == "bands" and "h" in place:
             continue
@@ -75,7 +76,7 @@ def test_budgets_grow_with_the_ranks() -> None:
 def test_few_numbers_of_ranks_are_tried_of_many() -> None:
     for count, most in ((12, 12), (64, 15), (1000, 20)):
         machine = Machine.uniform(count)
-        counts = RankSets(cube(100), Placement.parse("h,h,h"), count, machine).counts
+        counts = RankSets(Setting.of(cube(100), Placement.parse("h,h,h"), count, machine)).counts
         assert counts[0] == count
         assert counts[-1] == 1
         assert len(counts) <= most

@@ -26,6 +26,7 @@ from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import SWEEPS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 
 GIB = 1 << 30
@@ -233,7 +234,7 @@ def test_the_least_that_works_is_said_and_works() -> None:
     said = re.search(r"let ranks use (\d+) bytes \(device_memory\)", str(found.value))
     assert said is not None
     options = ScheduleOptions(scheduler="kblocks", device_memory=1000)
-    planner = kblocks.Planner(problem, placement, 2, Machine.uniform(2, memory_bytes=1000))
+    planner = kblocks.Planner(Setting.of(problem, placement, 2, Machine.uniform(2, memory_bytes=1000)))
     least = int(said[1])
     assert least == max(planner.prepare(options, aligns=False).rank_bytes)
     made = plan(problem, placement, 2, Machine.uniform(2), ScheduleOptions(device_memory=least))

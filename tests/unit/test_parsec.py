@@ -25,12 +25,12 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.search import TIE
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 
 TILE = 4
@@ -58,7 +58,7 @@ def of_blocks(model: ParsecModel, blocks: Blocks, *, reads_c: bool = True) -> Sc
     """Return the schedule with these blocks, on as many ranks as there are devices."""
     problem = GemmProblem(model.m * TILE, model.n * TILE, model.k * TILE, DType.f64, reads_c=reads_c)
     options = ScheduleOptions("kblocks", grid=(1, model.devices), blocking=blocking_of(model, blocks, TILE))
-    return kblocks.schedule(problem, HOST, model.devices, Machine.uniform(model.devices), options)[0]
+    return kblocks.schedule(Setting.of(problem, HOST, model.devices, Machine.uniform(model.devices), options))[0]
 
 
 SETTINGS = [
@@ -163,9 +163,8 @@ def test_what_fits_is_never_refused() -> None:
         extents, ranks, tile = [rng.randint(1, 700) for _ in "mnk"], rng.randint(1, 6), rng.choice((16, 17, 64, 100))
         problem = GemmProblem(*extents, rng.choice((DType.f16, DType.f32, DType.f64)), reads_c=rng.random() < 0.5)
         tile, chunks = min(tile, max(extents)), rng.randint(1, 4)
-        machine = with_memory(
-            ranks, problem, HOST, Machine.uniform(ranks), round(tile**2 * problem.dtype.itemsize * rng.uniform(2, 25))
-        )
+        memory_bytes = round(tile**2 * problem.dtype.itemsize * rng.uniform(2, 25))
+        machine = Machine.uniform(ranks, memory_bytes=memory_bytes)
         options = ScheduleOptions("parsec", tile=tile, blocking=Blocking(slots=chunks))
         try:
             made = plan(problem, HOST, ranks, machine, options).schedule
@@ -173,7 +172,7 @@ def test_what_fits_is_never_refused() -> None:
             refused += 1
             least = Blocking(first=tile, block=tile, slots=chunks, b_slots=chunks, c_slots=1, c_rows=tile, c_cols=tile)
             asked = ScheduleOptions(grid=(1, ranks), blocking=least)
-            assert not kblocks.Planner(problem, HOST, ranks, machine).prepare(asked, in_core=True).fits
+            assert not kblocks.Planner(Setting.of(problem, HOST, ranks, machine)).prepare(asked, in_core=True).fits
         else:
             assert (made.softbuf_bytes() <= machine.memory_bytes).all()
     assert 20 < refused < 125
@@ -266,5 +265,5 @@ def test_the_equation_is_of_the_matrices_own_extents(
     extents: tuple[int, int, int], memory: int, tile: int, megabytes: float
 ) -> None:
     problem, place, machine = GemmProblem(*extents, DType.f64), HOST, load_machine("h200-4x").subset(range(2))
-    machine = with_memory(2, problem, place, machine, memory)
-    assert received_bytes(problem, place, machine, (0, 1), tile) / 1e6 == pytest.approx(megabytes, rel=1e-4)
+    setting = Setting.of(problem, place, 2, machine, ScheduleOptions(device_memory=memory))
+    assert received_bytes(setting, (0, 1), tile) / 1e6 == pytest.approx(megabytes, rel=1e-4)

@@ -46,12 +46,15 @@ def asked(monkeypatch):
     """The calls of a search that tries three tiles, put in the place of the real one."""
     calls = []
 
-    def search(problem, placement, num_ranks, machine, options):
-        calls.append((problem, placement, num_ranks, machine, options))
-        metric, options = options.metric, dataclasses.replace(options, scheduler="uncut", metric="time")
+    def search(setting):
+        calls.append(setting)
+        problem, placement, machine = setting.problem, setting.placement, setting.machine
+        metric, options = setting.options.metric, dataclasses.replace(setting.options, scheduler="uncut", metric="time")
         tried = []
         for tile in (1024, 640, 512):
-            schedule = plan(problem, placement, num_ranks, machine, dataclasses.replace(options, tile=tile)).schedule
+            schedule = plan(
+                problem, placement, machine.num_ranks, machine, dataclasses.replace(options, tile=tile)
+            ).schedule
             seconds = simulate(schedule, machine).seconds
             limit = bound(problem, placement, machine).seconds
             tried.append(Tried(dataclasses.replace(options, tile=tile), schedule, seconds, limit, 250.0))
@@ -157,10 +160,10 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     monkeypatch.setenv("COLUMNS", "100")
     path = tmp_path / "facts.json"
     assert main([*SMALL.split(), "--ranks", "4", "--json", str(path)]) == 0
-    problem, placement, num_ranks, machine, options = asked[0]
+    problem, placement, machine = asked[0].problem, asked[0].placement, asked[0].machine
     assert (problem.m, problem.n, problem.k, problem.trans_b) == (3000, 2600, 2000, "T")
-    assert (str(placement), num_ranks) == ("0,h,h", 4)
-    assert options == ScheduleOptions(metric="pdp")
+    assert (str(placement), machine.num_ranks) == ("0,h,h", 4)
+    assert asked[0].options == ScheduleOptions(metric="pdp")
     facts = json.loads(path.read_text())
     limit = bound(problem, placement, machine)
     assert facts["bound_s"] == limit.seconds

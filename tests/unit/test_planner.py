@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.helpers.planned import plan_several, search
 from uncut_mpi.api.trials import CALLS, Trial, fastest
 from uncut_mpi.bench.arguments import ablation_options
 from uncut_mpi.bench.rivals import bands
@@ -22,9 +23,8 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, describe, plan, plan_several
+from uncut_mpi.planning.planner import Planned, describe, plan
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.planning.search import search
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.variety import varied
 
@@ -72,7 +72,7 @@ def test_a_plan_without_options_is_searched() -> None:
     ],
 )
 def test_options_of_one_scheduler_leave_the_others_out(options: dict, left: tuple[str, ...]) -> None:
-    assert ScheduleOptions(**options).schedulers == left
+    assert ScheduleOptions(**options).schedulers() == left
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,15 @@ def test_options_of_one_scheduler_leave_the_others_out(options: dict, left: tupl
 def test_options_of_another_scheduler_are_refused(options: dict) -> None:
     with pytest.raises(ParamError, match=r"(does not take|no scheduler takes all of) .*: leave"):
         plan(PROBLEM, HOST, 8, karolina_like(), ScheduleOptions(**options))
+
+
+@pytest.mark.parametrize("memory", [0, 1 << 20])
+def test_ranks_that_there_are_not_are_named_whatever_memory_is_given(memory: int) -> None:
+    options = ScheduleOptions(device_memory=memory)
+    with pytest.raises(ParamError, match="has 8 ranks, the session has 3"):
+        plan(PROBLEM, HOST, 3, karolina_like(), options)
+    with pytest.raises(ParamError, match="matrix A is placed on rank 9"):
+        plan(PROBLEM, Placement.parse("9,h,h"), 8, karolina_like(), options)
 
 
 def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:

@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.helpers.planned import search
 from uncut_mpi.bench.rivals import bands, paralia
 from uncut_mpi.bench.rivals.choi import BandModel
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS, deal
@@ -24,7 +25,6 @@ from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.planning.search import search
 
 SCHEDULERS = ("cyclic", "bands")
 

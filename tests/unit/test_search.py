@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.planned import search
 from tests.helpers.random_schedules import slow_where_misaligned, with_shapes
 from uncut_mpi.bench.datasets import uncut_irregular
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
@@ -32,7 +33,8 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Kind
-from uncut_mpi.planning.search import TIE, SearchResult, _Explorer, search
+from uncut_mpi.planning.search import TIE, SearchResult, _Explorer
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 
 
@@ -356,7 +358,7 @@ def test_what_had_no_room_may_have_it_by_another_name() -> None:
         for block in (1280, 2048)
     ]
     tasks = len(plan(problem, place, 1, machine, names[0]).schedule.tasks)
-    with evaluation.Evaluation(problem, place, 1, machine, limit=tasks - 1) as tried:
+    with evaluation.Evaluation(Setting.of(problem, place, 1, machine), limit=tasks - 1) as tried:
         tried.begin(names[0])
         assert not tried.settle()
         assert tried.discarded == 1

@@ -23,6 +23,7 @@ from tests.helpers.faults import (
     take_an_operand_the_other_way_round,
 )
 from tests.helpers.layouts import even, random_layout
+from tests.helpers.planned import plan_several, setting_of
 from tests.helpers.random_schedules import random_schedule
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi.api.plans import PlanSummary, private_of
@@ -38,7 +39,7 @@ from uncut_mpi.planning import planner
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import plan, plan_several
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op, Role, Schedule, buffer_bytes
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
@@ -58,8 +59,7 @@ SCHEDULES = {
 def staged(schedule: Schedule, matrices: tuple[Matrix, ...] = MATRICES) -> Schedule:
     """Return a schedule in which none but the owners, and no device, touch those of some matrices that one rank has."""
     touched = used_by_others(schedule, of_one_rank(schedule, matrices))
-    machine, place = Machine.uniform(schedule.num_ranks), schedule.placement
-    return stage(schedule, touched, machine, place) if touched else schedule
+    return stage(schedule, touched, setting_of(schedule)) if touched else schedule
 
 
 def of_one_rank(schedule: Schedule, matrices: tuple[Matrix, ...]) -> list[Matrix]:
@@ -432,7 +432,7 @@ def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeyp
         load_machine("h200-4x"),
     )
     options = ScheduleOptions(tune=3)
-    whole = planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))
+    whole = plan_several(problem, place, 4, machine, options, (Matrix.C,))
     assert len(whole) == 3
     staged, refused = planner._staged, [0]
 
@@ -444,13 +444,13 @@ def test_a_schedule_that_does_not_fit_once_staged_is_left_out_of_a_trial(monkeyp
 
     monkeypatch.setattr(planner, "_staged", too_large)
     most = 1
-    found = planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))
+    found = plan_several(problem, place, 4, machine, options, (Matrix.C,))
     assert [one.schedule.digest() for one in found] == [one.schedule.digest() for one in whole[1:]]
     # Where none of them fits, others leave room for the copy of C, 48 MB on rank 0.
     most, refused[0], tight = 0, 0, dataclasses.replace(options, device_memory=52 << 20)
-    smaller = planner.plan_several(problem, place, 4, machine, tight, (Matrix.C,))[0]
+    smaller = plan_several(problem, place, 4, machine, tight, (Matrix.C,))[0]
     assert refused[0] > 1
     assert smaller.schedule.softbuf_bytes().max() <= tight.device_memory == smaller.options.device_memory
     most = 10**9
     with pytest.raises(CapacityError, match="too large"):
-        planner.plan_several(problem, place, 4, machine, options, (Matrix.C,))
+        plan_several(problem, place, 4, machine, options, (Matrix.C,))

@@ -12,6 +12,7 @@ import pytest
 from tests.helpers import interpret
 from tests.helpers.faults import drop_await, shift_region, skip_a_task, spoiled, swap_in_lane
 from tests.helpers.layouts import random_layout
+from tests.helpers.planned import plan_several, setting_of
 from tests.helpers.schedules import random_case
 from tests.unit.test_staging import SCHEDULES
 from uncut_mpi.errors import CapacityError
@@ -26,7 +27,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import plan, plan_several
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import LaneKind, Schedule
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
@@ -42,11 +43,10 @@ def through_rings(schedule: Schedule, part: float) -> Schedule | None:
     touched = used_by_others(schedule, users.tolist())
     if not touched:
         return None
-    about = schedule, touched, Machine.uniform(schedule.num_ranks), schedule.placement
-    whole = stage(*about).arena_bytes()[schedule.num_ranks :]
+    whole = stage(schedule, touched, setting_of(schedule)).arena_bytes()[schedule.num_ranks :]
     room = max(1, int(whole.max() * part))
     try:
-        found = stage(*about, room)
+        found = stage(schedule, touched, setting_of(schedule, host_memory=room))
     except CapacityError as error:
         REFUSALS.append(str(error))
         return None

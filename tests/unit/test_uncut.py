@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.canonical import canonical_digest
+from tests.helpers.planned import make_schedule
 from tests.helpers.proven import check, small_chunks  # noqa: F401 (a fixture)
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.bounds import bound
@@ -26,7 +27,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import tiles
 from uncut_mpi.planning.options import ORDERS, ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Role, Schedule
-from uncut_mpi.planning.schedulers import Made, make_schedule
+from uncut_mpi.planning.schedulers import Made
 from uncut_mpi.planning.simulate import simulate
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "data" / "golden_uncut_digests.json"

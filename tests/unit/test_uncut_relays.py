@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.helpers.planned import make_schedule
 from tests.helpers.proven import check, small_chunks  # noqa: F401 (a fixture)
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
@@ -18,7 +19,7 @@ from uncut_mpi.planning import tiles
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
-from uncut_mpi.planning.schedulers import Made, make_schedule
+from uncut_mpi.planning.schedulers import Made
 from uncut_mpi.planning.verify import verify
 
 T = 16

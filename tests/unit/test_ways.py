@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.helpers.planned import search
 from tests.helpers.proven import check
 from tests.unit.test_uncut_relays import machine_of
 from uncut_mpi.model.dtypes import DType
@@ -17,7 +18,7 @@ from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
-from uncut_mpi.planning.search import search
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.ways import RELAY_GAIN, ways_of
@@ -37,7 +38,7 @@ def copied(schedule: Schedule) -> set[tuple[int, int]]:
 
 def planned(problem: GemmProblem, place: str, machine: Machine, **options) -> Schedule:
     asked = ScheduleOptions(scheduler="kblocks", **options)
-    return kblocks.schedule(problem, Placement.parse(place), machine.num_ranks, machine, asked)[0]
+    return kblocks.schedule(Setting.of(problem, Placement.parse(place), machine.num_ranks, machine, asked))[0]
 
 
 def test_links_that_are_alike_need_no_ways() -> None:

@@ -12,13 +12,12 @@ from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
 from uncut_mpi.api.trials import Trial
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_several
+from uncut_mpi.planning.options import changed
+from uncut_mpi.planning.planner import cut, expected_seconds, plan_several
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -117,26 +116,24 @@ class PlanMaker:
         refusals: list[UncutError] = []
         for key in dict.fromkeys(keys):
             try:
-                times[key] = expected_seconds(*self._about(key, room), key.private, key.files)
+                times[key] = expected_seconds(self._setting(key, room))
             except (PlanError, CapacityError) as error:  # another one may have a plan
                 refusals.append(error)
         if not times:
             raise refusals[0]
         return keys.index(min(times, key=times.__getitem__))
 
-    def _several(self, key: PlanKey, room: Room) -> list[Planned]:
-        return plan_several(*self._about(key, room), key.private, key.files)
-
-    def _about(self, key: PlanKey, room: Room) -> tuple[GemmProblem, Placement, int, Machine, ScheduleOptions]:
+    def _setting(self, key: PlanKey, room: Room) -> Setting:
         options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
-        return key.problem, key.placement, self._group.size, self._machine, options
+        return Setting.of(key.problem, key.placement, self._group.size, self._machine, options, key.private, key.files)
 
     def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started = time.perf_counter()
-        chunks = None if whole else cut(*self._about(key, room), key.private, key.files)
+        setting = self._setting(key, room)
+        chunks = None if whole else cut(setting)
         if chunks is not None:
             return chunks
-        several = self._several(key, room)
+        several = plan_several(setting)
         plan_s = time.perf_counter() - started
         if self._verify:
             for planned in several:

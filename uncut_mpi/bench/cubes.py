@@ -14,6 +14,7 @@ from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, Trans
 from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.setting import Setting
 
 
 class CubesPlan:
@@ -59,7 +60,7 @@ class CubesPlan:
     ) -> None:
         self._matrices, self._trans_a = matrices, trans_a
         self._plans: dict[tuple[int, int, int], GemmPlan] = {}
-        edge = largest_edge(problem, placement, session.size, session.machine, options)
+        edge = largest_edge(Setting.of(problem, placement, session.size, session.machine, options))
         self._cubes = cubes(problem, edge)
         seconds, tasks, moved = 0.0, 0, dict[str, int]()
         for cube in self._cubes:

@@ -44,9 +44,9 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Dealt, Place, Places
 from uncut_mpi.model.problem import GemmProblem, Trans
-from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.ranks import ranks_by_use
+from uncut_mpi.planning.setting import Setting
 
 _FEWEST: Final = 3
 _MUCH: Final = 16
@@ -224,8 +224,9 @@ class Measurer:
         if not placement.in_parts:
             said["paralia_s"] = predict(problem, placement, session.machine, ranks).seconds
         if self._asked.dataset == "parsec":
-            machine = with_memory(session.size, problem, placement, session.machine, self._asked.device_memory or 0)
-            said["equation_1_bytes"] = round(received_bytes(problem, placement, machine, ranks))
+            options = ScheduleOptions(device_memory=self._asked.device_memory or 0)
+            setting = Setting.of(problem, placement, session.size, session.machine, options)
+            said["equation_1_bytes"] = round(received_bytes(setting, ranks))
         return said
 
     def _planned(self, one: Entry, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:

@@ -241,7 +241,7 @@ def _check_taken(options: ScheduleOptions) -> None:
     """Refuse what the scheduler, or every scheduler, does not take."""
     if options.scheduler == "auto":
         try:
-            options.check()
+            options.schedulers()
         except ParamError:
             names = ", ".join(FLAGS.get(name, name) for name in options.given)
             raise ParamError(f"no scheduler takes all of {names}: leave some of them out") from None

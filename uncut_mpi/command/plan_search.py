@@ -16,6 +16,7 @@ from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, cut, plan_several
 from uncut_mpi.planning.search import SearchResult, search
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 
 
@@ -65,23 +66,22 @@ def find(
     no search whose candidates could be shown.
     """
 
-    def of_files(problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
-        """Return the numbers of the caller's buffers that lie in files."""
+    def setting_of(problem: GemmProblem, placement: Placement) -> Setting:
         users = user_table(machine.num_ranks, problem, placement)["matrix"].tolist()
-        return tuple(at for at, matrix in enumerate(users) if in_files[matrix])
+        files = tuple(at for at, matrix in enumerate(users) if in_files[matrix])
+        return Setting.of(problem, placement, machine.num_ranks, machine, options, files, files)
 
     def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
+        setting = setting_of(problem, placement)
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
         if searched and placement == placement.straight(machine.num_ranks):
-            return search(problem, placement, machine.num_ranks, machine, options)
-        files = of_files(problem, placement)
-        several = plan_several(problem, placement, machine.num_ranks, machine, options, files, files)
+            return search(setting)
+        several = plan_several(setting)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
     limit = bound_of_files(problem, placement, machine, in_files)
-    files = of_files(problem, placement)
-    chunks = cut(problem, placement, machine.num_ranks, machine, options, files, files)
+    chunks = cut(setting_of(problem, placement))
     every = [(problem, placement)]
     if chunks is not None:
         every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]

@@ -24,9 +24,9 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import expected_seconds
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.units import bytes_text, time_text
@@ -130,7 +130,8 @@ def run(arguments: PlanArguments, say: Say) -> None:
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     arguments.place.check_ranks(machine.num_ranks)
     placement = arguments.place.bound(arguments.problem, machine.num_ranks)
-    machine = with_memory(machine.num_ranks, arguments.problem, placement, machine, arguments.options.device_memory)
+    setting = Setting.of(arguments.problem, placement, machine.num_ranks, machine, arguments.options)
+    machine = dataclasses.replace(machine, memory_bytes=setting.memory_bytes)
     _check_host(arguments, machine)
     options = arguments.options
     if any(arguments.place.in_files) and not options.host_memory and machine.host_bytes[0]:
@@ -206,7 +207,7 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
                 if bound(problem, placement, machine).seconds >= least:
                     continue
                 options = ScheduleOptions(scheduler="kblocks", grid=grid)
-                found = expected_seconds(problem, placement, machine.num_ranks, machine, options)
+                found = expected_seconds(Setting.of(problem, placement, machine.num_ranks, machine, options))
             except UncutError:
                 continue  # a place that is not to be had
             if found < least:

@@ -137,7 +137,7 @@ def location_index(location: Location, num_ranks: int) -> int:
     """
     found = _numbers(num_ranks).get(location)
     if found is None:
-        raise ParamError(f"there is no memory {location}: there are {there_are(num_ranks, 'rank')}")
+        raise ParamError(f"there is no memory {location}: {there_are(num_ranks, 'rank')}")
     return found
 
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
-import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.locations import Space, location_index, location_table
-from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.locations import location_index, location_table
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, PIECE_DTYPE, Matrix, Role, Schedule, buffer_bytes
-from uncut_mpi.units import bytes_text
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -40,7 +34,6 @@ class Buffers:
     def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
         self.num_ranks = num_ranks
         self.arena_bytes = [0] * len(location_table(num_ranks))
-        self._about = (num_ranks, problem, placement)
         self._records = [*user_records(num_ranks, problem, placement)]
 
     @classmethod
@@ -66,74 +59,6 @@ class Buffers:
     def table(self) -> np.ndarray:
         """Return the buffers as records."""
         return np.array(self._records, BUFFER_DTYPE)
-
-    def check_capacity(self, machine: Machine, files: Collection[int] = ()) -> None:
-        """
-        Raise `CapacityError` for the first rank whose panels do not fit, or if the host has too little memory.
-
-        Those of the caller's buffers that are in files take none of it.
-        """
-        check_capacity(self.arena_bytes[: self.num_ranks], *self._about, machine)
-        in_host = location_table(self.num_ranks)["space"] == Space.HOST
-        needed, there = (
-            sum(itertools.compress(of, in_host)) for of in (self.arena_bytes, _resident_bytes(*self._about))
-        )
-        total = int(machine.host_bytes[0])
-        there -= int(user_bytes(user_table(*self._about))[[*files]].sum())
-        if needed and needed + there > total > 0:
-            raise CapacityError(
-                f"{bytes_text(there + needed)} of host memory are needed ({bytes_text(there)} for the matrices there "
-                f"and {bytes_text(needed)} for page-locked copies), and {bytes_text(total)} are available, "
-                f"{bytes_text(there + needed - total)} too few: make the matrices with empty_host, which needs no "
-                "copies, or place them on devices"
-            )
-
-    def free_bytes(self, machine: Machine) -> list[int]:
-        """Return what each rank's memory has left for caches, beside one more buffer's alignment per matrix."""
-        every = (machine.memory_bytes.tolist(), self.arena_bytes, _resident_bytes(*self._about))
-        taken = zip(*(of_rank[: self.num_ranks] for of_rank in every), strict=True)
-        return [total - needed - resident - 3 * BUFFER_ALIGNMENT for total, needed, resident in taken]
-
-
-def check_capacity(
-    softbuf_bytes: Sequence[int],
-    num_ranks: int,
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    *,
-    least: str = "",
-) -> None:
-    """
-    Raise `CapacityError` for the first rank whose device has no room for so many bytes beside the matrices there.
-
-    Other parameters are as elsewhere.
-
-    Parameters
-    ----------
-    least : str, optional
-        ``"needs at least"`` if no schedule of these ranks needs less, ``"would do with"`` if one needs so much, and
-        another one may need less.
-    """
-    if all(map(operator.le, softbuf_bytes, room_for_panels(num_ranks, problem, placement, machine))):
-        return
-    resident = _resident_bytes(num_ranks, problem, placement)[:num_ranks]
-    for rank, (needed, there, total) in enumerate(
-        zip(softbuf_bytes, resident, machine.memory_bytes.tolist(), strict=True)
-    ):
-        if needed > total - there:
-            parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
-            whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
-            verb = (least if needed else "") or "needs"
-            mend = "place the matrices on other devices or in host memory"
-            if there < total:
-                or_else = f"{'' if least else 'leave out options of the schedule, '}or use more ranks"
-                more = f"let ranks use {max(softbuf_bytes)} bytes (device_memory) if devices have them, {or_else}"
-                mend = f"{more}, or {mend}" if there else more
-            raise CapacityError(
-                f"rank {rank} {verb} {bytes_text(there + needed)} of device memory ({whose}), and "
-                f"{bytes_text(total)} are available, {bytes_text(there + needed - total)} too few: {mend}"
-            )
 
 
 # A search asks for the same ones all the time.
@@ -195,7 +120,7 @@ def homes(
 
 
 @functools.lru_cache(maxsize=64)
-def _resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
+def resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
     """Return what the caller's matrices take of each memory (`location_table`)."""
     users = user_table(num_ranks, problem, placement)
     resident = np.zeros(len(location_table(num_ranks)), np.int64)
@@ -217,27 +142,6 @@ def user_bytes(users: np.ndarray) -> np.ndarray:
     _, first, count = np.unique(users[["location", "matrix"]], return_inverse=True, return_counts=True)
     elements = users["rows"].astype(np.int64) * users["cols"] * ITEMSIZES[users["dtype"]]
     return np.where(count[first] > 1, np.minimum(elements, buffer_bytes(users)), buffer_bytes(users))
-
-
-@functools.lru_cache(maxsize=64)
-def room_for_panels(num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine) -> tuple[int, ...]:
-    """Return the bytes of each rank's device memory that the caller's matrices leave."""
-    resident = _resident_bytes(num_ranks, problem, placement)
-    return tuple(map(operator.sub, machine.memory_bytes.tolist(), resident[:num_ranks]))
-
-
-def with_memory(
-    num_ranks: int, problem: GemmProblem, placement: Placement, machine: Machine, device_memory: int
-) -> Machine:
-    """
-    Return a machine of whose memory a rank has no more than so many bytes beside the caller's matrices there.
-
-    Of no bytes, which say nothing, or where it has no more anyway it is the same machine.
-    """
-    most = np.array(_resident_bytes(num_ranks, problem, placement)[:num_ranks]) + device_memory
-    if not device_memory or (machine.memory_bytes <= most).all():
-        return machine
-    return dataclasses.replace(machine, memory_bytes=np.minimum(machine.memory_bytes, most))
 
 
 def _aligned(size: int) -> int:

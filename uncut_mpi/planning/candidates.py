@@ -11,11 +11,11 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.metrics import energy_j, watts_known
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import Simulation
 
 Progress = tuple[np.ndarray, np.ndarray]
@@ -83,11 +83,11 @@ class Candidate:
         columns = () if self.options.areas is None else tuple(map(len, self.options.areas))
         object.__setattr__(self, "shape", (*self.grid, self.splits, *columns))
 
-    def of_callers_c(self, problem: GemmProblem) -> Candidate:
+    def of_callers_c(self, setting: Setting) -> Candidate:
         """Return it with options and grid of the caller's C instead of the problem's."""
-        if not problem.swapped:
+        if not setting.problem.swapped:
             return self
-        return dataclasses.replace(self, options=self.options.oriented(problem), grid=self.grid[::-1])
+        return dataclasses.replace(self, options=setting.callers(self.options), grid=self.grid[::-1])
 
     @property
     def simulation(self) -> Simulation:

@@ -21,13 +21,12 @@ from typing import Final, TypeVar
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model.dtypes import ITEMSIZES
 from uncut_mpi.model.locations import location_table
-from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.buffers import user_table, with_memory
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.buffers import user_table
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.staging import bytes_of_pieces
 
 MOST_TASKS: Final = 150_000
@@ -67,14 +66,7 @@ class Chunks:
         return list(itertools.pairwise(self.edges))
 
 
-def chunks_of(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    private: Collection[int] = (),
-) -> Chunks | None:
+def chunks_of(setting: Setting) -> Chunks | None:
     """
     Return how to cut a product whose schedule would be too large; None for one that need not be cut, or cannot be.
 
@@ -83,20 +75,17 @@ def chunks_of(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine, options
-        As for `uncut_mpi.planning.planner.plan`; the machine's host memory stands for files, if matrices lie there.
-    private : collection of int, optional
-        As for `uncut_mpi.planning.planner.plan_several`.
+    setting : Setting
+        The machine's host memory stands for files, if matrices lie there.
     """
-    if not problem.has_product or options.scheduler not in ("auto", "kblocks") or 0 in (problem.m, problem.n):
+    problem, placement = setting.problem, setting.placement.straight(setting.num_ranks)
+    if not problem.has_product or setting.options.scheduler not in ("auto", "kblocks") or 0 in (problem.m, problem.n):
         return None
-    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    placement = placement.straight(num_ranks)
 
     def fits(problem: GemmProblem, placement: Placement, private: Collection[int]) -> bool:
-        return tasks_of(problem, placement, num_ranks, machine, options, private) <= MOST_TASKS
+        return tasks_of(setting.but(problem=problem, placement=placement, private=private)) <= MOST_TASKS
 
-    if fits(problem, placement, private):
+    if fits(problem, placement, setting.private):
         return None
     best = _axis(problem, placement)
     for axis in (best, 1 - best):
@@ -105,7 +94,7 @@ def chunks_of(
         while (size := _size(extent, count)) < before:
             chunks = Chunks(axis, (*range(0, extent, size), extent))
             first = axis, chunks.extents[0]
-            if fits(*chunk_of(problem, placement, *first), buffers_of(problem, placement, *first, private)):
+            if fits(*chunk_of(problem, placement, *first), buffers_of(problem, placement, *first, setting.private)):
                 return chunks
             count, before = 2 * count, size
     return None
@@ -174,22 +163,15 @@ def _axis(problem: GemmProblem, placement: Placement) -> int:
     return longer
 
 
-def tasks_of(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    private: Collection[int],
-) -> float:
+def tasks_of(setting: Setting) -> float:
     """Return how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
-    users, locations = user_table(num_ranks, problem, placement), location_table(num_ranks)
-    staged = bytes_of_pieces(users, locations, [*private], options.host_memory)
-    planner = kblocks.Planner(problem, placement, num_ranks, machine)
+    users = user_table(setting.num_ranks, setting.problem, setting.placement)
+    staged = bytes_of_pieces(users, location_table(setting.num_ranks), [*setting.private], setting.options.host_memory)
+    planner = kblocks.Planner(setting)
     if planner.surely_fits and not staged:
         return 0
     try:
-        made = planner.prepare(options.oriented(problem))
+        made = planner.prepare(setting.options)
     except PlanError:
         return math.inf
     if not made.options.blocking.in_rings and not staged:

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.placement import Matrix, Placement
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
 from uncut_mpi.planning.candidates import Candidate, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
@@ -23,6 +22,7 @@ from uncut_mpi.planning.grid import ProcessGrid, grids
 from uncut_mpi.planning.options import BEGINS, BLOCK_ORDERS, COMBINES, DELIVERIES, ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.rank_sets import ALL_COUNTS, MOST_SIDE, SHARE_TOLERANCE, RankSets, in_columns, is_cut
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.shares import fit_shares
 from uncut_mpi.planning.stationary import stationary_grids
 
@@ -83,7 +83,7 @@ class Dimensions:
 
     Parameters
     ----------
-    problem, placement, num_ranks
+    setting : Setting
         As for `uncut_mpi.planning.search.search`.
     evaluation : Evaluation
         The search.
@@ -91,10 +91,8 @@ class Dimensions:
         Its sets of ranks.
     """
 
-    def __init__(
-        self, problem: GemmProblem, placement: Placement, num_ranks: int, evaluation: Evaluation, sets: RankSets
-    ) -> None:
-        self._problem, self._placement, self._num_ranks = problem, placement, num_ranks
+    def __init__(self, setting: Setting, evaluation: Evaluation, sets: RankSets) -> None:
+        self._problem, self._placement, self._num_ranks = setting.problem, setting.placement, setting.num_ranks
         self._evaluation, self._sets = evaluation, sets
         self._speeds: dict[Candidate, np.ndarray | None] = {}
 

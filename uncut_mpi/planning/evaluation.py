@@ -19,9 +19,6 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, PlanError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.candidates import (
     Candidate,
@@ -38,6 +35,7 @@ from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import Simulation, Simulations
 
 DEFAULT_BUDGET_TASKS: Final = 120_000
@@ -70,7 +68,7 @@ class Evaluation:
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
+    setting : Setting
         As for `uncut_mpi.planning.search.search`.
     limit : int
         Tasks of all that is tried, at most.
@@ -87,19 +85,10 @@ class Evaluation:
         Candidates not taken: their bound or their size spoke against them.
     """
 
-    def __init__(
-        self,
-        problem: GemmProblem,
-        placement: Placement,
-        num_ranks: int,
-        machine: Machine,
-        *,
-        limit: int,
-    ) -> None:
-        self._problem, self._num_ranks, self._machine = problem, num_ranks, machine
-        self._about = (problem, placement, num_ranks, machine)
-        self._simulations = Simulations(machine)
-        self._metric_name, self._metric = "time", metric_of("time", machine)
+    def __init__(self, setting: Setting, *, limit: int) -> None:
+        self._setting, self._problem, self._machine = setting, setting.problem, setting.machine
+        self._simulations = Simulations(setting.machine)
+        self._metric_name, self._metric = "time", metric_of("time", setting.machine)
         self._results: dict[ScheduleOptions, Candidate | None] = {}  # None: begun, or not taken
         self._alike: dict[Hashable, ScheduleOptions] = {}
         self._begun: list[tuple[ScheduleOptions, Callable[[], Candidate | None]]] = []
@@ -143,7 +132,7 @@ class Evaluation:
 
     def bound_s(self, options: ScheduleOptions) -> float:
         """Return what no schedule on the ranks of some options can beat (s)."""
-        ranks = options.devices or tuple(range(self._num_ranks))
+        ranks = options.devices or tuple(range(self._setting.num_ranks))
         if ranks not in self._bounds:
             # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
             rate = float(self._machine.gemm_rate(self._problem.arithmetic)[list(ranks)].sum())
@@ -152,8 +141,7 @@ class Evaluation:
 
     @functools.cached_property
     def _whole_bound_s(self) -> float:
-        problem, placement, _, machine = self._about
-        return bound(problem, placement, machine).seconds
+        return bound(self._problem, self._setting.placement, self._machine).seconds
 
     def fits(self, options: ScheduleOptions) -> bool:
         """Return whether all ranks have room for the panels of a schedule of `kblocks`."""
@@ -212,7 +200,8 @@ class Evaluation:
     # -- making and simulating ---------------------------------------------------------------
 
     def _begin_here(self, options: ScheduleOptions, *, must: bool) -> None:
-        made = make_schedule(*self._about, options, most_tasks=MAX_TASKS if must else self.limit - self.spent)
+        asked = self._setting.but(options=options)
+        made = make_schedule(asked, most_tasks=MAX_TASKS if must else self.limit - self.spent)
         if options.scheduler == "kblocks":
             self._alike[self._prepare(made.options).alike] = options
         wait = self._simulations.begin(made.schedule)
@@ -265,7 +254,7 @@ class Evaluation:
 
     @functools.cached_property
     def _kblocks(self) -> kblocks.Planner:
-        return kblocks.Planner(*self._about)
+        return kblocks.Planner(self._setting)
 
     def _prepare(self, options: ScheduleOptions, *, aligns: bool = True) -> kblocks.Prepared:
         return self._kblocks.prepare(options, aligns=aligns, in_core=not options.blocking.slots)

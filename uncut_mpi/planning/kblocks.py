@@ -20,12 +20,8 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
-from uncut_mpi.model.locations import location_table
-from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.part_of_c import elements_of
-from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import check_capacity, room_for_panels, user_pieces
 from uncut_mpi.planning.decomposition import share_step
 from uncut_mpi.planning.grid import block_starts, counted_starts, share_starts
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
@@ -36,7 +32,8 @@ from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import cut_to_fit, may_be_cut
 from uncut_mpi.planning.partition import Partition
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule, native_tables
+from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.ways import ways_of
 
 # What is said of the schedule beside k-blocks, which the steps of a request have: no option can be forgotten here.
@@ -45,15 +42,7 @@ _CUT: Final = operator.attrgetter(*(name for name, about in declared(ScheduleOpt
 _HOW: Final = operator.attrgetter(*(name for name, _ in declared(Blocking) if name not in _IN_STEPS))
 
 
-def schedule(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> tuple[Schedule, ScheduleOptions]:
+def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule, ScheduleOptions]:
     """
     Return the schedule for a problem that has a product, and the options with everything set.
 
@@ -61,15 +50,13 @@ def schedule(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
-        As for `uncut_mpi.planning.planner.plan`.
-    options : ScheduleOptions
-        Grid, devices, shares and `blocking` are taken from it; what it leaves open `choose` decides.
+    setting : Setting
+        Grid, devices, shares and `blocking` are taken from its options; what these leave open `choose` decides.
 
     Raises
     ------
     ParamError
-        If grid, devices, shares or machine do not fit the ranks.
+        If grid, devices or shares do not fit the ranks.
     PlanError
         If there is no product: C is only scaled; or if there would be more than `most_tasks` tasks.
     CapacityError
@@ -119,12 +106,12 @@ def schedule(
     each other share rows or columns, as their order goes there and back. k goes there and back too, so that the last
     k-blocks of what two blocks share need not come again. `uncut_mpi.planning.out_of_core` chooses the sizes.
     """
-    planner = Planner(problem, placement, num_ranks, machine)
-    made = planner.prepare(options)
+    planner = Planner(setting)
+    made = planner.prepare(setting.options)
     try:
         return made.schedule(most_tasks), made.options
     except CapacityError:  # with fewer panels, if it fits so
-        made = planner.prepare(options, aligns=False)
+        made = planner.prepare(setting.options, aligns=False)
         return made.schedule(most_tasks), made.options
 
 
@@ -134,7 +121,7 @@ class Planner:
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
+    setting : Setting
         As for `schedule`.
 
     Attributes
@@ -144,20 +131,18 @@ class Planner:
 
     Raises
     ------
-    ParamError, PlanError
-        What `schedule` raises whatever the options.
+    PlanError
+        If there is no product.
     """
 
-    def __init__(self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine) -> None:
-        placement.check_ranks(num_ranks)
-        machine.check_ranks(num_ranks)
+    def __init__(self, setting: Setting) -> None:
+        problem = setting.problem
         if not problem.has_product:
             raise PlanError("kblocks schedules products; C is only scaled here")
-        self.problem, self.placement, self.machine = problem, placement, machine
-        self.room = room_for_panels(num_ranks, problem, placement, machine)
-        shape = machine.gemm_shape.get(problem.arithmetic.name)
+        self.setting, self.problem, self.placement, self.machine = setting, problem, setting.placement, setting.machine
+        shape = setting.machine.gemm_shape.get(problem.arithmetic.name)
         self.aligns = shape is not None and shape.misaligned > 0
-        self._in_core = problem_in_core(problem, placement, machine)
+        self._in_core = problem_in_core(setting)
         self._cuts: dict[tuple[object, ...], Cut] = {}
 
     def prepare(self, options: ScheduleOptions, *, aligns: bool = True, in_core: bool = False) -> Prepared:
@@ -186,13 +171,13 @@ class Planner:
             made = Prepared(self, dealt, options, how, aligns=aligns)
         if in_core or aligns or self.surely_fits or options.areas is not None or made.fits:
             return made
-        if not may_be_cut(options.blocking) or min(self.room) < 0:  # the matrices there are too large already
+        if not may_be_cut(options.blocking) or min(self.setting.room) < 0:  # the matrices there are too large already
             return made
         is_open = options.blocking == Blocking()  # then no more is needed than the smallest blocks take
         if how.splits > 1:
             options = changed(options, blocking=changed(options.blocking, splits=1))
             how, dealt = self._deal(options)
-        smaller = cut_to_fit(dealt, self.room, how, options.blocking)
+        smaller = cut_to_fit(dealt, how, options.blocking)
         check_steps(dealt, smaller)
         return Prepared(self, dealt, options, smaller, aligns=False, is_open=is_open)
 
@@ -204,7 +189,7 @@ class Planner:
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
         cut = self._cut(len(devices) // how.splits, options)
         k_starts = _k_starts(self.problem, how.splits, options.k_shares)
-        return how, DealtPanels(self.problem, self.placement, self.machine, self._in_core, cut, devices, k_starts)
+        return how, DealtPanels(self.setting, self._in_core, cut, devices, k_starts)
 
     @functools.cached_property
     def surely_fits(self) -> bool:
@@ -217,7 +202,7 @@ class Planner:
             + 3 * elements_of((rows, cols)) * problem.accumulator.itemsize
             for rows, cols in problem.rectangles
         )
-        return 2 * needed + count * MANY_BUFFERS <= min(self.room)
+        return 2 * needed + count * MANY_BUFFERS <= min(self.setting.room)
 
     def _cut(self, num_places: int, options: ScheduleOptions) -> Cut:
         """Return how C is cut among so many ranks."""
@@ -294,7 +279,7 @@ class Prepared:
     @property
     def fits(self) -> bool:
         """Whether each rank has room for its panels."""
-        return all(map(operator.le, self.rank_bytes, self._planner.room))
+        return all(map(operator.le, self.rank_bytes, self._planner.setting.room))
 
     @property
     def rank_bytes(self) -> list[int]:
@@ -326,10 +311,8 @@ class Prepared:
         PlanError
             If there are more than so many tasks.
         """
-        planner = self._planner
         layout = _native.KBlocksLayout(self.request)
-        about = (planner.machine.num_ranks, planner.problem, planner.placement, planner.machine)
-        check_capacity(layout.rank_bytes, *about, least="would do with" if self._is_open else "")
+        self._planner.setting.check_capacity(layout.rank_bytes, least="would do with" if self._is_open else "")
         try:
             tables = layout.tables(most_tasks)
         except _native.TooManyTasksError as error:
@@ -347,7 +330,7 @@ class Prepared:
         keeps : bool, optional
             Whether tasks and times are kept; who looks at few runs has them made again.
         """
-        return _native.KBlocksRun(self.request, self._planner.room, most_tasks, keeps)
+        return _native.KBlocksRun(self.request, self._planner.setting.room, most_tasks, keeps)
 
     def schedule_of(self, run: _native.KBlocksRun) -> Schedule:
         """Return the schedule of such a run, when it is made and kept."""
@@ -355,16 +338,5 @@ class Prepared:
 
     def _schedule(self, tables: tuple[np.ndarray, ...]) -> Schedule:
         *native, buffers = tables
-        return Schedule(
-            num_ranks=self._planner.machine.num_ranks,
-            problem=self._planner.problem,
-            placement=self._planner.placement,
-            scheduler="kblocks",
-            grid=self.grid,
-            splits=self.splits,
-            tile=self.tile,
-            buffers=np.frombuffer(buffers, BUFFER_DTYPE),
-            locations=location_table(self._planner.machine.num_ranks),
-            pieces=user_pieces(self._planner.problem, self._planner.placement),
-            **native_tables(*native),
-        )
+        about = {"scheduler": "kblocks", "grid": self.grid, "splits": self.splits, "tile": self.tile}
+        return self._planner.setting.schedule(np.frombuffer(buffers, BUFFER_DTYPE), native, **about)

@@ -14,15 +14,15 @@ from typing import Final
 
 from uncut_mpi import _native
 from uncut_mpi.model.locations import location_table, with_ends
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
 from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, steps_of
-from uncut_mpi.planning.buffers import homes, parts_on_devices, room_for_panels, user_pieces, user_table
+from uncut_mpi.planning.buffers import homes, parts_on_devices, user_pieces, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import Op
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.ways import ways_of
 
 MIN_SLICE_BYTES: Final = 128 * 1024
@@ -36,9 +36,9 @@ MANY_RELAYS: Final = 256
 """Such a chunk is at most this part of what a rank has for panels: its slots take a thirty-second of that."""
 
 
-def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine) -> _native.KBlocksProblem:
+def problem_in_core(setting: Setting) -> _native.KBlocksProblem:
     """Return what all schedules of a problem have in common."""
-    room = min(room_for_panels(machine.num_ranks, problem, placement, machine))
+    problem, placement, machine = setting.problem, setting.placement, setting.machine
     return _native.KBlocksProblem(
         num_ranks=machine.num_ranks,
         serial_copies=machine.serial_copies,
@@ -51,7 +51,7 @@ def problem_in_core(problem: GemmProblem, placement: Placement, machine: Machine
         pieces=user_pieces(problem, placement),
         step=elements_aligned(problem),  # a transposed B is aligned along n
         min_slice_bytes=MIN_SLICE_BYTES,
-        relay_bytes=min(max(1, room // MANY_RELAYS), RELAY_BYTES),
+        relay_bytes=min(max(1, min(setting.room) // MANY_RELAYS), RELAY_BYTES),
         ways=ways_of(machine),
     )
 
@@ -114,7 +114,7 @@ class DealtPanels:
 
     Attributes
     ----------
-    problem, placement, machine
+    setting : Setting
         What is multiplied where.
     in_core : KBlocksProblem
         The same for the core.
@@ -126,13 +126,16 @@ class DealtPanels:
         Where parts of k start, and their end.
     """
 
-    problem: GemmProblem
-    placement: Placement
-    machine: Machine
+    setting: Setting
     in_core: _native.KBlocksProblem
     cut: Cut
     devices: Sequence[int]
     k_starts: Sequence[int]
+
+    @property
+    def problem(self) -> GemmProblem:
+        """The problem."""
+        return self.setting.problem
 
     @property
     def splits(self) -> int:
@@ -157,7 +160,7 @@ class DealtPanels:
             problem=self.in_core,
             how=blocking_of(how, far_apart=self._far_apart),
             combines=forms_sums(self.problem, self.splits),
-            at_owner=how.combine == "owner" and self.placement.on_device(Matrix.C) and first_at_worker > 0,
+            at_owner=how.combine == "owner" and self.setting.placement.on_device(Matrix.C) and first_at_worker > 0,
             first_at_worker=first_at_worker,
             k_starts=self.k_starts,
             devices=self.devices,
@@ -168,20 +171,21 @@ class DealtPanels:
     @property
     def _far_apart(self) -> bool:
         """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
-        return self.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
+        return self.setting.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
 
     def _aligned(self, how: Blocking) -> Iterator[tuple[int, int, int, bool, bool, bool, int]]:
         """Return (rectangle, place, part of k, ...) of ranks that do something about columns that are not aligned."""
         step = elements_aligned(self.problem)
-        if self.cut.is_even and not self.placement.in_parts and not any(start % step for start in self.k_starts):
+        placement, num_places = self.setting.placement, len(self.cut.partitions[0].blocks)
+        if self.cut.is_even and not placement.in_parts and not any(start % step for start in self.k_starts):
             return
-        held, num_places = parts_on_devices(self.problem, self.placement), len(self.cut.partitions[0].blocks)
+        held = parts_on_devices(self.problem, placement)
         for number, place, rows, cols in self.cut.blocks:
             for split, (start, stop) in enumerate(itertools.pairwise(self.k_starts)):
                 rank = self.devices[split * num_places + place]
                 found = choose_alignment(
                     self.problem,
-                    self.machine,
+                    self.setting.machine,
                     rank,
                     (rows, cols, range(start, stop)),
                     homes(self.problem, held.get(rank, ()), rows, cols, range(start, stop)),

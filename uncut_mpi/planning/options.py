@@ -500,10 +500,9 @@ class ScheduleOptions:
         """Chunks of a fetch at most."""
         return MOST_CHUNKS if self.chunks is None else self.chunks
 
-    @property
     def schedulers(self) -> tuple[str, ...]:
         """
-        The schedulers that these options leave to choose from.
+        Return the schedulers that these options leave to choose from.
 
         ``"auto"`` leaves out those that do not take all that was given.
 
@@ -521,10 +520,6 @@ class ScheduleOptions:
                 f"scheduler {self.scheduler} does not take {', '.join(self.foreign(self.scheduler))}: leave that out"
             )
         return left
-
-    def check(self) -> None:
-        """Raise `ParamError` if no scheduler takes all that was given."""
-        assert self.schedulers
 
     @property
     def given(self) -> tuple[str, ...]:

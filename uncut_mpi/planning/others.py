@@ -31,8 +31,9 @@ class Scheduler:
     Attributes
     ----------
     make : callable
-        Returns a schedule and the options with what was chosen, of ``(problem, placement, num_ranks, machine, options,
-        most_tasks=N)``. Pure and deterministic; errors are those of `uncut_mpi.planning.planner.plan`.
+        Returns a schedule and the options with what was chosen, of ``(setting, most_tasks=N)``, of which the first is a
+        `uncut_mpi.planning.setting.Setting`. Pure and deterministic; errors are those of
+        `uncut_mpi.planning.planner.plan`.
     takes : tuple of str
         Names of the options that it takes, those of `Blocking` as ``"blocking.slots"``.
     describe : callable

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from uncut_mpi import _native
@@ -67,7 +67,7 @@ def may_be_cut(asked: Blocking) -> bool:
     return free and max(asked.splits, asked.rows) <= 1 and not asked.away
 
 
-def cut_to_fit(dealt: DealtPanels, room: Sequence[int], how: Blocking, asked: Blocking) -> Blocking:
+def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
     """
     Return how a rank's part is cut so that it fits its memory, or as small as can be if that does not either.
 
@@ -77,13 +77,12 @@ def cut_to_fit(dealt: DealtPanels, room: Sequence[int], how: Blocking, asked: Bl
     ----------
     dealt : DealtPanels
         What is multiplied where.
-    room : sequence of int
-        What each rank has for its panels (bytes).
     how : Blocking
         With everything set that it has where all fits.
     asked : Blocking
         What the caller fixed of it.
     """
+    room = dealt.setting.room
     model = _Model(dealt, min(room[rank] for rank in dealt.devices), asked.b_slots)
 
     def fits(one: Blocking) -> bool:
@@ -124,7 +123,8 @@ class _Model:
     """What a cut takes of a rank's memory and time."""
 
     def __init__(self, dealt: DealtPanels, room: int, b_slots: int) -> None:
-        problem, placement, machine, ranks = dealt.problem, dealt.placement, dealt.machine, dealt.devices
+        problem, ranks = dealt.problem, dealt.devices
+        placement, machine = dealt.setting.placement, dealt.setting.machine
         extents = _Extents(*dealt.cut.largest, problem.k, room, *dealt.cut.grid)
         self.problem, self.extents, self._b_slots = problem, extents, b_slots
         self.step = elements_aligned(problem)

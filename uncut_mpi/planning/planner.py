@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
-from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.chunks import Chunks, buffers_of, chunk_of, chunks_of, of_each
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.others import other
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.staging_budget import beside_copies
@@ -89,78 +89,48 @@ def plan(
     CapacityError
         If a rank has too little device memory.
     """
-    return plan_several(problem, placement, num_ranks, machine, options or ScheduleOptions())[0]
+    return plan_several(Setting.of(problem, placement, num_ranks, machine, options))[0]
 
 
-def plan_several(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    private: Collection[int] = (),
-    files: Collection[int] = (),
-) -> list[Planned]:
+def plan_several(setting: Setting) -> list[Planned]:
     """
-    Return the schedules to try for a problem, as many as ``options.tune`` says or as there are, the best first.
+    Return the schedules to try, as many as ``options.tune`` says or as there are, the best first.
 
-    Other parameters, errors and the rest are those of `plan`, which returns the first one.
-
-    Parameters
-    ----------
-    private : collection of int
-        Which user buffers, the parts of A, B and C one after another, their owner alone can use. These are in device
-        memory that peers cannot open, in private host memory that is not page-locked, or in files.
-    files : collection of int
-        Those of them that lie in files.
+    Errors and the rest are those of `plan`, which returns the first one.
     """
-    options.check()
-    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    asked = _Asked(problem, placement, num_ranks, machine, options, private, files)
+    options = setting.options
     try:
-        fit = _all_staged(asked, machine)
+        fit = _all_staged(setting, setting.machine)
     except CapacityError as error:
         fit, refusal = [], error
-        beside, several = beside_copies(problem, placement, machine, options, private)
+        beside, several = beside_copies(setting)
         for smaller in several:
             try:
-                fit += _all_staged(asked._replace(options=smaller), beside)
+                fit += _all_staged(setting.but(options=smaller), beside)
             except CapacityError as another:
                 refusal = another if options.host_memory else error
         if not fit:
             raise refusal from None
         fit.sort(key=lambda one: one.predicted_s)
-    if files:  # of which no search knows
+    if setting.files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
 
 
-class _Asked(NamedTuple):
-    """What `plan_several` is asked for."""
-
-    problem: GemmProblem
-    placement: Placement
-    num_ranks: int
-    machine: Machine
-    options: ScheduleOptions
-    private: Collection[int]
-    files: Collection[int]
-
-
-def _all_staged(asked: _Asked, beside: Machine) -> list[Planned]:
+def _all_staged(setting: Setting, beside: Machine) -> list[Planned]:
     """
     Return schedules to try with what is staged of them, the best first; CapacityError if there is room for none.
 
-    They are planned with the memory that `beside` has, and may take with their copies what `asked.machine` has.
+    They are planned with the memory that `beside` has, and may take with their copies what the setting's machine has.
     """
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
-    several = _unstaged(asked._replace(placement=asked.placement.straight(asked.num_ranks), machine=beside))
+    several = _unstaged(setting.but(placement=setting.placement.straight(setting.num_ranks), machine=beside))
     fit, refusals = list[Planned](), list[CapacityError]()
     for planned in several:
-        if asked.files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:
+        if setting.files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:
             break
         try:
-            fit.append(_staged(asked, planned))
+            fit.append(_staged(setting, planned))
         except CapacityError as error:  # another one may need less
             refusals.append(error)
     if not fit:
@@ -168,91 +138,66 @@ def _all_staged(asked: _Asked, beside: Machine) -> list[Planned]:
     return fit
 
 
-def _unstaged(asked: _Asked) -> list[Planned]:
+def _unstaged(setting: Setting) -> list[Planned]:
     """Return schedules to try as if all could use all matrices as they are, the best first; parts are straight."""
-    problem, placement, num_ranks, machine, options, _, files = asked
-    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    if not problem.has_product or options.scheduler != "auto":
-        made = make_schedule(problem, placement, num_ranks, machine, options.oriented(problem))
-        return [Planned(made.schedule, made.seconds(machine), made.options.oriented(problem))]
-    searched_on, several, refusals = behind_a_disk(machine) if files else machine, list[Planned](), list[UncutError]()
-    for first in _searched(asked):
+    options, machine = setting.options, setting.machine
+    if not setting.problem.has_product or options.scheduler != "auto":
+        made = make_schedule(setting)
+        return [Planned(made.schedule, made.seconds(machine), setting.callers(made.options))]
+    several, refusals = list[Planned](), list[UncutError]()
+    searched = setting.but(machine=behind_a_disk(machine)) if setting.files else setting
+    for first in _first_options(setting):
         if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
             break
         try:
-            found = search(problem, placement, num_ranks, searched_on, first).candidates
+            found = search(searched.but(options=first)).candidates
         except (CapacityError, PlanError) as error:  # another way to begin may need less
             refusals.append(error)
             continue
         several += [Planned(one.schedule, one.predicted_s, one.options) for one in varied(found, max(1, options.tune))]
-    if files:
+    if setting.files:
         several.sort(key=lambda one: one.predicted_s)
     if not several:
         raise refusals[0]
     return several
 
 
-def cut(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    private: Collection[int] = (),
-    files: Collection[int] = (),
-) -> Chunks | None:
-    """
-    Return in which blocks of C a product is done whose schedule would be too large; None: by one schedule.
-
-    Parameters
-    ----------
-    problem, placement, num_ranks, machine, options, private, files
-        As for `plan_several`.
-    """
-    machine = behind_a_disk(machine) if files else machine
-    return chunks_of(problem, placement, num_ranks, machine, options, private)
+def cut(setting: Setting) -> Chunks | None:
+    """Return in which blocks of C a product is done whose schedule would be too large; None: by one schedule."""
+    return chunks_of(setting.but(machine=behind_a_disk(setting.machine)) if setting.files else setting)
 
 
-def expected_seconds(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    private: Collection[int] = (),
-    files: Collection[int] = (),
-) -> float:
+def expected_seconds(setting: Setting) -> float:
     """Return what the best plan of a product is expected to take (s), in chunks where need be; as `plan_several`."""
 
     def seconds(kind: tuple[GemmProblem, Placement, tuple[int, ...], tuple[int, ...]]) -> float:
-        part, place, its_private, its_files = kind
-        return plan_several(part, place, num_ranks, machine, options, its_private, its_files)[0].predicted_s
+        part, place, private, files = kind
+        return plan_several(setting.but(problem=part, placement=place, private=private, files=files))[0].predicted_s
 
-    chunks = cut(problem, placement, num_ranks, machine, options, private, files)
+    chunks = cut(setting)
     if chunks is None:
-        return seconds((problem, placement, tuple(private), tuple(files)))
-    kinds = []
+        return plan_several(setting)[0].predicted_s
+    kinds, about = [], (setting.problem, setting.placement)
     for extent in chunks.extents:
         at = chunks.axis, extent
-        its_private, its_files = (buffers_of(problem, placement, *at, some) for some in (private, files))
-        part, place = chunk_of(problem, placement, *at)
-        kinds.append((part, place, its_private, its_files))
+        private, files = (buffers_of(*about, *at, some) for some in (setting.private, setting.files))
+        kinds.append((*chunk_of(*about, *at), private, files))
     return sum(of_each(kinds, seconds))
 
 
-def _searched(asked: _Asked) -> list[ScheduleOptions]:
+def _first_options(setting: Setting) -> list[ScheduleOptions]:
     """
     Return what searches begin with: the caller's options, for files also such that whole lines are read and written.
 
     Whole lines follow one another on the disk. Those of A in rows and of B in columns are whole where all of k is
     summed at once. A search that begins with a few steps of k does not come to that.
     """
-    options, blocking = asked.options, asked.options.blocking
-    ranks = len(options.computing_ranks(asked.num_ranks))
+    options, blocking = setting.options, setting.options.blocking
+    ranks = len(options.computing_ranks(setting.num_ranks))
     free = options.grid is None and options.areas is None and not (blocking.rows or blocking.block or blocking.first)
-    if not asked.files or not free or blocking.in_rings:
+    if not setting.files or not free or blocking.in_rings:
         return [options]
-    at_once = {"rows": 1, "first": asked.problem.k, "block": asked.problem.k}
+    at_once = {"rows": 1, "first": setting.problem.k, "block": setting.problem.k}
     grids = dict.fromkeys([(1, ranks), (ranks, 1)])
     return [options, *(changed(options, grid=grid, blocking=changed(blocking, **at_once)) for grid in grids)]
 
@@ -271,16 +216,15 @@ def behind_a_disk(machine: Machine) -> Machine:
     return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports), on_disk=True)
 
 
-def _staged(asked: _Asked, planned: Planned) -> Planned:
+def _staged(setting: Setting, planned: Planned) -> Planned:
     """Return what was planned with those buffers staged that cannot be used as it says: by others, or as stored."""
-    touched = used_by_others(planned.schedule, asked.private)
-    if not touched and planned.schedule.placement == asked.placement:
+    touched = used_by_others(planned.schedule, setting.private)
+    if not touched and planned.schedule.placement == setting.placement:
         return planned
-    host_memory = asked.options.host_memory
-    schedule = stage(planned.schedule, touched, asked.machine, asked.placement, host_memory, asked.files)
+    schedule = stage(planned.schedule, touched, setting)
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
-    return Planned(schedule, simulate(schedule, asked.machine).seconds, planned.options, staged)
+    return Planned(schedule, simulate(schedule, setting.machine).seconds, planned.options, staged)
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:

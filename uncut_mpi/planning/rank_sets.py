@@ -10,14 +10,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import room_for_panels
 from uncut_mpi.planning.grid import ProcessGrid, grids
 from uncut_mpi.planning.options import COMBINES, ScheduleOptions, changed
 from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.shares import arrange
 from uncut_mpi.planning.ways import ways_of
 
@@ -37,18 +34,19 @@ class RankSets:
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
+    setting : Setting
         As for `uncut_mpi.planning.search.search`.
     """
 
-    def __init__(self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine) -> None:
-        self._problem, self._placement, self._num_ranks, self._machine = problem, placement, num_ranks, machine
+    def __init__(self, setting: Setting) -> None:
+        self._setting, self._problem = setting, setting.problem
+        self._machine, self._num_ranks = setting.machine, setting.num_ranks
         self._known: dict[tuple[tuple[int, ...], tuple[int, int] | None], dict[str, Any]] = {}
 
     @functools.cached_property
     def by_use(self) -> list[int]:
         """All ranks, those of most use first."""
-        return ranks_by_use(self._problem, self._placement, self._machine)
+        return ranks_by_use(self._problem, self._setting.placement, self._machine)
 
     @functools.cached_property
     def even(self) -> bool:
@@ -93,8 +91,7 @@ class RankSets:
 
         Columns of ranks come last: of a number of ranks that has few divisors they take less than any grid.
         """
-        rooms = room_for_panels(self._num_ranks, self._problem, self._placement, self._machine)
-        order = sorted(range(self._num_ranks), key=lambda rank: (-rooms[rank], rank))
+        order = sorted(range(self._num_ranks), key=lambda rank: (-self._setting.room[rank], rank))
         counts = self.counts if not is_cut(asked) else [max(self.counts)]  # who fixes the cut names places for all
         sets = [tuple(sorted(order[:count])) for count in counts] if asked.devices is None else [asked.devices]
         given = asked.blocking

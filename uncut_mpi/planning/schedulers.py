@@ -6,13 +6,12 @@ import dataclasses
 
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.others import other
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 
 
@@ -40,31 +39,23 @@ class Made:
         return simulate(self.schedule, machine).seconds if self.predicted_s is None else self.predicted_s
 
 
-def make_schedule(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> Made:
+def make_schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> Made:
     """
-    Return what the scheduler named by `options` makes of a problem.
+    Return what the scheduler named by the options of a setting makes of it.
 
     Without a product it is `without_product`, whichever is named.
     Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; what has more than
     `most_tasks` they give up (PlanError).
     """
-    about = (problem, placement, num_ranks, machine)
+    problem, options = setting.problem, setting.options
     if not problem.has_product:
-        return Made(without_product.schedule(problem, placement, machine, options), options)
+        return Made(without_product.schedule(setting), options)
     if problem.part is not None and options.scheduler != "kblocks":
         raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
     if options.scheduler == "uncut":
-        prepared = uncut.prepare(*about, options, most_tasks=most_tasks)
+        prepared = uncut.prepare(setting, most_tasks=most_tasks)
         schedule, seconds = prepared.schedule()
         return Made(schedule, prepared.options, seconds)
     if options.scheduler == "kblocks":
-        return Made(*kblocks.schedule(*about, options, most_tasks=most_tasks))
-    return Made(*other(options.scheduler).make(*about, options, most_tasks=most_tasks))
+        return Made(*kblocks.schedule(setting, most_tasks=most_tasks))
+    return Made(*other(options.scheduler).make(setting, most_tasks=most_tasks))

@@ -18,10 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Final
 
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
-from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import with_memory
 from uncut_mpi.planning.candidates import Candidate
 from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF_CORE, Dimensions
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
@@ -29,6 +26,7 @@ from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import MOST_C_SLOTS, SEARCHED, USUAL_SLOTS, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.rank_sets import RankSets
+from uncut_mpi.planning.setting import Setting
 
 TIE: Final = 0.01
 """
@@ -94,15 +92,7 @@ class SearchResult:
         return self.candidates[0]
 
 
-def search(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions | None = None,
-    *,
-    budget_tasks: int | None = None,
-) -> SearchResult:
+def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult:
     """
     Return the schedules tried for a problem, the best first.
 
@@ -110,12 +100,10 @@ def search(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
-        As for `uncut_mpi.planning.planner.plan`.
-    options : ScheduleOptions, optional
-        What the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares, k-blocks, chunks;
-        batching is tried where it allows it. Its `metric` is what is minimised. Of the caller's C, as those of the
-        candidates (`ScheduleOptions.oriented`); on the way they are of the problem's.
+    setting : Setting
+        Its options are what the caller fixes: the scheduler (by default none), a tile, a grid, devices, shares,
+        k-blocks, chunks; batching is tried where it allows it. Their `metric` is what is minimised. The candidates'
+        are of the caller's C.
     budget_tasks : int, optional
         Tasks of all that is tried, at most; the first candidate is tried whatever it takes. By default
         `uncut_mpi.planning.evaluation.default_budget`.
@@ -130,24 +118,21 @@ def search(
     """
     if budget_tasks is not None and budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
-    if not problem.has_product:
+    if not setting.problem.has_product:
         raise PlanError("a search tries schedules of products; C is only scaled here, by `without_product`")
-    asked = options or ScheduleOptions()
-    metric_of(asked.metric, machine)  # before any work
-    made_with = dataclasses.replace(asked, tune=0, metric="time").oriented(problem)
-    machine = with_memory(num_ranks, problem, placement, machine, asked.device_memory)
-    budget = default_budget(num_ranks) if budget_tasks is None else budget_tasks
-    with Evaluation(problem, placement, num_ranks, machine, limit=budget) as tried:
-        explorer = _Explorer(problem, placement, num_ranks, machine, tried)
-        explorer.explore(made_with, budget if asked.metric == "time" else math.ceil(_TIME_PART * budget))
-        if asked.metric != "time":
+    metric = setting.options.metric
+    metric_of(metric, setting.machine)  # before any work
+    made_with = changed(setting.options, tune=0, metric="time")
+    budget = default_budget(setting.num_ranks) if budget_tasks is None else budget_tasks
+    with Evaluation(setting, limit=budget) as tried:
+        _Explorer(setting, tried).explore(made_with, budget if metric == "time" else math.ceil(_TIME_PART * budget))
+        if metric != "time":
             # Two descents end in different places, and what is fast takes little energy more often than not.
-            tried.turn_to(asked.metric)
-            explorer = _Explorer(problem, placement, num_ranks, machine, tried)
-            explorer.explore(made_with, budget)
+            tried.turn_to(metric)
+            _Explorer(setting, tried).explore(made_with, budget)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
-    chosen = [one.of_callers_c(problem) for one in _with_ties_broken(found, placement)]
-    return SearchResult(chosen, tried.discarded, tried.spent, asked.metric)
+    chosen = [one.of_callers_c(setting) for one in _with_ties_broken(found, setting.placement)]
+    return SearchResult(chosen, tried.discarded, tried.spent, metric)
 
 
 def _with_ties_broken(found: list[Candidate], placement: Placement) -> list[Candidate]:
@@ -174,13 +159,10 @@ def _with_ties_broken(found: list[Candidate], placement: Placement) -> list[Cand
 class _Explorer:
     """What a search tries for a metric, in which order."""
 
-    def __init__(
-        self, problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, evaluation: Evaluation
-    ) -> None:
-        self._problem, self._placement, self._num_ranks = problem, placement, num_ranks
-        self._evaluation = evaluation
-        self._sets = RankSets(problem, placement, num_ranks, machine)
-        self._dimensions = Dimensions(problem, placement, num_ranks, evaluation, self._sets)
+    def __init__(self, setting: Setting, evaluation: Evaluation) -> None:
+        self._problem, self._placement, self._num_ranks = setting.problem, setting.placement, setting.num_ranks
+        self._evaluation, self._sets = evaluation, RankSets(setting)
+        self._dimensions = Dimensions(setting, evaluation, self._sets)
         self._improved: set[tuple[Candidate, str]] = set()
 
     def explore(self, asked: ScheduleOptions, budget: int) -> None:
@@ -221,9 +203,9 @@ class _Explorer:
     def _schedulers(self, asked: ScheduleOptions) -> tuple[str, ...]:
         """Return the schedulers to search among. Looking for `uncut`'s best for matrices in parts takes too long."""
         tiled = not (self._placement.in_parts or self._problem.part is not None) or asked.scheduler == "uncut"
-        searched = tuple(one for one in asked.schedulers if one == "kblocks" or (one == "uncut" and tiled))
+        searched = tuple(one for one in asked.schedulers() if one == "kblocks" or (one == "uncut" and tiled))
         if not searched:
-            names = " or ".join(asked.schedulers)
+            names = " or ".join(asked.schedulers())
             raise ParamError(f"{', '.join(asked.given)} is for {names}, which no search tries here: name the scheduler")
         return searched
 

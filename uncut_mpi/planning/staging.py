@@ -28,7 +28,6 @@ import numpy as np
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import NOBODY, in_host
-from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, panel_bytes, user_pieces, user_table
 from uncut_mpi.planning.schedule import (
@@ -48,6 +47,7 @@ from uncut_mpi.planning.schedule import (
     expand_ranges,
     rows_by_rank,
 )
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.staging_rings import Ring, shared_room
 
 MOST_RINGS: Final = 8
@@ -91,14 +91,7 @@ def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...
     return tuple(sorted({*users}.intersection(uses.buffer[~uses.in_place].tolist())))
 
 
-def stage(
-    schedule: Schedule,
-    users: Collection[int],
-    machine: Machine,
-    placement: Placement,
-    host_memory: int = 0,
-    files: Collection[int] = (),
-) -> Schedule:
+def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Schedule:
     """
     Return a schedule that does the same, in which none but those who can touch some of the caller's buffers.
 
@@ -108,20 +101,16 @@ def stage(
         What is to be done.
     users : collection of int
         As of `used_by_others`.
-    machine : Machine
-        Whose memory is to have room for them once more.
-    placement : Placement
-        Where matrices live and how they are stored; the schedule has it as `Placement.straight` says.
-    host_memory : int, optional
-        What each rank may take of host memory for its own (bytes); 0: as much as they take.
-    files : collection of int, optional
-        Those that lie in files.
+    setting : Setting
+        Where matrices live and how they are stored, which the schedule has as `Placement.straight` says; which of them
+        lie in files; and what copies may take, on devices and (`host_memory`) of host memory.
 
     Raises
     ------
     CapacityError
         If it has not.
     """
+    placement, host_memory, files = setting.placement, setting.options.host_memory, setting.files
     made, uses = _as_stored(schedule, placement), _Uses.of(schedule)
     turned = np.isin(np.arange(len(schedule.buffers)), made.pieces["buffer"][made.pieces["turned"] != 0])
     uses.in_place[turned[uses.buffer]] = False
@@ -142,7 +131,7 @@ def stage(
             work.through_ring(user, columns[user])
         else:
             work.through_all(user, in_file=user in files)
-    work.buffers.check_capacity(machine, files)
+    setting.check_capacity(work.buffers.arena_bytes)
     return work.schedule(files)
 
 

@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Space, location_table
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, panel_bytes, user_pieces, user_table
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import may_be_cut
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.staging import PIECES, SHAPE
 
 
-def beside_copies(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    options: ScheduleOptions,
-    private: Collection[int],
-) -> tuple[Machine, list[ScheduleOptions]]:
+def beside_copies(setting: Setting) -> tuple[Machine, list[ScheduleOptions]]:
     """
     Return what devices have beside all copies that are staged there, and options whose blocks host memory has room for.
 
     Copies in host memory are cut by columns. So the least that these take is a column of a block of each of a rank's
     matrices; with several, some are copied while others are used.
-
-    Parameters
-    ----------
-    problem, placement, machine, options, private
-        As for `uncut_mpi.planning.planner.plan_several`.
     """
-    oriented, item = options.oriented(problem), max(dtype.itemsize for dtype in problem.dtypes)
+    problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
+    item = max(dtype.itemsize for dtype in problem.dtypes)
     users, pieces = user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement)
     turned = pieces["buffer"][pieces["turned"] != 0]
-    copied = users[sorted({*private, *turned.tolist()})]
+    copied = users[sorted({*setting.private, *turned.tolist()})]
     of = location_table(machine.num_ranks)[copied["location"]]
     on_devices, of_ranks = np.zeros(machine.num_ranks, np.int64), np.zeros(machine.num_ranks + 1, np.int64)
     shapes = copied[["dtype", *SHAPE]].tolist()
@@ -47,8 +35,8 @@ def beside_copies(
     there = of["space"] == Space.DEVICE
     np.add.at(on_devices, of["rank"][there], np.array(sizes, np.int64)[there])
     np.add.at(of_ranks, of["rank"][~there], 1)
-    beside = dataclasses.replace(machine, memory_bytes=np.maximum(machine.memory_bytes - on_devices, 1))
-    if not options.host_memory or not of_ranks.any() or not may_be_cut(oriented.blocking):
+    beside = dataclasses.replace(machine, memory_bytes=np.maximum(setting.memory_bytes - on_devices, 1))
+    if not options.host_memory or not of_ranks.any() or not may_be_cut(options.blocking):
         return beside, [options]
     room = options.host_memory // int(of_ranks.max()) - BUFFER_ALIGNMENT
     extents = {
@@ -56,11 +44,11 @@ def beside_copies(
         "c_cols": problem.n if problem.trans_b != "N" else 0,
         "block": problem.k if problem.trans_a != "N" or problem.trans_b == "N" else 0,
     }
-    free = {name: extent for name, extent in extents.items() if extent and not getattr(oriented.blocking, name)}
+    free = {name: extent for name, extent in extents.items() if extent and not getattr(options.blocking, name)}
     several = []
     for columns in (PIECES, 1):
         longest = room // columns // COLUMN_ALIGNMENT * COLUMN_ALIGNMENT // item
         if longest > 0:
             short = {name: min(longest, extent) for name, extent in free.items()}
-            several.append(changed(oriented, blocking=changed(oriented.blocking, **short)).oriented(problem))
+            several.append(changed(options, blocking=changed(options.blocking, **short)))
     return beside, several

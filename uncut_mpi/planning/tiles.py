@@ -22,12 +22,21 @@ from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import Buffers, homes, panel_bytes, parts_on_devices, user_pieces, user_table
+from uncut_mpi.planning.buffers import (
+    BUFFER_ALIGNMENT,
+    Buffers,
+    homes,
+    panel_bytes,
+    parts_on_devices,
+    user_pieces,
+    user_table,
+)
 from uncut_mpi.planning.decomposition import count_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, too_many
 from uncut_mpi.planning.options import ROUTINGS, ScheduleOptions
-from uncut_mpi.planning.schedule import Matrix, Op, Role, Schedule, native_tables
+from uncut_mpi.planning.schedule import Matrix, Op, Role, Schedule
+from uncut_mpi.planning.setting import Setting
 
 MIN_CHUNK_COLUMNS: Final = 100
 """Fewest stored columns in a chunk of a batched fetch."""
@@ -141,10 +150,8 @@ class PreparedTiles:
         Those asked for, with what was chosen; the schedule has its scheduler's name.
     grid : ProcessGrid
         The schedule's.
-    problem : GemmProblem
-        The column-major problem.
-    placement : Placement
-        Where its A, B and C live.
+    setting : Setting
+        What is asked for.
     buffers : Buffers
         Panels of the ranks, to which the caches of relays are added: one schedule alone can be made.
     unit_ps : int
@@ -154,8 +161,7 @@ class PreparedTiles:
     given: _native.UncutInput
     options: ScheduleOptions
     grid: ProcessGrid
-    problem: GemmProblem
-    placement: Placement
+    setting: Setting
     buffers: Buffers
     unit_ps: int = 1
 
@@ -173,46 +179,32 @@ class PreparedTiles:
             *tables, caches, end_ps = _native.schedule_uncut(given)
         except _native.TooManyTasksError as error:
             tasks = f"more than {given.most_tasks} tasks"
-            raise too_many(self.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
+            raise too_many(self.setting.problem, f"tile {tile}", tasks, given.most_tasks, LARGER_TILE) from error
         for rank, matrix, tiles in caches:
             rows, cols = given.tile_shape[matrix]
-            self.buffers.add(rank, (rows, tiles * cols), self.problem.dtypes[matrix], Matrix(matrix), Role.CACHE)
-        result = Schedule(
-            num_ranks=given.num_ranks,
-            problem=self.problem,
-            placement=self.placement,
+            dtype = self.setting.problem.dtypes[matrix]
+            self.buffers.add(rank, (rows, tiles * cols), dtype, Matrix(matrix), Role.CACHE)
+        result = self.setting.schedule(
+            self.buffers.table(),
+            tables,
             scheduler=self.options.scheduler,
             grid=(self.grid.rows, self.grid.cols),
             splits=1,
             tile=tile,
-            buffers=self.buffers.table(),
-            locations=location_table(given.num_ranks),
-            pieces=user_pieces(self.problem, self.placement),
-            **native_tables(*tables),
         )
         return result, end_ps * self.unit_ps / _PS_PER_S
 
 
 def prepare_tiles(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    options: ScheduleOptions,
-    workers: TileWorkers,
-    *,
-    chosen: ScheduleOptions,
-    grid: ProcessGrid,
-    most_tasks: int = MAX_TASKS,
+    setting: Setting, workers: TileWorkers, *, chosen: ScheduleOptions, grid: ProcessGrid, most_tasks: int = MAX_TASKS
 ) -> PreparedTiles:
     """
     Return what a schedule of tiles is made of.
 
     Parameters
     ----------
-    problem, placement, machine
-        Of the schedule.
-    options : ScheduleOptions
-        Of the engine.
+    setting : Setting
+        With the engine's options.
     workers : TileWorkers
         Who computes what.
     chosen : ScheduleOptions
@@ -229,6 +221,7 @@ def prepare_tiles(
     PlanError
         If there would surely be more than `most_tasks` tasks.
     """
+    problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
     tasks = least_tasks(problem, placement, workers, options)
     if tasks > most_tasks:  # surely too many: refused before any are made
         raise too_many(problem, f"tile {workers.tile}", f"{tasks} tasks or more", most_tasks, LARGER_TILE)
@@ -240,10 +233,10 @@ def prepare_tiles(
     native.lazy = options.wr_lazy and problem.reads_c and placement.c_beside_inputs
     working = workers.working()
     _set_workers(native, workers, working, problem, placement, buffers)
-    buffers.check_capacity(machine)
+    setting.check_capacity(buffers.arena_bytes)
     native.ps_per_byte = _ps_per_byte(machine, tuple(one.rank for one in working) if placement.in_shared_host else ())
-    _set_relays(native, problem, machine, options, buffers)
-    return PreparedTiles(native, chosen, grid, problem, placement, buffers, _set_unit(native, problem, machine, tasks))
+    _set_relays(native, setting, buffers)
+    return PreparedTiles(native, chosen, grid, setting, buffers, _set_unit(native, problem, machine, tasks))
 
 
 def _set_unit(given: _native.UncutInput, problem: GemmProblem, machine: Machine, tasks: int) -> int:
@@ -391,10 +384,9 @@ def _ps_per_byte(machine: Machine, sharing: tuple[int, ...]) -> list[float]:
     return table
 
 
-def _set_relays(
-    given: _native.UncutInput, problem: GemmProblem, machine: Machine, options: ScheduleOptions, buffers: Buffers
-) -> None:
+def _set_relays(given: _native.UncutInput, setting: Setting, buffers: Buffers) -> None:
     """Say how tiles may be relayed; needs the blocks and the tile."""
+    problem, options = setting.problem, setting.options
     if options.caching and options.routing != "origin":
         given.max_hops = USUAL_HOPS if options.max_hops is None else options.max_hops
     rows, cols = (
@@ -410,4 +402,6 @@ def _set_relays(
     given.tile_shape = shapes
     given.tile_bytes = tuple(map(panel_bytes, shapes, problem.dtypes))
     given.first_cache = buffers.num_buffers()
-    given.cache_bytes = buffers.free_bytes(machine)
+    # Beside one more buffer's alignment per matrix.
+    taken = zip(setting.room, buffers.arena_bytes, strict=False)
+    given.cache_bytes = [room - needed - 3 * BUFFER_ALIGNMENT for room, needed in taken]

@@ -14,28 +14,18 @@ from __future__ import annotations
 from typing import Final
 
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import block_bounds, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
-from uncut_mpi.planning.options import MOST_CHUNKS, ScheduleOptions, changed
+from uncut_mpi.planning.options import MOST_CHUNKS, changed
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.tiles import PreparedTiles, TileWorkers, least_tasks, prepare_tiles
 
 _MOST_TASKS_EACH: Final = 1 + 2 * MOST_CHUNKS
 """Tasks that are counted for a sub-problem at most: its product, and chunks of tiles of A and B."""
 
 
-def prepare(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> PreparedTiles:
+def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
     """
     Return what the paper's schedule for a product is made of, here or elsewhere.
 
@@ -44,8 +34,7 @@ def prepare(
     Raises
     ------
     ParamError
-        If the placement, the grid or the devices name ranks that do not exist, or the machine has fewer ranks. Also if
-        there is not one share for each grid row and column.
+        If the grid or the devices name ranks that do not exist, or there is not one share for each grid row and column.
     CapacityError
         If a rank's panels do not fit its device memory beside the matrices that live there.
     PlanError
@@ -91,9 +80,8 @@ def prepare(
     The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are written
     back, one after the other.
     """
-    placement.check_ranks(num_ranks)
-    machine.check_ranks(num_ranks)
-    devices = options.computing_ranks(num_ranks)
+    problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
+    devices = options.computing_ranks(setting.num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
     ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]
     row_starts, col_starts = block_bounds(problem, grid, options.row_shares, options.col_shares)
@@ -113,4 +101,4 @@ def prepare(
             coarse_enough(workers.tile, largest, lambda edge: least_tasks(problem, placement, cut(edge), options))
         )
     chosen = changed(options, scheduler="uncut", tile=workers.tile, grid=(grid.rows, grid.cols))
-    return prepare_tiles(problem, placement, machine, options, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
+    return prepare_tiles(setting, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)

@@ -18,24 +18,14 @@ from collections.abc import Iterator
 from typing import Final, TypeAlias
 
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.part_of_c import common
 from uncut_mpi.model.parts import Part
-from uncut_mpi.model.placement import MATRICES, Matrix, Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.buffers import (
-    BUFFER_ALIGNMENT,
-    COLUMN_ALIGNMENT,
-    Buffers,
-    check_capacity,
-    panel_bytes,
-    room_for_panels,
-    user_pieces,
-)
+from uncut_mpi.model.placement import MATRICES, Matrix
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, Buffers, panel_bytes, user_pieces
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.limits import FEW_TASKS, MAX_TASKS, too_many
-from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.setting import Setting
 
 SLOTS: Final = 3
 """One arrives, one is scaled, one leaves."""
@@ -46,7 +36,7 @@ PIECES: Final = 16
 """Of a C that is scaled each rank gets about so many pieces, as far as slots are between the least and the most."""
 
 
-def schedule(problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions) -> Schedule:
+def schedule(setting: Setting) -> Schedule:
     """
     Return the schedule for a problem that scales C, or copies A.
 
@@ -55,12 +45,11 @@ def schedule(problem: GemmProblem, placement: Placement, machine: Machine, optio
     Raises
     ------
     ParamError
-        If placement or machine do not fit the ranks.
+        If `devices` names a rank that there is not.
     CapacityError
         If a device has no room for the slots.
     """
-    placement.check_ranks(machine.num_ranks)
-    return _Passage(problem, placement, machine, options.computing_ranks(machine.num_ranks)).build()
+    return _Passage(setting).build()
 
 
 _Held: TypeAlias = tuple[Part, int]
@@ -89,8 +78,10 @@ class _DeviceSlot:
 class _Passage:
     """One run of the scheduler."""
 
-    def __init__(self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...]) -> None:
-        self._problem, self._placement, self._machine, self._devices = problem, placement, machine, devices
+    def __init__(self, setting: Setting) -> None:
+        problem, placement, machine = setting.problem, setting.placement, setting.machine
+        devices = setting.options.computing_ranks(setting.num_ranks)
+        self._setting, self._problem, self._devices = setting, problem, devices
         self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
         self._buffers = Buffers(machine.num_ranks, problem, placement)
         buffers = iter(range(len(user_pieces(problem, placement))))
@@ -104,13 +95,12 @@ class _Passage:
         in_host = [part for part, _ in self._all(Matrix.A, Matrix.C) if part.location.space == "host"]
         shapes = [part.stored_shape for part in in_host]
         self._rows, self._cols = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
-        room = room_for_panels(machine.num_ranks, problem, placement, machine)
         wanted = SLOT_BYTES
         if not problem.copies:
             total = sum(math.prod(part.shape) for part in in_host) * problem.dtypes[Matrix.C].itemsize
             wanted = min(SLOT_BYTES, max(LEAST_SLOT_BYTES, total // (PIECES * len(devices))))
             wanted = max(wanted, total // FEW_TASKS)
-        self._slot_bytes = [min(wanted, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in room]
+        self._slot_bytes = [min(wanted, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in setting.room]
         self._slots: dict[int, Iterator[_DeviceSlot]] = {}
         self._turn = itertools.cycle(devices)
         rates = machine.host_rates(devices, outward=True).min(axis=0).tolist()
@@ -122,10 +112,7 @@ class _Passage:
             self._copy_all()
         else:
             self._scale_all()
-        sizes = self._buffers.arena_bytes[: self._machine.num_ranks]
-        check_capacity(
-            sizes, self._machine.num_ranks, self._problem, self._placement, self._machine, least="needs at least"
-        )
+        self._setting.check_capacity(self._buffers.arena_bytes, least="needs at least")
         return self._build.build(scheduler="parts", grid=(1, len(self._devices)), tile=0, buffers=self._buffers.table())
 
     def _copy_all(self) -> None:

@@ -33,6 +33,7 @@ from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.others import Scheduler
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule
+from uncut_mpi.planning.setting import Setting
 
 MAX_TILES_OF_BANDS: Final = 65_536
 """Most tiles of C, whose tasks are made one by one here and not in the core."""
@@ -46,15 +47,7 @@ SLOTS: Final = 2
 _USER: Final = {Matrix.A: 0, Matrix.B: 1, Matrix.C: 2}
 
 
-def schedule(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> tuple[Schedule, ScheduleOptions]:
+def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule, ScheduleOptions]:
     """
     Return Choi's schedule for a problem that has a product, and the options with the edge chosen.
 
@@ -62,24 +55,21 @@ def schedule(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
-        As for `uncut_mpi.planning.planner.plan`; A, B and C in device memory.
-    options : ScheduleOptions
-        `devices` and `tile` are taken from it.
+    setting : Setting
+        A, B and C in device memory; `devices` and `tile` are taken from its options.
     most_tasks : int, optional
         As for other schedulers; there are never more than `MAX_TILES_OF_BANDS` tiles, which are far fewer.
 
     Raises
     ------
     ParamError
-        If devices or machine do not fit the ranks.
+        If devices do not fit the ranks.
     PlanError
         If a matrix is in host memory, there is no product, or there are more than `MAX_TILES_OF_BANDS` tiles.
     CapacityError
         If a rank has too little device memory for its bands.
     """
-    placement.check_ranks(num_ranks)
-    machine.check_ranks(num_ranks)
+    problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
     if not problem.has_product:
         raise PlanError("bands schedules products; C is only scaled here")
     placement.whole()  # else refused
@@ -88,7 +78,7 @@ def schedule(
             f"bands are sent between devices only, but A, B and C are at {placement}: place all three on devices, or "
             "take another scheduler"
         )
-    devices = options.computing_ranks(num_ranks)
+    devices = options.computing_ranks(setting.num_ranks)
     largest = max(1, problem.m, problem.n)
     tile = min(options.tile or choose_tile(problem, placement, machine, devices), largest)
 
@@ -101,7 +91,7 @@ def schedule(
     if tiles(tile) > most:
         shape = "×".join(map(str, problem.callers_shape[:2]))
         raise PlanError(f"bands of {tile} make more than {most} tiles of {shape}: ask for a larger tile")
-    made = _Bands(problem, placement, machine, devices, tile).build()
+    made = _Bands(setting, devices, tile).build()
     return made, dataclasses.replace(options, tile=tile)
 
 
@@ -165,10 +155,9 @@ class _Slots:
 class _Bands:
     """One run of the scheduler."""
 
-    def __init__(
-        self, problem: GemmProblem, placement: Placement, machine: Machine, devices: tuple[int, ...], tile: int
-    ) -> None:
-        self._problem, self._machine, self._devices = problem, machine, devices
+    def __init__(self, setting: Setting, devices: tuple[int, ...], tile: int) -> None:
+        problem, placement, machine = setting.problem, setting.placement, setting.machine
+        self._setting, self._problem, self._devices = setting, problem, devices
         self._tile = tile
         self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
         self._buffers = Buffers(machine.num_ranks, problem, placement)
@@ -186,7 +175,7 @@ class _Bands:
         for device, run in runs.items():
             if run:
                 self._make_room(device)
-        self._buffers.check_capacity(self._machine)
+        self._setting.check_capacity(self._buffers.arena_bytes)
         for step in range(max(len(run) for run in runs.values())):
             for device, run in runs.items():
                 if step < len(run):

@@ -12,12 +12,10 @@ import itertools
 from typing import Final, NamedTuple
 
 from uncut_mpi.errors import CapacityError, ParamError
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import uncut
-from uncut_mpi.planning.buffers import with_memory
-from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.options import changed
+from uncut_mpi.planning.setting import Setting
 
 EDGE_STEP: Final = 256
 """What T_L is a multiple of (elements), unless less fits: kernels are best at such extents."""
@@ -32,9 +30,7 @@ class Cube(NamedTuple):
     is_first: bool
 
 
-def largest_edge(
-    problem: GemmProblem, placement: Placement, num_ranks: int, machine: Machine, options: ScheduleOptions
-) -> int:
+def largest_edge(setting: Setting) -> int:
     """
     Return T_L: the edge of the largest cube that fits, or the longest extent if the whole problem does.
 
@@ -42,10 +38,8 @@ def largest_edge(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
-        As for `uncut_mpi.planning.planner.plan`.
-    options : ScheduleOptions
-        Those of each cube's schedule; `device_memory` is what a rank may use.
+    setting : Setting
+        Its options are those of each cube's schedule; `device_memory` is what a rank may use.
 
     Raises
     ------
@@ -54,12 +48,11 @@ def largest_edge(
     ParamError
         If sums of half types would be rounded between cubes.
     """
-    machine = with_memory(num_ranks, problem, placement, machine, options.device_memory)
-    asked = changed(options, scheduler="uncut")
+    problem, asked = setting.problem, changed(setting.options, scheduler="uncut")
 
     def check(m: int, n: int, k: int) -> None:
         part = GemmProblem(m, n, k, problem.dtype, problem.trans_a, problem.trans_b, swapped=problem.swapped)
-        uncut.prepare(part, placement, num_ranks, machine, asked)
+        uncut.prepare(setting.but(problem=part, options=asked))
 
     longest = max(problem.m, problem.n, problem.k)
     try:

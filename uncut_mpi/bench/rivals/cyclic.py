@@ -29,11 +29,12 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
 from uncut_mpi.planning.metrics import METRICS, Cost, metric_of
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
 from uncut_mpi.planning.planner import grid_text
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.tiles import LARGER_TILE, USUAL_HOPS, PreparedTiles, TileWorkers, prepare_tiles
 
 DISTRIBUTIONS: Final = ("2d-cyclic", "1d-cyclic", "round-robin", "sequential")
@@ -52,15 +53,7 @@ def distribution_of(options: ScheduleOptions) -> str:
     return variant if variant in DISTRIBUTIONS else DISTRIBUTIONS[0]
 
 
-def schedule(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> tuple[Schedule, ScheduleOptions]:
+def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule, ScheduleOptions]:
     """
     Return PARALiA's schedule for a problem that has a product, and the options with devices and tile chosen.
 
@@ -68,37 +61,26 @@ def schedule(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
-        As for `uncut_mpi.planning.planner.plan`.
-    options : ScheduleOptions
+    setting : Setting
         `scheduler`, which may name one of `VARIANTS`, `devices`, `tile`, `grid` (for ``"2d-cyclic"``), its shares,
-        `max_hops` and `compute_lanes` are taken from it.
+        `max_hops` and `compute_lanes` are taken from its options.
 
     Raises
     ------
     ParamError
-        If grid, shares, devices or machine do not fit the ranks, or the metric needs watts that the machine lacks.
+        If grid, shares or devices do not fit the ranks, or the metric needs watts that the machine lacks.
     PlanError
         If there is no product, or too many tiles.
     CapacityError
         If a rank has too little device memory for its panels.
     """
-    prepared = prepare(problem, placement, num_ranks, machine, options, most_tasks=most_tasks)
+    prepared = prepare(setting, most_tasks=most_tasks)
     return dataclasses.replace(prepared.schedule()[0], scheduler="cyclic"), prepared.options
 
 
-def prepare(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> PreparedTiles:
+def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
     """Return what `schedule` makes a schedule of, so that it can be made elsewhere; it raises the same errors."""
-    placement.check_ranks(num_ranks)
-    machine.check_ranks(num_ranks)
+    problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
     if not problem.has_product:
         raise PlanError("cyclic schedules products; C is only scaled here")
     usual = 0 if placement.in_host() else USUAL_HOPS
@@ -118,24 +100,17 @@ def prepare(
     rows, cols = -(-problem.m // tile), -(-problem.n // tile)
     owned = deal(rows, cols, grid, ratios, distribution_of(options))
     workers = TileWorkers(list(devices), [0, problem.m], [0, problem.n], tile, owned)
-    engine = ScheduleOptions(
-        scheduler="uncut",
-        routing="bw",
-        order="fixed",
-        batch=False,
-        wr_lazy=False,
-        max_hops=hops,
-        compute_lanes=options.compute_lanes,
-    )
-    asked = options.scheduler.partition(":")[2]
+    engine = changed(options, scheduler="uncut", routing="bw", order="fixed", batch=False, wr_lazy=False, max_hops=hops)
+    variant = options.scheduler.partition(":")[2]
     chosen = dataclasses.replace(
         options,
-        scheduler="cyclic" if asked in METRICS else options.scheduler,  # devices are chosen now
+        scheduler="cyclic" if variant in METRICS else options.scheduler,  # devices are chosen now
         grid=(grid.rows, grid.cols),
         tile=tile,
         devices=devices,
     )
-    return prepare_tiles(problem, placement, machine, engine, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
+    asked = setting.but(options=engine)
+    return prepare_tiles(asked, workers, chosen=chosen, grid=grid, most_tasks=most_tasks)
 
 
 def _places(

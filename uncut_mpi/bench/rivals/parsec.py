@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.errors import CapacityError, ParamError
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import Matrix, Placement
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.buffers import room_for_panels
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
 from uncut_mpi.planning.planner import blocks_text, grid_text
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.setting import Setting
 
 TILE: Final = 1024
 """The paper's tile edge, from which on its performance did not grow any more (section V-A)."""
@@ -286,22 +284,20 @@ def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
     )
 
 
-def model_of(
-    problem: GemmProblem, placement: Placement, machine: Machine, devices: Sequence[int], tile: int
-) -> ParsecModel:
+def model_of(setting: Setting, devices: Sequence[int], tile: int) -> ParsecModel:
     """
     Return the model of a product on one node whose ranks are the devices.
 
     Parameters
     ----------
-    problem, placement, machine
+    setting : Setting
         As for `schedule`.
     devices : sequence of int
         Ranks that compute.
     tile : int
         Edge of a tile (elements).
     """
-    room = min(room_for_panels(machine.num_ranks, problem, placement, machine)[rank] for rank in devices)
+    problem, room = setting.problem, min(setting.room[rank] for rank in devices)
     item = problem.arithmetic.itemsize
     of_c = problem.accumulator.itemsize + (problem.dtypes[Matrix.C].itemsize if problem.rounds_c else 0)
     m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
@@ -309,9 +305,7 @@ def model_of(
     return ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
 
 
-def received_bytes(
-    problem: GemmProblem, placement: Placement, machine: Machine, devices: Sequence[int], tile: int = TILE
-) -> float:
+def received_bytes(setting: Setting, devices: Sequence[int], tile: int = TILE) -> float:
     """
     Return what devices receive of A and B by equation (1), and of C once (bytes); other arguments as `model_of`.
 
@@ -323,10 +317,11 @@ def received_bytes(
     CapacityError
         If a device has no room for one element.
     """
+    problem = setting.problem
     tile = min(tile, max(problem.m, problem.n, problem.k))
     while True:
         try:
-            model = model_of(problem, placement, machine, devices, tile)
+            model = model_of(setting, devices, tile)
             chosen, area = model.choose(), tile * tile
             break
         except CapacityError:
@@ -338,15 +333,7 @@ def received_bytes(
     return len(devices) * elements.per_gpu(blocks) * problem.arithmetic.itemsize
 
 
-def schedule(
-    problem: GemmProblem,
-    placement: Placement,
-    num_ranks: int,
-    machine: Machine,
-    options: ScheduleOptions,
-    *,
-    most_tasks: int = MAX_TASKS,
-) -> tuple[Schedule, ScheduleOptions]:
+def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule, ScheduleOptions]:
     """
     Return PaRSEC's schedule on one node, and the options with what it chose.
 
@@ -354,10 +341,8 @@ def schedule(
 
     Parameters
     ----------
-    problem, placement, num_ranks, machine
-        As for `uncut_mpi.planning.planner.plan`.
-    options : ScheduleOptions
-        `devices`, `tile` and `blocking.slots`, which is ℓ + 1, are taken from it.
+    setting : Setting
+        `devices`, `tile` and `blocking.slots`, which is ℓ + 1, are taken from its options.
     most_tasks : int, optional
         As for `uncut_mpi.planning.kblocks.schedule`, whose errors are this one's too.
 
@@ -366,11 +351,11 @@ def schedule(
     CapacityError
         If a device has too little memory for a tile of C and a chunk of one.
     """
-    devices = options.computing_ranks(num_ranks)
+    problem, options = setting.problem, setting.options
+    devices = options.computing_ranks(setting.num_ranks)
     tile = min(options.tile or TILE, max(problem.m, problem.n, problem.k))
     asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0)
-    planner = kblocks.Planner(problem, placement, num_ranks, machine)
-    made = _prepared(planner, model_of(problem, placement, machine, devices, tile), asked, tile)
+    made = _prepared(kblocks.Planner(setting), model_of(setting, devices, tile), asked, tile)
     how = changed(made.options, scheduler="parsec", tile=tile)
     return dataclasses.replace(made.schedule(most_tasks), scheduler="parsec", tile=tile), how
 
@@ -392,7 +377,7 @@ def _prepared(planner: kblocks.Planner, model: ParsecModel, asked: ScheduleOptio
         made = of(now, now.choose(lookahead))
         if made.fits:
             return made
-        over = max(taken / max(1, room) for taken, room in zip(made.rank_bytes, planner.room, strict=True))
+        over = max(taken / max(1, room) for taken, room in zip(made.rank_bytes, planner.setting.room, strict=True))
         now = dataclasses.replace(now, memory=now.memory / max(over, 1.01))
     made = of(dataclasses.replace(model, memory=model.held(least)), least)
     if not made.fits:

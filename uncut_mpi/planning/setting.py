@@ -1,0 +1,179 @@
+"""
+What a plan is asked for, as one value: a product, where its matrices live, the machine, and what the caller fixes.
+
+It is made where somebody asks, and planning hands it on as it is. What device memory leaves for a schedule is said here
+alone. So is whose rows and columns options speak of: outside of planning those of the caller's C, inside of it those of
+the problem's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import operator
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.locations import Space, location_table
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.buffers import resident_bytes, user_bytes, user_pieces, user_table
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.schedule import Schedule, native_tables
+from uncut_mpi.units import bytes_text
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Setting:
+    """
+    What a plan is asked for.
+
+    Attributes
+    ----------
+    problem : GemmProblem
+        The column-major problem.
+    placement : Placement
+        Where its A, B and C live.
+    machine : Machine
+        What was measured about the ranks.
+    options : ScheduleOptions
+        What the caller fixes, with rows and columns of the problem's C.
+    private : collection of int
+        Which user buffers, the parts of A, B and C one after another, their owner alone can use. These are in device
+        memory that peers cannot open, in private host memory that is not page-locked, or in files.
+    files : collection of int
+        Those of them that lie in files.
+    """
+
+    problem: GemmProblem
+    placement: Placement
+    machine: Machine
+    options: ScheduleOptions
+    private: Collection[int] = ()
+    files: Collection[int] = ()
+
+    @classmethod
+    def of(
+        cls,
+        problem: GemmProblem,
+        placement: Placement,
+        num_ranks: int,
+        machine: Machine,
+        options: ScheduleOptions | None = None,
+        private: Collection[int] = (),
+        files: Collection[int] = (),
+    ) -> Setting:
+        """
+        Return what is asked for with options of the caller's C.
+
+        Parameters
+        ----------
+        num_ranks : int
+            Ranks of the session.
+        options : ScheduleOptions, optional
+            By default nothing is fixed.
+
+        Raises
+        ------
+        ParamError
+            If no scheduler takes all the options, or placement or machine do not fit the ranks.
+        """
+        options = options or ScheduleOptions()
+        options.schedulers()  # else refused
+        placement.check_ranks(num_ranks)
+        machine.check_ranks(num_ranks)
+        return cls(problem, placement, machine, options.oriented(problem), private, files)
+
+    def but(self, **changes: Any) -> Setting:
+        """Return the same with some attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+    def callers(self, options: ScheduleOptions) -> ScheduleOptions:
+        """Return options of the problem's C as those of the caller's."""
+        return options.oriented(self.problem)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the session."""
+        return self.machine.num_ranks
+
+    @functools.cached_property
+    def room(self) -> tuple[int, ...]:
+        """What a schedule may use of each rank's device: what the matrices there leave of it, or `device_memory`."""
+        left = self.machine.memory_bytes - self._resident[: self.num_ranks]
+        most = self.options.device_memory
+        return tuple((np.minimum(left, most) if most else left).tolist())
+
+    @property
+    def memory_bytes(self) -> np.ndarray:
+        """What that and the matrices there may take together of each rank's device."""
+        available: np.ndarray = self.room + self._resident[: self.num_ranks]
+        return available
+
+    @property
+    def _resident(self) -> np.ndarray:
+        return np.array(resident_bytes(self.num_ranks, self.problem, self.placement))
+
+    def check_capacity(self, arena_bytes: Sequence[int], *, least: str = "") -> None:
+        """
+        Raise `CapacityError` for the first memory that has no room for so many bytes beside the matrices there.
+
+        Parameters
+        ----------
+        arena_bytes : sequence of int
+            What is needed of each memory (`location_table`), or of devices alone.
+        least : str, optional
+            ``"needs at least"`` if no schedule of these ranks needs less, ``"would do with"`` if one needs so much, and
+            another one may need less.
+        """
+        if not all(map(operator.le, arena_bytes, self.room)):
+            self._refuse(arena_bytes, least)
+        in_host = location_table(self.num_ranks)["space"] == Space.HOST
+        needed, total = sum(itertools.compress(arena_bytes, in_host)), int(self.machine.host_bytes[0])
+        if not needed:
+            return
+        there = sum(itertools.compress(self._resident.tolist(), in_host))
+        there -= int(user_bytes(user_table(self.num_ranks, self.problem, self.placement))[[*self.files]].sum())
+        if needed + there > total > 0:
+            raise CapacityError(
+                f"{bytes_text(there + needed)} of host memory are needed ({bytes_text(there)} for the matrices there "
+                f"and {bytes_text(needed)} for page-locked copies), and {bytes_text(total)} are available, "
+                f"{bytes_text(there + needed - total)} too few: make the matrices with empty_host, which needs no "
+                "copies, or place them on devices"
+            )
+
+    def _refuse(self, arena_bytes: Sequence[int], least: str) -> None:
+        """Raise the error for the first device that has too little memory."""
+        of_devices = arena_bytes[: self.num_ranks]
+        about = zip(of_devices, self.room, self._resident.tolist(), strict=False)
+        rank, (needed, room, there) = next(one for one in enumerate(about) if one[1][0] > one[1][1])
+        parts = (("the matrices placed there", there), ("its panels of A, B and C", needed))
+        whose = " and ".join(f"{bytes_text(size)} for {what}" for what, size in parts if size)
+        verb = (least if needed else "") or "needs"
+        mend = "place the matrices on other devices or in host memory"
+        if room > 0:
+            or_else = f"{'' if least else 'leave out options of the schedule, '}or use more ranks"
+            more = f"let ranks use {max(of_devices)} bytes (device_memory) if devices have them, {or_else}"
+            mend = f"{more}, or {mend}" if there else more
+        raise CapacityError(
+            f"rank {rank} {verb} {bytes_text(there + needed)} of device memory ({whose}), and "
+            f"{bytes_text(there + room)} are available, {bytes_text(needed - room)} too few: {mend}"
+        )
+
+    def schedule(self, buffers: np.ndarray, tables: Sequence[np.ndarray], **about: Any) -> Schedule:
+        """Return a schedule of some buffers and the tables that a native scheduler made (`native_tables`)."""
+        return Schedule(
+            num_ranks=self.num_ranks,
+            problem=self.problem,
+            placement=self.placement,
+            buffers=buffers,
+            locations=location_table(self.num_ranks),
+            pieces=user_pieces(self.problem, self.placement),
+            **about,
+            **native_tables(*tables),  # type: ignore[arg-type]
+        )
