@@ -40,17 +40,17 @@ def schedulers_text() -> str:
     """Return the names, kinds, defaults and explanations of all options of schedules."""
     lines = [_INTRODUCTION]
     for prefix, kind in (("", ScheduleOptions), ("blocking.", Blocking)):
-        for name, about in told(kind):
-            lines += _lines(prefix + name, about)
+        for name, about, text in told(kind):
+            lines += _lines(prefix + name, about, text)
     return "\n".join(lines) + "\n"
 
 
-def _lines(name: str, about: About) -> list[str]:
+def _lines(name: str, about: About, text: str) -> list[str]:
     takers = f"; for {', '.join(about.takers)}" if about.takers else ""
     flag = f"; {FLAGS[name]} says it too" if name in FLAGS else ""
     return [
         f"{name}: {about.what}{takers}{flag}",
-        *textwrap.wrap(about.text, 112, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
+        *textwrap.wrap(text, 112, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
     ]
 
 

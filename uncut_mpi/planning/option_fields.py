@@ -1,8 +1,8 @@
 """
-Options that are described once, as fields of a dataclass.
+Options that are declared once, as fields of a dataclass whose documentation explains them.
 
-Converting, checks, who takes an option, command lines, help and the class's own documentation follow from that: a new
-option is its description and what uses it.
+Converting, checks, who takes an option, command lines and help follow from that: a new option is its field, its
+explanation and what uses it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import textwrap
+import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -67,8 +68,6 @@ class About:
 
     Attributes
     ----------
-    text : str
-        What it chooses, for help and documentation.
     kind : OptionKind
         What it is.
     takers : tuple of str
@@ -83,7 +82,6 @@ class About:
         Whether it is for methods that a benchmark compares, and no caller is told of it.
     """
 
-    text: str
     kind: OptionKind
     takers: tuple[str, ...] = ()
     least: int = 0
@@ -99,9 +97,9 @@ class About:
         return kind if self.default in (None, "", 0) else f"{kind}, default {self.default}"
 
 
-def option(kind: OptionKind, text: str, *takers: str, default: Any = None, **bounds: Any) -> Any:
-    """Return the field of an option."""
-    about = About(text=" ".join(text.split()), kind=kind, takers=takers, default=default, **bounds)
+def option(kind: OptionKind, *takers: str, default: Any = None, **bounds: Any) -> Any:
+    """Return the field of an option, which the documentation of its class explains."""
+    about = About(kind=kind, takers=takers, default=default, **bounds)
     return dataclasses.field(default=default, metadata={_ABOUT: about})
 
 
@@ -112,22 +110,12 @@ def declared(options: Any) -> Iterator[tuple[str, About]]:
             yield field.name, field.metadata[_ABOUT]
 
 
-def told(options: Any) -> Iterator[tuple[str, About]]:
-    """Return those of the declared options that callers are told of."""
-    return ((name, about) for name, about in declared(options) if not about.hidden)
-
-
-def documented(kind: Any) -> Any:
-    """Add the attributes of a dataclass of options to its documentation, before what follows there."""
-    attributes = ["Attributes", "----------"]
-    for name, about in told(kind):
-        attributes += [
-            f"{name} : {about.what}",
-            *textwrap.wrap(about.text, 110, initial_indent=" " * 4, subsequent_indent=" " * 4, break_on_hyphens=False),
-        ]
-    head, rule, notes = textwrap.dedent(kind.__doc__).partition("\nNotes\n")
-    kind.__doc__ = f"{head.rstrip()}\n\n" + "\n".join(attributes) + "\n" + (rule + notes if rule else "")
-    return kind
+def told(kind: Any) -> Iterator[tuple[str, About, str]]:
+    """Yield those of the declared options that callers are told of, with what the class's documentation has of each."""
+    texts = dict(re.findall(r"^(\w+) : .*\n((?: {4}.+\n?)+)", inspect.cleandoc(kind.__doc__ or ""), re.MULTILINE))
+    for name, about in declared(kind):
+        if not about.hidden:
+            yield name, about, " ".join(texts.get(name, "").split())
 
 
 def convert(options: Any) -> None:
@@ -181,7 +169,7 @@ def decoded(kind: Any, values: object, nested: Mapping[str, Any] | None = None, 
             f'{whose} = {shown(values)} is {type_text(values)}: write names and values, as {{"tile": 2048}}'
         )
     nested = nested or {}
-    known = [name for name, _ in told(kind)] + [*nested]
+    known = [name for name, _, _ in told(kind)] + [*nested]
     for name in values:
         if name not in known:
             near = difflib.get_close_matches(str(name), known, 3)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import count, shown, there_are, type_text, value_of_callers
+from uncut_mpi.model.arguments import shown, there_are, type_text, value_of_callers
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.metrics import METRICS, check_metric
+from uncut_mpi.planning.metrics import check_metric
 from uncut_mpi.planning.option_fields import (
     BYTES,
     COLUMNS,
@@ -20,12 +20,10 @@ from uncut_mpi.planning.option_fields import (
     NUMBERS,
     SWITCH,
     WORD,
-    OptionKind,
     check,
     convert,
     declared,
     decoded,
-    documented,
     option,
 )
 from uncut_mpi.planning.others import other
@@ -58,149 +56,96 @@ MOST_TRIED = 16
 
 
 @value_of_callers
-@documented
 @dataclasses.dataclass(frozen=True, slots=True)
 class Blocking:
     """
     Options of the scheduler `kblocks` (`uncut_mpi.planning.kblocks`); 0 and "" leave the choice open.
 
     Of a C stored by rows, rows stand for columns and A for B in what is said of orders.
+
+    Attributes
+    ----------
+    splits : int
+        Ranks that share k, besides the process grid: grid rows x grid columns x splits compute. Left open: 1, or
+        all ranks where k is 8 times m and n.
+    first : int
+        Elements of the first k-block. Left open: 256.
+    block : int
+        Elements of the largest k-block. Left open: 2048, of half types 8192.
+    growth : int
+        How many times as far as the one before it a k-block ends. Left open: 2.
+    columns : int
+        Equal column blocks in which a rank hands its C on; the last of several is halved twice. Of a C stored by
+        rows they are row blocks, except in the order "corner". Left open: 4.
+    rows : int
+        Row blocks of the order "corner", cut as the column blocks are; 1 in the others. Left open: as many as
+        column blocks.
+    order : "k" or "columns" or "corner" or "k-columns"
+        "k": k-blocks over all columns, those of the end of k by column blocks (tail). "k-columns": the same, and
+        of the end A's part arrives whole and B's by column blocks. "columns": one column block after the other.
+        "corner": a first block, then with each column block or row block that arrives all that it makes with
+        those before it, over all of k at once. Left open: "k", of a C in host memory "columns", with several row
+        blocks "corner".
+    lanes : int
+        How many products a rank may have begun: of two blocks of C, one begins as the other runs out of work for
+        all multiprocessors. Left open: 2.
+    delivery : "balanced" or "earliest"
+        How pieces of A and B on devices reach the ranks that need them. "balanced": every rank takes a slice and
+        hands it on. Where devices serve their copies one after another, whoever has least to send in all takes
+        the whole piece, and what is handed on goes before what one rank needs. "earliest": whole pieces by list
+        scheduling. The copy that can begin first, as its sender and its receiver have no other, is next, and
+        whoever has a piece may hand it on. Left open: "balanced", where links between devices differ "earliest".
+    begin : "first" or "held"
+        Where ranks begin. "first": all with the first elements of k and the first block of C, and what a rank
+        holds of A or B in part it copies beside the rest. "held": each with what its device holds of A or B in
+        part, which it reads in place. That is some of k, or all of k for some rows or columns of C, if blocks of
+        C come one after the other. Then it goes on from there, past the end to the start, so that each holder
+        serves one rank at a time. Left open: "held" where A or B is in parts and all of them are on devices.
+    combine : "owner" or "worker"
+        Where a C on a device meets the products. In host memory always "worker". Left open: "owner".
+    away : int
+        How many of the last column blocks meet a C on a device where they are computed, though the others do at
+        its owner. The halves of the last one count apart; all do if there are no more. At the end the owner's
+        device would have all sums to form at once. Left open: none, and a search tries some numbers unless
+        combine is set.
+    tail : int
+        In the orders by k the last 1/tail of k goes by column blocks; 0 in the others. Left open: 4, in
+        "k-columns" 2 unless ranks share k.
+    slots : int
+        For how many k-blocks of A, and of B, a rank has room. With more than one the next k-blocks arrive while
+        one is multiplied. Left open: for all, unless its memory is too small for it; 3 with c_rows, c_cols or
+        c_slots.
+    c_rows : int
+        Rows of C that a rank forms at a time: its part of C is cut into equal blocks. Left open: all that it has
+        room for.
+    c_cols : int
+        The same of columns.
+    c_slots : int
+        For how many blocks of C a rank has room. With two it begins the next one while one leaves. Left open: 1.
     """
 
-    splits: int = option(
-        NUMBER,
-        """Ranks that share k, besides the process grid: grid rows x grid columns x splits compute. Left open: 1, or
-        all ranks where k is 8 times m and n.""",
-        "kblocks",
-        default=0,
-    )
-    first: int = option(NUMBER, "Elements of the first k-block. Left open: 256.", "kblocks", default=0)
-    block: int = option(
-        NUMBER, "Elements of the largest k-block. Left open: 2048, of half types 8192.", "kblocks", default=0
-    )
-    growth: int = option(
-        NUMBER,
-        "How many times as far as the one before it a k-block ends. Left open: 2.",
-        "kblocks",
-        default=0,
-        least=2,
-    )
-    columns: int = option(
-        NUMBER,
-        """Equal column blocks in which a rank hands its C on; the last of several is halved twice. Of a C stored by
-        rows they are row blocks, except in the order "corner". Left open: 4.""",
-        "kblocks",
-        default=0,
-        most=MOST_BLOCKS,
-    )
-    rows: int = option(
-        NUMBER,
-        """Row blocks of the order "corner", cut as the column blocks are; 1 in the others. Left open: as many as
-        column blocks.""",
-        "kblocks",
-        default=0,
-        most=MOST_BLOCKS,
-    )
-    order: str = option(
-        WORD,
-        """"k": k-blocks over all columns, those of the end of k by column blocks (tail). "k-columns": the same, and of
-        the end A's part arrives whole and B's by column blocks. "columns": one column block after the other. "corner":
-        a first block, then with each column block or row block that arrives all that it makes with those before it,
-        over all of k at once. Left open: "k", of a C in host memory "columns", with several row blocks "corner".""",
-        "kblocks",
-        default="",
-        words=BLOCK_ORDERS,
-    )
-    lanes: int = option(
-        NUMBER,
-        """How many products a rank may have begun: of two blocks of C, one begins as the other runs out of work for
-        all multiprocessors. Left open: 2.""",
-        "kblocks",
-        default=0,
-        most=MOST_PRODUCT_LANES,
-    )
-    delivery: str = option(
-        WORD,
-        """How pieces of A and B on devices reach the ranks that need them. "balanced": every rank takes a slice and
-        hands it on; where devices serve their copies one after another, whoever has least to send in all takes the
-        whole piece, and what is handed on goes before what one rank needs. "earliest": whole pieces by list
-        scheduling. The copy that can begin first, as its sender and its receiver have no other, is next, and whoever
-        has a piece may hand it on. Left open: "balanced", where links between devices differ "earliest".""",
-        "kblocks",
-        default="",
-        words=DELIVERIES,
-    )
-    begin: str = option(
-        WORD,
-        """Where ranks begin. "first": all with the first elements of k and the first block of C, and what a rank
-        holds of A or B in part it copies beside the rest. "held": each with what its device holds of A or B in part,
-        which it reads in place. That is some of k, or all of k for some rows or columns of C, if blocks of C come one
-        after the other. Then it goes on from there, past the end to the start, so that each holder serves one rank
-        at a time. Left open: "held" where A or B is in parts and all of them are on devices.""",
-        "kblocks",
-        default="",
-        words=BEGINS,
-    )
-    combine: str = option(
-        WORD,
-        """Where a C on a device meets the products. In host memory always "worker". Left open: "owner".""",
-        "kblocks",
-        default="",
-        words=COMBINES,
-    )
-    away: int = option(
-        NUMBER,
-        """How many of the last column blocks, the halves of the last one counted apart, meet a C on a device where
-        they are computed though the others do at its owner; all if there are no more. At the end the owner's device
-        would have all sums to form at once. Left open: none, and a search tries some numbers unless combine is
-        set.""",
-        "kblocks",
-        default=0,
-    )
-    tail: int = option(
-        NUMBER,
-        """In the orders by k the last 1/tail of k goes by column blocks; 0 in the others. Left open: 4, in
-        "k-columns" 2 unless ranks share k.""",
-        "kblocks",
-        default=0,
-        most=MOST_TAIL,
-    )
-    slots: int = option(
-        NUMBER,
-        """For how many k-blocks of A, and of B, a rank has room. With more than one the next k-blocks arrive while one
-        is multiplied. Left open: for all, unless its memory is too small for it; 3 with c_rows, c_cols or
-        c_slots.""",
-        "kblocks",
-        default=0,
-        most=MOST_SLOTS,
-    )
-    b_slots: int = option(
-        NUMBER, "Those of B, where it is another number.", "kblocks", default=0, most=MOST_SLOTS, hidden=True
-    )
-    c_rows: int = option(
-        NUMBER,
-        """Rows of C that a rank forms at a time: its part of C is cut into equal blocks. Left open: all that it has
-        room for.""",
-        "kblocks",
-        default=0,
-    )
-    c_cols: int = option(NUMBER, "The same of columns.", "kblocks", default=0)
-    c_slots: int = option(
-        NUMBER,
-        """For how many blocks of C a rank has room. With two it begins the next one while one leaves. Left open: 1.""",
-        "kblocks",
-        default=0,
-        most=MOST_C_SLOTS,
-    )
-    sweep: str = option(
-        WORD,
-        """The order of blocks of C, and of the k-blocks of each. "back": there and back, so that what two blocks in a
-        row share need not come again. "again": rows first, each time from the first. Left open: "back".""",
-        "kblocks",
-        default="",
-        words=SWEEPS,
-        hidden=True,
-    )
+    splits: int = option(NUMBER, "kblocks", default=0)
+    first: int = option(NUMBER, "kblocks", default=0)
+    block: int = option(NUMBER, "kblocks", default=0)
+    growth: int = option(NUMBER, "kblocks", default=0, least=2)
+    columns: int = option(NUMBER, "kblocks", default=0, most=MOST_BLOCKS)
+    rows: int = option(NUMBER, "kblocks", default=0, most=MOST_BLOCKS)
+    order: str = option(WORD, "kblocks", default="", words=BLOCK_ORDERS)
+    lanes: int = option(NUMBER, "kblocks", default=0, most=MOST_PRODUCT_LANES)
+    delivery: str = option(WORD, "kblocks", default="", words=DELIVERIES)
+    begin: str = option(WORD, "kblocks", default="", words=BEGINS)
+    combine: str = option(WORD, "kblocks", default="", words=COMBINES)
+    away: int = option(NUMBER, "kblocks", default=0)
+    tail: int = option(NUMBER, "kblocks", default=0, most=MOST_TAIL)
+    slots: int = option(NUMBER, "kblocks", default=0, most=MOST_SLOTS)
+    # Those of B, where it is another number.
+    b_slots: int = option(NUMBER, "kblocks", default=0, most=MOST_SLOTS, hidden=True)
+    c_rows: int = option(NUMBER, "kblocks", default=0)
+    c_cols: int = option(NUMBER, "kblocks", default=0)
+    c_slots: int = option(NUMBER, "kblocks", default=0, most=MOST_C_SLOTS)
+    # The order of blocks of C, and of the k-blocks of each. "back": there and back, so that what two blocks in
+    # a row share need not come again. "again": rows first, each time from the first. Left open: "back".
+    sweep: str = option(WORD, "kblocks", default="", words=SWEEPS, hidden=True)
 
     def __post_init__(self) -> None:
         convert(self)
@@ -259,189 +204,116 @@ class Blocking:
         return bool(numbers and self.lanes and words)
 
 
-def _tries(name: str, value: object) -> int:
-    try:
-        tries = count(name, value)
-    except ParamError:
-        tries = -1
-    if not 0 <= tries <= MOST_TRIED:
-        raise ParamError(f"{name} = {shown(value)} is not a whole number from 0 to {MOST_TRIED}")
-    return tries
-
-
-_TRIES: Final = OptionKind("int", _tries)
-
-
 @value_of_callers
-@documented
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScheduleOptions:
     """
     Options of the planner; None and 0 leave the choice open.
 
-    Notes
-    -----
-    Rows and columns are those of the caller's C, in whatever order it is stored. `areas`, `distribution` and most
-    orders of blocks cut C into strips, which follow its storage: whole columns of an F-order C, whole rows of a C-order
-    one. `blocking` (`Blocking`) is what `kblocks` alone takes.
-    """
-
-    scheduler: str = option(
-        WORD,
-        """"uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per rank.
-        "auto": a search by simulation, among these two, chooses what is not fixed below. Or the name of another one
-        that is installed (`uncut_mpi.planning.others`): those of other papers come with the benchmarks.""",
-        default="auto",
-    )
-    tile: int = option(
-        NUMBER,
-        """Tile edge T (elements), cut to the largest extent of a block. Left open: the heuristic of the scheduler's
-        paper, in Uncut-GEMMs section III-A.""",
-        "uncut",
-        default=0,
-    )
-    tile_min: int = option(
-        NUMBER, "T_min of the latency term of uncut's heuristic.", "uncut", default=2048, least=1, hidden=True
-    )
-    grid: tuple[int, int] | None = option(
-        COUNTS,
-        """Process grid, rows and columns; rows x columns is at most the ranks that compute. Left open: all ranks, as
-        square as can be, with no more rows than columns; kblocks between host matrices: up to 32 ranks a row.""",
-        "uncut",
-        "kblocks",
-    )
-    devices: tuple[int, ...] | None = option(
-        COUNTS,
-        """Ranks that compute, in the order in which they fill the grid, row by row. The others may still own
-        matrices, issue copies and forward tiles. A C on a device that is only scaled is scaled there, whoever computes.
-        Left open: all ranks in order.""",
-        "uncut",
-        "kblocks",
-    )
-    row_shares: tuple[float, ...] | None = option(
-        NUMBERS,
-        """What each grid row gets of m, as positive numbers of any sum; whole numbers whose sum is m are just so
-        many rows. Left open: equal blocks.""",
-        "uncut",
-        "kblocks",
-    )
-    col_shares: tuple[float, ...] | None = option(NUMBERS, "The same for each grid column, of n.", "uncut", "kblocks")
-    k_shares: tuple[float, ...] | None = option(
-        NUMBERS, "The same for each part of k, as many as blocking.splits says, if that says anything.", "kblocks"
-    )
-    areas: tuple[tuple[float, ...], ...] | None = option(
-        COLUMNS,
-        """Instead of a grid: columns of ranks, each cut into rows of its own. For each column what each of its ranks
+    Attributes
+    ----------
+    scheduler : str, default auto
+        "uncut": the schedule of the Uncut-GEMMs paper with its heuristics. "kblocks": few large products per
+        rank. "auto": a search by simulation, among these two, chooses what is not fixed below. Or the name of
+        another one that is installed (`uncut_mpi.planning.others`): those of other papers come with the
+        benchmarks.
+    tile : int
+        Tile edge T (elements), cut to the largest extent of a block. Left open: the heuristic of the scheduler's
+        paper, in Uncut-GEMMs section III-A.
+    grid : tuple of int
+        Process grid, rows and columns; rows x columns is at most the ranks that compute. Left open: all ranks, as
+        square as can be, with no more rows than columns; kblocks between host matrices: up to 32 ranks a row.
+    devices : tuple of int
+        Ranks that compute, in the order in which they fill the grid, row by row. The others may still own
+        matrices, issue copies and forward tiles. A C on a device that is only scaled is scaled there, whoever
+        computes. Left open: all ranks in order.
+    row_shares : tuple of float
+        What each grid row gets of m, as positive numbers of any sum; whole numbers whose sum is m are just so
+        many rows. Left open: equal blocks.
+    col_shares : tuple of float
+        The same for each grid column, of n.
+    k_shares : tuple of float
+        The same for each part of k, as many as blocking.splits says, if that says anything.
+    areas : tuple of tuple of float
+        Instead of a grid: columns of ranks, each cut into rows of its own. For each column what each of its ranks
         gets of C, from top to bottom, as positive numbers of any sum; ranks fill them column by column. Of a C
         stored by rows they are rows of ranks, each cut into columns of its own, from left to right. With k split
-        there are areas for the ranks of one part of k.""",
-        "kblocks",
-    )
-    chunks: int | None = option(
-        NUMBER,
-        """Chunks p of a batched fetch (section III-E; 8 in the paper). A chain of d hops takes 1 + (d - 1)/p times
-        one, and each chunk has a flag and a wait of its own. Left open: two for each destination but the first, at
-        most 8, so that no more than half a hop is lost.""",
-        "uncut",
-        least=1,
-    )
-    min_chunk_bytes: int | None = option(
-        NUMBER,
-        "Smallest chunk of a batched fetch (bytes); 1: by columns alone, as the authors' library cuts.",
-        "uncut",
-        least=1,
-        hidden=True,
-    )
-    compute_lanes: int = option(
-        NUMBER,
-        "Compute lanes per rank (section III-B).",
-        "uncut",
-        default=8,
-        least=1,
-        most=MOST_LANES,
-        hidden=True,
-    )
-    caching: bool = option(
-        SWITCH,
-        """Keep fetched tiles for later sub-problems (III-C). Without it every sub-problem fetches its tiles anew: no
-        copy is kept, so there is nothing to route from, to batch for or to order by, and routing, batch and order
-        are as if "origin", off and "fixed".""",
-        "uncut",
-        default=True,
-        hidden=True,
-    )
-    overlap: bool = option(
-        SWITCH,
-        """Lanes of their own per (source, destination) and for compute (III-B). Without it each rank does everything
-        on one lane.""",
-        "uncut",
-        default=True,
-        hidden=True,
-    )
-    routing: str = option(
-        WORD,
-        """Where a tile is fetched from. "origin": its owner. "bw": the holder with the fastest link (III-D1). "eta":
-        the one from which it arrives first (III-D2).""",
-        "uncut",
-        default="eta",
-        words=ROUTINGS,
-    )
-    batch: bool = option(
-        SWITCH,
-        """Fetch a read-only tile once for all ranks that need it, in chunks passed from rank to rank (III-E). With
-        routing "origin" along the ranks in order, else along the best chain found.""",
-        "uncut",
-        default=True,
-    )
-    max_hops: int | None = option(
-        NUMBER,
-        """Most ranks that a tile may be relayed over, where a chain of links is faster than the link to its
+        there are areas for the ranks of one part of k.
+    chunks : int
+        Chunks p of a batched fetch (section III-E; 8 in the paper). A chain of d hops takes 1 + (d - 1)/p times
+        one, and each chunk has a flag and a wait of its own. Left open: two for each destination but the first,
+        at most 8, so that no more than half a hop is lost.
+    routing : "origin" or "bw" or "eta", default eta
+        Where a tile is fetched from. "origin": its owner. "bw": the holder with the fastest link (III-D1). "eta":
+        the one from which it arrives first (III-D2).
+    batch : bool, default True
+        Fetch a read-only tile once for all ranks that need it, in chunks passed from rank to rank (III-E). With
+        routing "origin" along the ranks in order, else along the best chain found.
+    max_hops : int
+        Most ranks that a tile may be relayed over, where a chain of links is faster than the link to its
         destination; routing "origin" never does. The relays keep the copies that they pass on. Left open: 1, as
-        PARALiA re-routes.""",
-        "uncut",
-        most=MAX_HOPS,
-    )
-    wr_lazy: bool = option(
-        SWITCH, "Fetch C at the end where A or B shares its location (III-F).", "uncut", default=True
-    )
-    order: str = option(
-        WORD,
-        """How the next sub-problem of a rank is chosen (III-G1). "fixed": k innermost, then rows, then columns.
-        "eta": the one that can start first. "finish": the same, but of those that can start at one time rather one
-        whose C tile is begun.""",
-        "uncut",
-        default="eta",
-        words=ORDERS,
-    )
-    device_memory: int = option(
-        BYTES,
-        """What a rank may use of its device's memory beside the matrices there (bytes). What does not fit is computed
-        one block of C after the other. Left open: in a session four fifths of
-        what is free, for plan all of the device.""",
-        default=0,
-    )
-    host_memory: int = option(
-        BYTES,
-        """What a rank may use of host memory for copies of matrices that no device reaches (bytes). Those lie in files,
-        or in private memory that cannot be page-locked. Left open: as much as they take; for files
-        a part of what is free, which plan and gemm say.""",
-        default=0,
-    )
+        PARALiA re-routes.
+    wr_lazy : bool, default True
+        Fetch C at the end where A or B shares its location (III-F).
+    order : "fixed" or "eta" or "finish", default eta
+        How the next sub-problem of a rank is chosen (III-G1). "fixed": k innermost, then rows, then columns.
+        "eta": the one that can start first. "finish": the same, but of those that can start at one time rather
+        one whose C tile is begun.
+    device_memory : int or str, as "16GiB"
+        What a rank may use of its device's memory beside the matrices there (bytes). What does not fit is
+        computed one block of C after the other. Left open: in a session four fifths of what is free, for plan all
+        of the device.
+    host_memory : int or str, as "16GiB"
+        What a rank may use of host memory for copies of matrices that no device reaches (bytes). Those lie in
+        files, or in private memory that cannot be page-locked. Left open: as much as they take; for files a part
+        of what is free, which plan and gemm say.
+    tune : int
+        With "auto": how many of the schedules that the search found are tried, in turns, by the first calls of a
+        plan (four each), after which it keeps the fastest. 0 and 1 take the search's choice. Sums of k are then
+        added in another order from call to call until the choice is made.
+    metric : str, default time
+        What the search of auto minimises. "time": the time of a call. "pdp": the energy of all devices meanwhile,
+        idle ones too. "edp": that energy times the time. All but the first need a machine whose watts are known.
+
+    Notes
+    -----
+    Rows and columns are those of the caller's C, in whatever order it is stored. `areas` and most orders of blocks cut
+    C into strips, which follow its storage: whole columns of an F-order C, whole rows of a C-order one. `blocking`
+    (`Blocking`) is what `kblocks` alone takes.
+    """
+
+    scheduler: str = option(WORD, default="auto")
+    tile: int = option(NUMBER, "uncut", default=0)
+    # T_min of the latency term of uncut's heuristic.
+    tile_min: int = option(NUMBER, "uncut", default=2048, least=1, hidden=True)
+    grid: tuple[int, int] | None = option(COUNTS, "uncut", "kblocks")
+    devices: tuple[int, ...] | None = option(COUNTS, "uncut", "kblocks")
+    row_shares: tuple[float, ...] | None = option(NUMBERS, "uncut", "kblocks")
+    col_shares: tuple[float, ...] | None = option(NUMBERS, "uncut", "kblocks")
+    k_shares: tuple[float, ...] | None = option(NUMBERS, "kblocks")
+    areas: tuple[tuple[float, ...], ...] | None = option(COLUMNS, "kblocks")
+    chunks: int | None = option(NUMBER, "uncut", least=1)
+    # Smallest chunk of a batched fetch (bytes); 1: by columns alone, as the authors' library cuts.
+    min_chunk_bytes: int | None = option(NUMBER, "uncut", least=1, hidden=True)
+    # Compute lanes per rank (section III-B).
+    compute_lanes: int = option(NUMBER, "uncut", default=8, least=1, most=MOST_LANES, hidden=True)
+    # Keep fetched tiles for later sub-problems (III-C). Without it every sub-problem fetches its tiles anew: no
+    # copy is kept, so there is nothing to route from, to batch for or to order by, and routing, batch and order
+    # are as if "origin", off and "fixed".
+    caching: bool = option(SWITCH, "uncut", default=True, hidden=True)
+    # Lanes of their own per (source, destination) and for compute (III-B). Without it each rank does everything
+    # on one lane.
+    overlap: bool = option(SWITCH, "uncut", default=True, hidden=True)
+    routing: str = option(WORD, "uncut", default="eta", words=ROUTINGS)
+    batch: bool = option(SWITCH, "uncut", default=True)
+    max_hops: int | None = option(NUMBER, "uncut", most=MAX_HOPS)
+    wr_lazy: bool = option(SWITCH, "uncut", default=True)
+    order: str = option(WORD, "uncut", default="eta", words=ORDERS)
+    device_memory: int = option(BYTES, default=0)
+    host_memory: int = option(BYTES, default=0)
     blocking: Blocking = Blocking()
-    tune: int = option(
-        _TRIES,
-        """With "auto": how many of the schedules that the search found are tried, in turns, by the first calls of a
-        plan (four each), after which it keeps the fastest; 0 and 1 take the search's choice. Sums of k are then
-        added in another order from call to call until the choice is made.""",
-        default=0,
-    )
-    metric: str = option(
-        WORD,
-        "What the search of auto minimises. "
-        + " ".join(f'"{name}": {metric.about}.' for name, metric in METRICS.items())
-        + " All but the first need a machine whose watts are known.",
-        default="time",
-    )
+    tune: int = option(NUMBER, default=0, most=MOST_TRIED)
+    metric: str = option(WORD, default="time")
 
     @classmethod
     def decoded(cls, values: object, whose: str = "options") -> ScheduleOptions:

@@ -102,8 +102,8 @@ def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Sched
     users : collection of int
         As of `used_by_others`.
     setting : Setting
-        Where matrices live and how they are stored, which the schedule has as `Placement.straight` says; which of them
-        lie in files; and what copies may take, on devices and (`host_memory`) of host memory.
+        Where matrices live and how they are stored, which the schedule has as `Placement.straight` says. It says too
+        which of them lie in files, and what copies may take on devices and (`host_memory`) of host memory.
 
     Raises
     ------
