@@ -128,7 +128,7 @@ def chosen(case: tuple[Any, ...], without: tuple[str, ...]) -> dict[str, Any]:
     return {
         "case": case,
         "seconds": best.predicted_s,
-        "bytes": best.taken.moved_bytes + best.taken.held_bytes,
+        "bytes": best.run.taken.moved_bytes + best.run.taken.held_bytes,
         "cpu_s": spent,
         "tasks": found.tasks_simulated,
         "tried": len(found.candidates),

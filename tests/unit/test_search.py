@@ -26,7 +26,7 @@ from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import device_ports
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import evaluation
-from uncut_mpi.planning.candidates import Candidate, products_flops, progress_of
+from uncut_mpi.planning.candidates import Candidate, Simulated, products_flops
 from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.metrics import METRICS, energy_j, metric_of, working_ranks
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -76,7 +76,7 @@ def test_what_is_said_of_a_candidate_is_what_its_schedule_says(options: Schedule
         assert (one.grid, one.splits, one.tile) == (schedule.grid, schedule.splits, schedule.tile)
         assert one.simulation is one.simulation
         assert one.predicted_s == simulate(schedule, machine).seconds
-        for found, told in zip(one.progress(), progress_of(one.simulation), strict=True):
+        for found, told in zip(one.run.progress, Simulated(one.simulation).progress, strict=True):
             assert (found == told).all()
 
 
@@ -701,6 +701,6 @@ def test_bytes_that_the_core_counts_are_those_of_the_schedule(place: str, dtype:
     some = [one for one in result.candidates if one.options.scheduler == "kblocks"][:40]
     assert some
     for one in some:
-        assert one.taken.products == products(one)
+        assert one.run.taken.products == products(one)
     # The core rounds the end of each rank's buffers up to 256 bytes.
-    assert all(0 <= one.taken.moved_bytes + one.taken.held_bytes - sum(taken(one)) < 256 * 4 for one in some)
+    assert all(0 <= one.run.taken.moved_bytes + one.run.taken.held_bytes - sum(taken(one)) < 256 * 4 for one in some)

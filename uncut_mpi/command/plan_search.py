@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 from uncut_mpi.model.bounds import Bound, bound_of_files
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_table
-from uncut_mpi.planning.candidates import Candidate, Once, itself, progress_of
+from uncut_mpi.planning.candidates import Candidate, Simulated
 from uncut_mpi.planning.chunks import Chunks, chunk_of, of_each
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
@@ -95,4 +94,4 @@ def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, b
     limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files).seconds
     value = metric_of(metric, machine).value(run) if metric != "time" else seconds
     made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, value)
-    return Candidate(*made_with, Once(functools.partial(itself, run)), functools.partial(progress_of, run))
+    return Candidate(*made_with, Simulated(run))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,88 @@ class Taken(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Simulated:
+    """
+    A run of a schedule that is there.
+
+    Attributes
+    ----------
+    simulation : Simulation
+        The run.
+    """
+
+    simulation: Simulation
+
+    @property
+    def taken(self) -> Taken:
+        """What the schedule takes besides time."""
+        schedule = self.simulation.schedule
+        moved = schedule.bytes_by_link()
+        held, products = int(schedule.softbuf_bytes().sum()), int((schedule.tasks["kind"] == Kind.GEMM).sum())
+        return Taken(sum(moved.values()) - moved["local"], held, products)
+
+    @property
+    def progress(self) -> Progress:
+        """
+        The end of each rank's last task, and the operations of its products.
+
+        Of `kblocks` the last product counts, or the last copy that it sends: sums at C's owner are formed for all.
+        """
+        schedule = self.simulation.schedule
+        ranks, ends = schedule.tasks["rank"], self.simulation.end_s
+        if schedule.scheduler == "kblocks":
+            lanes = schedule.lanes[schedule.tasks["lane"]]
+            sent = (lanes["source"] == ranks) & (lanes["destination"] != ranks) & (schedule.tasks["kind"] == Kind.COPY)
+            own = (schedule.tasks["kind"] == Kind.GEMM) | sent
+            ranks, ends = ranks[own], ends[own]
+        last = np.zeros(schedule.num_ranks)
+        np.maximum.at(last, ranks, ends)
+        last[last > 0] += self.simulation.throttled_s[last > 0]
+        return last, products_flops(schedule)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SimulatedInCore:
+    """
+    A run of a schedule of `kblocks` that the core has simulated; a search looks at few of them.
+
+    Attributes
+    ----------
+    prepared : Prepared
+        What the schedule is made of.
+    run : KBlocksRun
+        The run in the core.
+    machine, native : Machine, SimulatedMachine
+        On what; the same for the core.
+    """
+
+    prepared: kblocks.Prepared
+    run: _native.KBlocksRun
+    machine: Machine
+    native: _native.SimulatedMachine
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        """The run with its schedule; made again, if the core has not kept the times."""
+        run = self.run
+        if not run.keeps:
+            run = self.prepared.run(run.num_tasks, keeps=True)
+            run.make(self.native)
+        return Simulation(self.prepared.schedule_of(run), self.machine, *run.times())
+
+    @property
+    def taken(self) -> Taken:
+        """What the schedule takes besides time."""
+        return Taken(self.run.moved_bytes, self.run.held_bytes, self.run.num_products)
+
+    @property
+    def progress(self) -> Progress:
+        """The same as of `Simulated`."""
+        ends, elements = self.run.progress()
+        return np.array(ends), 2.0 * np.array(elements)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """
     A schedule that the search looked at.
@@ -57,12 +139,8 @@ class Candidate:
         What no schedule on these ranks can beat.
     value : float
         What the metric makes of it; smaller is better.
-    run : callable
-        Returns its run as the model sees it, always the same one. A search looks at few of them.
-    progress : callable
-        Returns when each rank has done its part, and how much that is: arrays of (s, operations).
-    known : Taken or None
-        What `taken` returns, where that is known.
+    run : Simulated or SimulatedInCore
+        Its run as the model sees it.
     shape : tuple of int
         How it cuts its problem: grid, splits of k and, of columns of ranks, how many each has.
     """
@@ -74,9 +152,7 @@ class Candidate:
     predicted_s: float
     bound_s: float
     value: float
-    run: Callable[[], Simulation]
-    progress: Callable[[], Progress]
-    known: Taken | None = None
+    run: Simulated | SimulatedInCore
     shape: tuple[int, ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,22 +168,12 @@ class Candidate:
     @property
     def simulation(self) -> Simulation:
         """Its run as the model sees it."""
-        return self.run()
+        return self.run.simulation
 
     @property
     def schedule(self) -> Schedule:
         """The schedule."""
         return self.simulation.schedule
-
-    @property
-    def taken(self) -> Taken:
-        """What it takes besides time."""
-        if self.known is not None:
-            return self.known
-        moved = self.schedule.bytes_by_link()
-        held = int(self.schedule.softbuf_bytes().sum())
-        products = int((self.schedule.tasks["kind"] == Kind.GEMM).sum())
-        return Taken(sum(moved.values()) - moved["local"], held, products)
 
     @property
     def energy_j(self) -> float:
@@ -122,36 +188,11 @@ def speeds_of(candidate: Candidate) -> np.ndarray | None:
     areas = candidate.options.areas
     places = math.prod(candidate.grid) if areas is None else sum(map(len, areas))
     ranks = candidate.options.devices or tuple(range(places))
-    ends, flops = (of_all[list(ranks[:places])] for of_all in candidate.progress())
+    ends, flops = (of_all[list(ranks[:places])] for of_all in candidate.run.progress)
     if not (ends > 0).all() or not (flops > 0).all():
         return None
     speeds: np.ndarray = flops / ends
     return speeds
-
-
-def progress_of(simulation: Simulation) -> Progress:
-    """
-    Return the end of each rank's last task, and the operations of its products.
-
-    Of `kblocks` the last product counts, or the last copy that it sends: sums at C's owner are formed for all.
-    """
-    schedule = simulation.schedule
-    ranks, ends = schedule.tasks["rank"], simulation.end_s
-    if schedule.scheduler == "kblocks":
-        lanes = schedule.lanes[schedule.tasks["lane"]]
-        sent = (lanes["source"] == ranks) & (lanes["destination"] != ranks) & (schedule.tasks["kind"] == Kind.COPY)
-        own = (schedule.tasks["kind"] == Kind.GEMM) | sent
-        ranks, ends = ranks[own], ends[own]
-    last = np.zeros(schedule.num_ranks)
-    np.maximum.at(last, ranks, ends)
-    last[last > 0] += simulation.throttled_s[last > 0]
-    return last, products_flops(schedule)
-
-
-def progress_of_run(run: _native.KBlocksRun) -> Progress:
-    """Return the same of a run in the core."""
-    ends, elements = run.progress()
-    return np.array(ends), 2.0 * np.array(elements)
 
 
 def products_flops(schedule: Schedule) -> np.ndarray:
@@ -164,31 +205,3 @@ def products_flops(schedule: Schedule) -> np.ndarray:
     np.add.at(elements, gemms["rank"], c["rows"] * c["cols"] * depth)
     flops: np.ndarray = 2.0 * elements
     return flops
-
-
-class Once:
-    """A simulation that is made when it is first asked for, and the same whichever thread asks."""
-
-    __slots__ = ("_kept", "_make")
-
-    def __init__(self, make: Callable[[], Simulation]) -> None:
-        self._make, self._kept = make, dict[str, Simulation]()
-
-    def __call__(self) -> Simulation:
-        """Return it."""
-        return self._kept.get("it") or self._kept.setdefault("it", self._make())
-
-
-def itself(run: Simulation) -> Simulation:
-    """Return a run that is there already; unlike a lambda it can be pickled."""
-    return run
-
-
-def simulation_of(
-    prepared: kblocks.Prepared, run: _native.KBlocksRun, machine: Machine, native: _native.SimulatedMachine
-) -> Simulation:
-    """Return the run of a schedule of `kblocks` that the core has simulated; again, if it has not kept the times."""
-    if not run.keeps:
-        run = prepared.run(run.num_tasks, keeps=True)
-        run.make(native)
-    return Simulation(prepared.schedule_of(run), machine, *run.times())

@@ -20,23 +20,14 @@ from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, PlanError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.candidates import (
-    Candidate,
-    Once,
-    Progress,
-    Taken,
-    itself,
-    progress_of,
-    progress_of_run,
-    simulation_of,
-)
+from uncut_mpi.planning.candidates import Candidate, Simulated, SimulatedInCore
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.setting import Setting
-from uncut_mpi.planning.simulate import Simulation, Simulations
+from uncut_mpi.planning.simulate import Simulations
 
 DEFAULT_BUDGET_TASKS: Final = 120_000
 """Simulated tasks of a search on up to 8 ranks, where it takes mostly 20 to 130 ms."""
@@ -212,8 +203,7 @@ class Evaluation:
             if not self._spend(len(made.schedule.tasks), must=must):
                 return None
             run = wait()
-            progress, kept = functools.partial(progress_of, run), functools.partial(itself, run)
-            return self._candidate(made.options, made.schedule, run.seconds, kept, progress)
+            return self._candidate(made.options, made.schedule, run.seconds, Simulated(run))
 
         self._begun.append((options, ended))
 
@@ -234,10 +224,8 @@ class Evaluation:
             if not run.fits or not self._spend(run.num_tasks):
                 del self._alike[alike]  # there may be more room later
                 return None
-            simulated = Once(functools.partial(simulation_of, made, run, self._machine, self._simulations.machine))
-            progress = functools.partial(progress_of_run, run)
-            taken = Taken(run.moved_bytes, run.held_bytes, run.num_products)
-            return self._candidate(made.options, made, run.seconds, simulated, progress, taken)
+            simulated = SimulatedInCore(made, run, self._machine, self._simulations.machine)
+            return self._candidate(made.options, made, run.seconds, simulated)
 
         self._begun.append((options, ended))
 
@@ -271,10 +259,7 @@ class Evaluation:
         options: ScheduleOptions,
         made: kblocks.Prepared | Schedule,
         seconds: float,
-        run: Callable[[], Simulation],
-        progress: Callable[[], Progress],
-        taken: Taken | None = None,
+        run: Simulated | SimulatedInCore,
     ) -> Candidate:
-        value = seconds if self._metric_name == "time" else self._metric.value(run())
-        made_with = (options, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run, progress)
-        return Candidate(*made_with, taken)
+        value = seconds if self._metric_name == "time" else self._metric.value(run.simulation)
+        return Candidate(options, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run)

@@ -30,7 +30,7 @@ from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_lo
 from uncut_mpi.planning.limits import MANY_BUFFERS, MAX_TASKS
 from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
-from uncut_mpi.planning.out_of_core import cut_to_fit, may_be_cut
+from uncut_mpi.planning.out_of_core import cut_to_fit
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule
 from uncut_mpi.planning.setting import Setting
@@ -171,7 +171,8 @@ class Planner:
             made = Prepared(self, dealt, options, how, aligns=aligns)
         if in_core or aligns or self.surely_fits or options.areas is not None or made.fits:
             return made
-        if not may_be_cut(options.blocking) or min(self.setting.room) < 0:  # the matrices there are too large already
+        too_large = min(self.setting.room) < 0  # the matrices there are already
+        if too_large or not options.blocking.may_be_in_rings:
             return made
         is_open = options.blocking == Blocking()  # then no more is needed than the smallest blocks take
         if how.splits > 1:

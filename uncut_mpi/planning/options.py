@@ -40,6 +40,8 @@ COMBINES = ("owner", "worker")
 SWEEPS = ("back", "again")
 _SHARES = ("row_shares", "col_shares", "k_shares")
 _OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
+IN_RINGS: Final = {"splits": 1, "rows": 1, "order": "k", "begin": "first", "combine": "worker", "away": 0}
+"""The only values of options where ranks have room for some k-blocks at a time."""
 _MOST_SHARES = 1e300
 """Shares are added up, and multiplied by extents."""
 MAX_HOPS = 2
@@ -166,20 +168,13 @@ class Blocking:
                 f"{self.rows} row blocks (rows) are for the order 'corner', not for "
                 f"{self.order!r}: leave one of the two out"
             )
-        for name, wrong, right in (
-            ("splits", self.splits > 1, "1"),
-            ("rows", self.rows > 1, "1"),
-            ("order", self.order not in ("", "k"), "'k'"),
-            ("begin", self.begin not in ("", "first"), "'first'"),
-            ("combine", self.combine not in ("", "worker"), "'worker'"),
-            ("away", self.away > 0, "0"),
-        ):
-            if self.in_rings and wrong:
-                given = self.rings_given[0]
-                raise ParamError(
-                    f"{given} = {getattr(self, given)}, for ranks that have not room for all, goes with {name} = "
-                    f"{right}, not with {getattr(self, name)!r}: leave one of the two out"
-                )
+        if self.in_rings and not self.may_be_in_rings:
+            name = next(name for name, only in IN_RINGS.items() if getattr(self, name) not in (0, "", only))
+            given = self.rings_given[0]
+            raise ParamError(
+                f"{given} = {getattr(self, given)}, for ranks that have not room for all, goes with {name} = "
+                f"{IN_RINGS[name]!r}, not with {getattr(self, name)!r}: leave one of the two out"
+            )
         if self.away and self.combine == "worker":
             raise ParamError(
                 f"the last {self.away} column blocks shall be combined where they are computed (away), "
@@ -190,6 +185,11 @@ class Blocking:
     def in_rings(self) -> bool:
         """Whether ranks have room for some k-blocks at a time."""
         return bool(self.rings_given)
+
+    @property
+    def may_be_in_rings(self) -> bool:
+        """Whether ranks may do so, where memory is short."""
+        return all(getattr(self, name) in (0, "", only) for name, only in IN_RINGS.items())
 
     @property
     def rings_given(self) -> tuple[str, ...]:
@@ -429,16 +429,15 @@ class ScheduleOptions:
         if self.scheduler not in (*SEARCHED, "auto"):
             other(self.scheduler)
         check_metric(self.metric)
-        if self.tune > 1 and self.scheduler != "auto":
-            raise ParamError(
-                f"tune = {self.tune} with scheduler {self.scheduler!r}: it tries what a search finds, so take "
-                "scheduler='auto', or leave tune out"
-            )
-        if self.metric != "time" and self.scheduler != "auto":
-            raise ParamError(
-                f"metric = {self.metric!r} with scheduler {self.scheduler!r}: a search minimises it, so take "
-                "scheduler='auto', or leave metric out"
-            )
+        for name, is_set, why in (
+            ("tune", self.tune > 1, "it tries what a search finds"),
+            ("metric", self.metric != "time", "a search minimises it"),
+        ):
+            if is_set and self.scheduler != "auto":
+                raise ParamError(
+                    f"{name} = {getattr(self, name)!r} with scheduler {self.scheduler!r}: {why}, so take "
+                    f"scheduler='auto', or leave {name} out"
+                )
         if self.metric != "time" and self.tune > 1:
             raise ParamError(
                 f"metric = {self.metric!r} with tune = {self.tune}, which keeps the fastest of what it tries: "

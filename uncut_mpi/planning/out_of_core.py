@@ -38,35 +38,6 @@ _SHRINKINGS: Final = 24
 """How much smaller blocks are tried, and how often, where alignment takes more than was thought."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Extents:
-    """
-    What the rank with the largest part of C has to do, and with what.
-
-    Attributes
-    ----------
-    rows, cols, k : int
-        Of its part of C, and what it sums (elements).
-    room : int
-        For its panels (bytes).
-    ranks_down, ranks_along : int
-        Ranks that share its columns of B, and its rows of A.
-    """
-
-    rows: int
-    cols: int
-    k: int
-    room: int
-    ranks_down: int
-    ranks_along: int
-
-
-def may_be_cut(asked: Blocking) -> bool:
-    """Return whether options leave room for blocks of C one after the other, where memory is short."""
-    free = asked.order in ("", "k") and asked.begin in ("", "first") and asked.combine in ("", "worker")
-    return free and max(asked.splits, asked.rows) <= 1 and not asked.away
-
-
 def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
     """
     Return how a rank's part is cut so that it fits its memory, or as small as can be if that does not either.
@@ -83,7 +54,7 @@ def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
         What the caller fixed of it.
     """
     room = dealt.setting.room
-    model = _Model(dealt, min(room[rank] for rank in dealt.devices), asked.b_slots)
+    model = _Model(dealt, asked.b_slots)
 
     def fits(one: Blocking) -> bool:
         taken = _native.KBlocksLayout(dealt.request(one, aligns=False)).rank_bytes
@@ -99,9 +70,8 @@ def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
 
 def _smallest(model: _Model, how: Blocking, asked: Blocking) -> Blocking:
     """Return the cut that needs the least memory: with one slot, and blocks as small as a schedule may have them."""
-    extents = model.extents
     most = int((MAX_STEPS / 2) ** (1 / 3))
-    rows, cols, k = (max(model.step, -(-one // most)) for one in (extents.rows, extents.cols, extents.k))
+    rows, cols, k = (max(model.step, -(-one // most)) for one in (model.rows, model.cols, model.k))
     block = asked.block or k
     edges = {"c_rows": asked.c_rows or rows, "c_cols": asked.c_cols or cols}
     slots = {name: getattr(asked, name) or 1 for name in ("slots", "c_slots", "columns")}
@@ -120,13 +90,29 @@ class _Sizes:
 
 
 class _Model:
-    """What a cut takes of a rank's memory and time."""
+    """
+    What a cut takes of memory and time of the rank with the largest part of C.
 
-    def __init__(self, dealt: DealtPanels, room: int, b_slots: int) -> None:
+    Attributes
+    ----------
+    rows, cols, k : int
+        Of its part of C, and what it sums (elements).
+    room : int
+        For its panels (bytes).
+    step : int
+        What depths are multiples of (elements).
+    on_disk : bool
+        Whether matrices lie in files.
+    """
+
+    def __init__(self, dealt: DealtPanels, b_slots: int) -> None:
         problem, ranks = dealt.problem, dealt.devices
         placement, machine = dealt.setting.placement, dealt.setting.machine
-        extents = _Extents(*dealt.cut.largest, problem.k, room, *dealt.cut.grid)
-        self.problem, self.extents, self._b_slots = problem, extents, b_slots
+        (self.rows, self.cols), self.k = dealt.cut.largest, problem.k
+        # Ranks that share its columns of B, and its rows of A.
+        self._ranks_down, self._ranks_along = dealt.cut.grid
+        self.room = min(dealt.setting.room[rank] for rank in ranks)
+        self._problem, self._b_slots = problem, b_slots
         self.step = elements_aligned(problem)
         self._in, self._out = (float(rates.min()) * 1e9 for rates in machine.host_rates(ranks, outward=True))
         self._rate = float(machine.typical_gemm_rate(problem.arithmetic)[list(ranks)].min())
@@ -137,20 +123,20 @@ class _Model:
         self.on_disk = machine.on_disk
         self._call_s = len(ranks) * machine.disk.call_s if machine.on_disk else 0.0
         # What several ranks need of a matrix in host memory each of them takes a part of.
-        self._share_a = 1 / extents.ranks_along if placement.in_host(Matrix.A) else 1.0
-        self._share_b = 1 / extents.ranks_down if placement.in_host(Matrix.B) else 1.0
+        self._share_a = 1 / self._ranks_along if placement.in_host(Matrix.A) else 1.0
+        self._share_b = 1 / self._ranks_down if placement.in_host(Matrix.B) else 1.0
 
     def steps(self, cut: _Sizes) -> int:
         """Return how many k-blocks and column blocks a rank takes, in all blocks of C."""
-        return cut.down * cut.along * (math.ceil(self.extents.k / cut.depth) + 1)
+        return cut.down * cut.along * (math.ceil(self.k / cut.depth) + 1)
 
     def bytes_of_c(self) -> int:
         """Return what an element of a block of C takes."""
-        return self._sum + (self._items[Matrix.C] if self.problem.rounds_c else 0)
+        return self._sum + (self._items[Matrix.C] if self._problem.rounds_c else 0)
 
     def largest(self, depth: int, slots: int, c_slots: int, room: float) -> tuple[float, float]:
         """Return rows and columns of the largest blocks of C that fit: of those whose A and B enter as often."""
-        extents, of_c = self.extents, c_slots * self.bytes_of_c()
+        of_c = c_slots * self.bytes_of_c()
         item_a, item_b, _ = self._items
         of_a, of_b = slots * depth * item_a, (self._b_slots or slots) * depth * item_b
         # A enters once for each block's columns, B for its rows: least for blocks of one size with rows over columns
@@ -159,44 +145,43 @@ class _Model:
         half = (of_a * ratio + of_b) / (2 * of_c * ratio)
         cols = math.sqrt(half * half + room / (of_c * ratio)) - half
         rows = ratio * cols
-        if rows > extents.rows:
-            rows = extents.rows
+        if rows > self.rows:
+            rows = self.rows
             cols = (room - of_a * rows) / (of_c * rows + of_b)
-        if cols > extents.cols:
-            cols = extents.cols
-            rows = min(extents.rows, (room - of_b * cols) / (of_c * cols + of_a))
+        if cols > self.cols:
+            cols = self.cols
+            rows = min(self.rows, (room - of_b * cols) / (of_c * cols + of_a))
         return rows, cols
 
     def deepest(self, slots: int, c_slots: int) -> list[int]:
         """Return the depth of the deepest k-blocks beside all of C; none where C does not fit."""
-        extents = self.extents
-        left = extents.room - c_slots * self.bytes_of_c() * extents.rows * extents.cols
+        left = self.room - c_slots * self.bytes_of_c() * self.rows * self.cols
         item_a, item_b, _ = self._items
-        each = item_a * slots * extents.rows + item_b * (self._b_slots or slots) * extents.cols
+        each = item_a * slots * self.rows + item_b * (self._b_slots or slots) * self.cols
         depth = int(left / each) // self.step * self.step
-        return [] if depth < self.step else [min(depth, extents.k)]
+        return [] if depth < self.step else [min(depth, self.k)]
 
     def seconds(self, cut: _Sizes) -> float:
         """Return what a cut takes on the rank with the most to do."""
-        extents, (item_a, item_b, item_c) = self.extents, self._items
-        rows, cols = math.ceil(extents.rows / cut.down), math.ceil(extents.cols / cut.along)
-        k_blocks = math.ceil(extents.k / cut.depth)
+        item_a, item_b, item_c = self._items
+        rows, cols = math.ceil(self.rows / cut.down), math.ceil(self.cols / cut.along)
+        k_blocks = math.ceil(self.k / cut.depth)
         blocks = cut.down * cut.along
         one = 2.0 * rows * cols * cut.depth / self._rate
         if self._shape is not None:
             added = (rows * cols * self._sum) if k_blocks > 1 else 0.0
             one = self._shape.seconds(rows, cols, cut.depth, self._multiprocessors, self._rate, added)
         products = blocks * k_blocks * one
-        there = min(1.0, cut.slots * cut.depth / extents.k)  # of the next block's k-blocks, where it shares them
-        keeps_columns = cols * extents.ranks_along >= rows * extents.ranks_down
+        there = min(1.0, cut.slots * cut.depth / self.k)  # of the next block's k-blocks, where it shares them
+        keeps_columns = cols * self._ranks_along >= rows * self._ranks_down
         near, far = (cut.down, cut.along) if keeps_columns else (cut.along, cut.down)
         kept_loads, other_loads = far * (near - (near - 1) * there), blocks - (far - 1) * there
         a_loads, b_loads = (other_loads, kept_loads) if keeps_columns else (kept_loads, other_loads)
-        of_a, of_b = rows * extents.k * item_a * self._share_a, cols * extents.k * item_b * self._share_b
+        of_a, of_b = rows * self.k * item_a * self._share_a, cols * self.k * item_b * self._share_b
         of_c = rows * cols * item_c
-        reads_c = self.problem.reads_c
-        a_calls = self._share_a * (rows * k_blocks if self.problem.trans_a != "N" else extents.k)
-        b_calls = self._share_b * (cols * k_blocks if self.problem.trans_b == "N" else extents.k)
+        reads_c = self._problem.reads_c
+        a_calls = self._share_a * (rows * k_blocks if self._problem.trans_a != "N" else self.k)
+        b_calls = self._share_b * (cols * k_blocks if self._problem.trans_b == "N" else self.k)
         calls = a_loads * a_calls + b_loads * b_calls + (blocks * cols if reads_c else 0)
         enters = (a_loads * of_a + b_loads * of_b + (blocks * of_c if reads_c else 0)) / self._in + calls * self._call_s
         leaves = blocks * of_c / self._out + blocks * cols * self._call_s
@@ -211,30 +196,28 @@ class _Model:
 
 def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Sizes]:
     """Return the cut with the largest blocks for each depth, number of slots and of blocks of C."""
-    extents = model.extents
-    depths = [min(how.block, extents.k)]
+    depths = [min(how.block, model.k)]
     while not asked.block and depths[-1] > model.step:
         depths.append(max(model.step, depths[-1] // 2 // model.step * model.step))
-    while not asked.block and model.on_disk and depths[0] < extents.k:  # where long runs count
-        depths.insert(0, min(2 * depths[0], extents.k))
+    while not asked.block and model.on_disk and depths[0] < model.k:  # where long runs count
+        depths.insert(0, min(2 * depths[0], model.k))
     for slots in (asked.slots,) if asked.slots else _SLOTS:
         for c_slots in (asked.c_slots,) if asked.c_slots else range(1, MOST_C_SLOTS + 1):
             deepest = model.deepest(slots, c_slots) if asked.c_rows and asked.c_cols and not asked.block else []
             for depth in [*depths, *deepest]:
-                if (slots - 1) * depth >= extents.k and not asked.slots:
+                if (slots - 1) * depth >= model.k and not asked.slots:
                     continue
-                cut = _cut_of(model, asked, (depth, slots, c_slots), extents.room)
+                cut = _cut_of(model, asked, (depth, slots, c_slots), model.room)
                 if cut is not None:
                     yield cut
 
 
 def _cut_of(model: _Model, asked: Blocking, panels: tuple[int, int, int], room: float) -> _Sizes | None:
-    extents = model.extents
     rows, cols = model.largest(*panels, room)
     rows, cols = float(asked.c_rows or rows), float(asked.c_cols or cols)
     if not (rows >= 1 and cols >= 1):
         return None
-    down, along = math.ceil(extents.rows / rows), math.ceil(extents.cols / cols)
+    down, along = math.ceil(model.rows / rows), math.ceil(model.cols / cols)
     if down * along == 1 and panels[2] > 1 and not asked.c_slots:
         return None
     return _Sizes(down, along, *panels)
@@ -244,11 +227,11 @@ def _made(
     model: _Model, how: Blocking, asked: Blocking, cut: _Sizes, fits: Callable[[Blocking], bool]
 ) -> Blocking | None:
     """Return a cut as options, with smaller blocks if these do not fit by a little."""
-    extents, room = model.extents, float(model.extents.room)
+    room = float(model.room)
     for _ in range(_SHRINKINGS):
         if model.steps(cut) > MAX_STEPS:
             return None
-        edges = {"c_rows": -(-extents.rows // cut.down), "c_cols": -(-extents.cols // cut.along)}
+        edges = {"c_rows": -(-model.rows // cut.down), "c_cols": -(-model.cols // cut.along)}
         edges.update({name: getattr(asked, name) for name in edges if getattr(asked, name)})
         k_blocks = {"block": cut.depth, "first": min(how.first, cut.depth)}
         made = in_rings(changed(how, **k_blocks, **edges, slots=cut.slots, c_slots=cut.c_slots))

@@ -24,7 +24,6 @@ from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import MOST_C_SLOTS, SEARCHED, USUAL_SLOTS, ScheduleOptions, changed
-from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.rank_sets import RankSets
 from uncut_mpi.planning.setting import Setting
 
@@ -151,8 +150,8 @@ def _with_ties_broken(found: list[Candidate], placement: Placement) -> list[Cand
     rules += [] if in_turn else [("held_bytes", slack)]
     rules += [("products", _AS_LITTLE)] if in_turn or (placement.in_parts and not placement.in_host()) else []
     for which, as_little in rules:
-        least = min(getattr(one.taken, which) for one in tied)
-        tied = [one for one in tied if getattr(one.taken, which) <= least + as_little * abs(least)]
+        least = min(getattr(one.run.taken, which) for one in tied)
+        tied = [one for one in tied if getattr(one.run.taken, which) <= least + as_little * abs(least)]
     return [tied[0], *(one for one in found if one is not tied[0])]
 
 
@@ -239,7 +238,7 @@ class _Explorer:
 
     def _in_rings(self, asked: ScheduleOptions) -> list[ScheduleOptions]:
         """Return how all ranks would compute one block of C after the other, if that may be."""
-        if asked.areas is not None or not may_be_cut(asked.blocking):
+        if asked.areas is not None or not asked.blocking.may_be_in_rings:
             return []
         slots, of_c = asked.blocking.slots or USUAL_SLOTS, asked.blocking.c_slots
         ways = [{"slots": slots, "c_slots": one} for one in ((of_c,) if of_c else range(1, MOST_C_SLOTS + 1))]

@@ -211,7 +211,7 @@ class Simulations:
         ParamError, TopologyError
             As `begin`, here or at the end.
         """
-        _check_rate(self._machine, dtype)
+        self._machine.typical_gemm_rate(dtype)  # raises where there is none
         try:
             ticket = self._native.begin_kblocks(run)
         except IndexError:
@@ -241,12 +241,7 @@ def _check(schedule: Schedule, machine: Machine) -> None:
             "use a machine of as many"
         )
     if schedule.problem.has_product:
-        _check_rate(machine, schedule.problem.arithmetic)
-
-
-def _check_rate(machine: Machine, dtype: DType) -> None:
-    if not machine.has_gemm_rate(dtype):
-        machine.typical_gemm_rate(dtype)  # raises
+        machine.typical_gemm_rate(schedule.problem.arithmetic)  # raises where there is none
 
 
 def _tables(schedule: Schedule) -> _native.ScheduleTables:

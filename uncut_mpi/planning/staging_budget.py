@@ -11,7 +11,6 @@ from uncut_mpi.model.locations import Space, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, panel_bytes, user_pieces, user_table
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.out_of_core import may_be_cut
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.staging import PIECES, SHAPE
 
@@ -36,7 +35,7 @@ def beside_copies(setting: Setting) -> tuple[Machine, list[ScheduleOptions]]:
     np.add.at(on_devices, of["rank"][there], np.array(sizes, np.int64)[there])
     np.add.at(of_ranks, of["rank"][~there], 1)
     beside = dataclasses.replace(machine, memory_bytes=np.maximum(setting.memory_bytes - on_devices, 1))
-    if not options.host_memory or not of_ranks.any() or not may_be_cut(options.blocking):
+    if not options.host_memory or not of_ranks.any() or not options.blocking.may_be_in_rings:
         return beside, [options]
     room = options.host_memory // int(of_ranks.max()) - BUFFER_ALIGNMENT
     extents = {
