@@ -164,19 +164,8 @@ def test_choi_tile_2_a_gtx1070_computes_longer_than_it_loads_above_90() -> None:
     assert gtx1070(2, 2**30).intensity_threshold() == pytest.approx(4 * gtx1070(2).balance, rel=1e-6)
 
 
-def test_choi_tile_3_times() -> None:
-    n, edge, gpus = 16384, 2048, 4
-    model = v100(gpus, n)
-    math_s, transfer_s = 2 * edge**2 * n / 14899e9, 4 * edge * n / 48.33e9
-    memory_s = (8 * n * edge + 4 * edge**2) / 900e9
-    assert model.math_s(edge) == pytest.approx(math_s)
-    assert model.transfer_s(edge) == pytest.approx(transfer_s)
-    assert model.memory_s(edge) == pytest.approx(memory_s)
-    for tile in (64, edge):
-        kernel_s = max(model.math_s(tile), model.memory_s(tile), (gpus - 1) * model.transfer_s(tile))
-        assert model.kernel_s(tile) == pytest.approx(kernel_s)
-        assert model.task_s(tile) == pytest.approx(3 * model.transfer_s(tile) + n / (tile * gpus) * kernel_s)
-    assert model.memory_bound_transfer_threshold() == pytest.approx(n * (3 * 900 / 48.33 - 2))
+def test_choi_tile_3_bands_of_products_limited_by_memory() -> None:
+    assert v100(4, 16384).memory_bound_transfer_threshold() == pytest.approx(16384 * (3 * 900 / 48.33 - 2))
 
 
 # -- Choi, A100 ------------------------------------------------------------------------------------

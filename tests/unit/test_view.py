@@ -166,7 +166,7 @@ def test_an_arrow_through_a_join_leads_from_what_it_waited_for_longest():
 def test_idle_is_when_no_compute_lane_of_a_rank_is_busy():
     shown = by_hand([(0, 0.0, 2.0), (1, 1.0, 3.0), (0, 6.0, 7.0), (2, 0.0, 10.0)])
     np.testing.assert_allclose(shown.idle_share, [0.6, 1.0])
-    assert shown.covered_s(shown.computing(0)) == 4.0
+    assert shown.covered_s((shown.rank == 0) & (shown.activity <= Activity.COMBINE)) == 4.0
 
 
 def test_random_schedules_have_a_timeline_and_a_valid_trace():

@@ -46,6 +46,8 @@ _PER_RANK: Final = {
 _WORDS: Final = ("name", "key", "provenance")
 _FLAGS: Final = ("serial_copies", "steady")
 _TABLES: Final = ("bandwidth_gb_per_s", "latency_s")
+_SIZED: Final = {**_PER_RANK, "host_bytes": 0}
+"""Arrays that may be left out, with what they have then, which is the least: of each rank, or of the node."""
 _WHOLE: Final = ("multiprocessors", "node_of", "memory_bytes", "host_bytes")
 _ARRAYS: Final = {
     name: np.int64 if name in _WHOLE else np.float64 for name in dict.fromkeys((*_TABLES, *_PER_RANK, *_WHOLE))
@@ -181,21 +183,17 @@ class Machine(Remade):
                     f"typical_gemm_tflop_per_s[{dtype}] of machine {self.name} is above gemm_tflop_per_s, the best "
                     "rate: give both, or leave the typical rates out ({})"
                 )
-        for name, default in _PER_RANK.items():
-            values = getattr(self, name)
+        for name, default in _SIZED.items():
+            values, length = getattr(self, name), self.num_ranks if name in _PER_RANK else 1
             if not values.size:
-                values = np.full(self.num_ranks, default)
+                values = np.full(length, default)
                 object.__setattr__(self, name, values)
-            if values.shape != (self.num_ranks,) or not (np.isfinite(values).all() and (values >= default).all()):
-                raise ParamError(f"{name} of machine {self.name} is not {self.num_ranks} numbers of {default} or more")
+            if values.shape != (length,) or not (np.isfinite(values).all() and (values >= default).all()):
+                wanted = f"{counted(length, 'number')} of {default} or more"
+                raise ParamError(f"{name} of machine {self.name} is {shown(values)}: name {wanted}")
             values.flags.writeable = False
         if self.node_of.any():
             raise ParamError(f"machine {self.name} has several nodes: one is supported so far")
-        if not self.host_bytes.size:
-            object.__setattr__(self, "host_bytes", np.zeros(1, np.int64))
-        if self.host_bytes.shape != (1,) or self.host_bytes.min() < 0:
-            raise ParamError(f"host_bytes of machine {self.name} is {shown(self.host_bytes)}: name one number of bytes")
-        self.host_bytes.flags.writeable = False
         for port in self.ports:
             for source, destination in port.links:
                 if not (0 <= source < size and 0 <= destination < size):

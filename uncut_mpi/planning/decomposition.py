@@ -62,14 +62,16 @@ def block_bounds(
         If there are not as many shares as grid rows or columns.
     """
     grid.check_shares(row_shares, col_shares)
-    bounds = []
-    for extent, blocks, shares in ((problem.m, grid.rows, row_shares), (problem.n, grid.cols, col_shares)):
-        if shares is None:
-            bounds.append(tuple(block_starts(extent, blocks)))
-            continue
-        counted = counted_starts(extent, shares)
-        bounds.append(tuple(counted or share_starts(extent, shares, share_step(problem, extent, shares))))
-    return bounds[0], bounds[1]
+    rows = starts_of(problem, problem.m, grid.rows, row_shares)
+    return rows, starts_of(problem, problem.n, grid.cols, col_shares)
+
+
+def starts_of(problem: GemmProblem, extent: int, blocks: int, shares: Sequence[float] | None) -> tuple[int, ...]:
+    """Return where blocks of an extent start, and the extent: of these sizes, in these proportions, or equal ones."""
+    if shares is None:
+        return tuple(block_starts(extent, blocks))
+    counted = counted_starts(extent, shares)
+    return tuple(counted or share_starts(extent, shares, share_step(problem, extent, shares)))
 
 
 def share_step(problem: GemmProblem, extent: int, shares: Sequence[float]) -> int:

@@ -22,8 +22,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.part_of_c import elements_of
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import share_step
-from uncut_mpi.planning.grid import block_starts, counted_starts, share_starts
+from uncut_mpi.planning.decomposition import starts_of
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, DealtPanels, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
@@ -228,11 +227,7 @@ class Planner:
 def _k_starts(problem: GemmProblem, splits: int, shares: Sequence[float] | None) -> list[int]:
     """Return where parts of k start, and k; those that have any come first."""
     splits = min(splits, problem.k)
-    if shares is None or len(shares) > splits:
-        return block_starts(problem.k, splits)
-    starts = counted_starts(problem.k, shares) or share_starts(
-        problem.k, shares, share_step(problem, problem.k, shares)
-    )
+    starts = starts_of(problem, problem.k, splits, None if shares is None or len(shares) > splits else shares)
     return sorted({*starts})  # a small share may come to nothing
 
 

@@ -205,11 +205,6 @@ class Timeline:
             hidden += nbytes * min(of_ends, default=0.0) / (end - start) if end > start else 0.0
         return total, hidden
 
-    def computing(self, rank: int) -> np.ndarray:
-        """Return which tasks, of shape (n,), keep the device of a rank computing."""
-        which: np.ndarray = (self.rank == rank) & (self.activity <= Activity.COMBINE)
-        return which
-
     def covered_s(self, which: np.ndarray) -> float:
         """Return the time in which at least one of the tasks selected by `which` (bools or rows) runs."""
         _, busy = self.coverage(which)

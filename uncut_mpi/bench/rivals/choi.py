@@ -1,5 +1,5 @@
 """
-The model of the GPU-only band algorithm: tile edges and times in closed form.
+The model of the GPU-only band algorithm: tile edges in closed form.
 
 From Y. R. Choi, V. Nikolskiy and V. Stegailov, *Tuning of a matrix-matrix multiplication algorithm for
 several GPUs connected by fast communication links* (PCT 2022), sections 5 and 6; the same conditions are
@@ -101,34 +101,3 @@ class BandModel:
         if math.isinf(intensity):
             return next_power_of_two(self.memory_bound_transfer_threshold())
         return next_power_of_two(max(intensity, self.transfer_threshold()))
-
-    def transfer_s(self, edge: int) -> float:
-        """Return T_transfer = e N_i N / BW_transfer of one band, latency left out (equation 11)."""
-        return self.dtype.itemsize * edge * self.n / (self.transfer_gb_per_s * 1e9)
-
-    def math_s(self, edge: int) -> float:
-        """Return T_math = 2 N_i² N / BW_math of one tile of C (equation 6)."""
-        return 2 * edge**2 * self.n / (self.math_gflop_per_s * 1e9)
-
-    def memory_s(self, edge: int) -> float:
-        """Return T_mem = e (2 N N_i + N_i²) / BW_mem of one tile of C (equation 6)."""
-        return self.dtype.itemsize * (2 * self.n * edge + edge**2) / (self.memory_gb_per_s * 1e9)
-
-    def gemm_s(self, edge: int) -> float:
-        """Return T_GEMM = max(T_mem, T_math), the time to issue left out (equation 1)."""
-        return max(self.memory_s(edge), self.math_s(edge))
-
-    def kernel_s(self, edge: int) -> float:
-        """Return T_kernel = max(T_GEMM, (G − 1) T_transfer): a product and what is sent meanwhile (equation 7)."""
-        return max(self.gemm_s(edge), (self.num_devices - 1) * self.transfer_s(edge))
-
-    def task_s(self, edge: int) -> float:
-        """
-        Return T_task = 3 T_transfer + N / (N_i G) T_kernel, as printed (equation 8).
-
-        Notes
-        -----
-        N / (N_i G) counts each device's tiles of one band, N_i rows of C; a product has N / N_i such bands. For
-        the time of all of it the second summand is multiplied by N / N_i.
-        """
-        return 3 * self.transfer_s(edge) + self.n / (edge * self.num_devices) * self.kernel_s(edge)
