@@ -37,7 +37,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
-    from uncut_mpi.api.call import CallResult
+    from uncut_mpi.api.calls import CallResult
     from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.matrix import Matrix
     from uncut_mpi.api.one_product import matmul
@@ -60,7 +60,7 @@ _LAZY = {
     "Session": "uncut_mpi.api.session",
     "Matrix": "uncut_mpi.api.matrix",
     "GemmPlan": "uncut_mpi.api.gemm_plan",
-    "CallResult": "uncut_mpi.api.call",
+    "CallResult": "uncut_mpi.api.calls",
     "PlanSummary": "uncut_mpi.api.plans",
     "Trace": "uncut_mpi.api.trace",
     "matmul": "uncut_mpi.api.one_product",

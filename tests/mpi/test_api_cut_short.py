@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather, collective_assert, outcome
-from uncut_mpi.api.call import Call
+from uncut_mpi.api.calls import Call
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.planning.options import ScheduleOptions
 

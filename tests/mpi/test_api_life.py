@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers import jobs
 from tests.helpers.collective import allgather, carried, collective_assert, outcome
-from uncut_mpi.api.call import Call
+from uncut_mpi.api.calls import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
 

@@ -12,7 +12,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
-from uncut_mpi.api.trials import Trial
+from uncut_mpi.api.plans import Trial
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
@@ -45,7 +45,7 @@ def settle(session, plan, operands):
     """Call until a plan has chosen; return the digests of what ran, and what was wrong with the results here."""
     digests, wrongs = [], []
     while plan.tuning and len(digests) < ENOUGH:
-        digests.append(plan._plan.turn.summary.digest)
+        digests.append(plan._plan.now.summary.digest)
         renew(session, operands)
         plan.execute(CASE.alpha, CASE.beta)
         wrongs.append(mismatch(CASE, operands))
@@ -194,8 +194,8 @@ def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypa
         if comm.rank == comm.size - 1 and when == "run":
             bind = session._calls.binder.bind
 
-            def broken(bound, matrices):
-                binding = bind(bound, matrices)
+            def broken(bound, *about):
+                binding = bind(bound, *about)
                 if bound is not refused:
                     return binding
                 return dataclasses.replace(binding, executable=Failing(binding.executable))

@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
 from uncut_mpi.api.overlaps import overlapping
-from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.errors import ParamError

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.hostile import Hostile
-from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.errors import ParamError, UncutError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location

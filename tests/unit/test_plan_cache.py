@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.plan_cache import PlanCache
-from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Request, Scalars
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import Placement

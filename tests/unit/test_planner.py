@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.planned import plan_several, search
-from uncut_mpi.api.trials import CALLS, Trial, fastest
+from uncut_mpi.api.plans import CALLS, Trial, fastest
 from uncut_mpi.bench.arguments import ablation_options
 from uncut_mpi.bench.rivals import bands
 from uncut_mpi.bench.rivals.paralia import predict
@@ -373,7 +373,7 @@ def trial(count):
 def test_schedules_take_turns_and_the_first_call_of_each_is_not_timed():
     tried, turns, moments = trial(3), [], []
     while not tried.over:
-        assert tried.turn is tried.plans[tried.index]
+        assert tried.now is tried.plans[tried.index]
         turns.append(tried.index)
         moments.append(tried.digest)
         tried = tried.after(100.0 if turns.count(tried.index) == 1 else 1.0 + tried.index)

@@ -26,7 +26,8 @@ from tests.helpers.layouts import even, random_layout
 from tests.helpers.planned import plan_several, setting_of
 from tests.helpers.random_schedules import random_schedule
 from tests.helpers.schedules import SummaOptions, random_case, summa
-from uncut_mpi.api.plans import PlanSummary, private_of
+from uncut_mpi.api.keys import private_of
+from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.errors import CapacityError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, Space

@@ -1,5 +1,5 @@
 """
-The calls that multiply, one after another.
+The calls that multiply, one after another: each is opened, started, asked and finished.
 
 A repeated call is: look the plan up, opening barrier, fire, drain, closing barrier. The opening
 barrier is that of every call of a session (`gate`). The devices are taken after it, when all ranks are
@@ -10,30 +10,229 @@ barrier no rank may leave alone: what goes wrong is carried as a value and raise
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from uncut_mpi.api.binding import Binder, Binding, digest_of
-from uncut_mpi.api.call import Call, ChunkedCall, TriedCall
-from uncut_mpi.api.chunked import AnyPlan, Chunked
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.gate import Gate
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_maker import PlanMaker
-from uncut_mpi.api.plans import Plan, PlanKey
+from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
-from uncut_mpi.api.trials import Trial, fastest
-from uncut_mpi.device.interface import Backend
+from uncut_mpi.device.interface import Backend, ExecutionReport, Run
 from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
+from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.turns import DeviceTurns
 
 _FIRST_FLAGS = 1 << 12
 _NO_DIGEST = bytes(16)
+
+
+class CallResult(NamedTuple):
+    """
+    What one product did on this rank.
+
+    Attributes
+    ----------
+    tasks : int
+        Tasks this rank executed.
+    copy_bytes : int
+        Bytes its copies moved.
+    issue_s, drain_s : float
+        Host time to issue everything, and from then until all of it had finished.
+    planned : bool
+        Whether this call had to plan or bind first.
+    staged : bool
+        Whether a matrix went through memory of ours because its own is its owner's alone (`PlanSummary.staged`).
+    """
+
+    tasks: int
+    copy_bytes: int
+    issue_s: float
+    drain_s: float
+    planned: bool
+    staged: bool
+
+
+class Call:
+    """
+    One product that all ranks have opened; `Calls.open` makes it. Start it once, then finish it. Both are collective.
+
+    Until `let_go` it owns this rank's turn at the device, the epoch from which its tasks count in flags, and what the
+    SoftBufs hold.
+
+    Parameters
+    ----------
+    binding : Binding
+        What it runs.
+    planned : bool
+        Whether something was planned or bound for it, so that ranks meet again before it begins.
+    traced : bool
+        Whether the times of this rank's tasks are taken.
+
+    Attributes
+    ----------
+    report : ExecutionReport
+        Once it is finished: what this rank did.
+    """
+
+    __slots__ = ("_began", "_binding", "_calls", "_planned", "_request", "_run", "_traced", "report")
+
+    report: ExecutionReport
+
+    def __init__(self, calls: Calls, request: Request, binding: Binding, planned: bool, traced: bool) -> None:
+        self._calls, self._request, self._binding = calls, request, binding
+        self._planned, self._traced = planned, traced
+        self._began = False
+
+    def start(self, *, waits: bool = False) -> None:
+        """Begin the product, and return soon; or when this rank's part is over, if it waits for it anyway."""
+        calls, executable = self._calls, self._binding.executable
+        if self._traced:
+            with agreement.collective(calls.group, "preparing a trace"):
+                executable.prepare_trace()
+        if self._planned or self._traced:
+            calls.group.barrier()
+        alpha, beta = self._request.scalars
+        calls.gate.epoch = epoch = calls.binder.flags.begin(executable.span)
+        self._began = True
+        self._run: Run | ExecutionReport = (executable.run if waits else executable.start)(
+            alpha=alpha,
+            beta=beta,
+            epoch=epoch,
+            timeout_s=self._patience_s,
+            traced=self._traced,
+        )
+
+    def poll(self) -> bool:
+        """Get on without waiting; return whether `finish` has nothing of this rank's to wait for. Local."""
+        return not isinstance(self._run, Run) or self._run.poll()
+
+    def finish(self) -> None:
+        """Wait until all ranks have done their parts; raise what any of them met."""
+        self._end()
+        self._note_written()
+
+    def _note_written(self) -> None:
+        written = self._request.matrices[2]
+        if written.info.file:
+            self._calls.store.is_written(written, written=True)
+
+    def _end(self) -> None:
+        calls, gate, run = self._calls, self._calls.gate, self._run
+        self.report = report = run.finish() if isinstance(run, Run) else run
+        calls.counters.add(report)
+        error = report.error
+        try:
+            if gate.close(error, self._patience_s):  # with every rank's verdict
+                # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
+                # nothing may be freed or reused any more.
+                lost = isinstance(error, StallError) or getattr(error, "fatal", False)
+                gate.broken |= any(calls.group.allgather_objects(lost))
+                agreement.collective_result(calls.group, error, "gemm")
+        except StallError as missing:
+            gate.broken = True
+            # What this rank waited for in vain says more than that the barrier was not reached.
+            raise (error if isinstance(error, StallError) else missing) from None
+        assert not report.aborted  # without a rank that reports why
+
+    @property
+    def _patience_s(self) -> float:
+        """For how long nothing may end anywhere: during the longest task, and what is allowed besides."""
+        return self._calls.timeout_s + self._binding.executable.longest_s
+
+    @property
+    def result(self) -> CallResult:
+        """What this rank did, once it is finished."""
+        report, staged = self.report, self._binding.staged
+        figures = report.tasks, report.copy_bytes, report.issue_s, report.drain_s
+        return tuple.__new__(CallResult, (*figures, self._planned, staged))  # half the time of its constructor
+
+    def progress(self) -> float:
+        """Return about what part of it is done on this rank, from 0 to 1. Any thread may ask."""
+        return self._binding.executable.progress() if self._began else 0.0
+
+    def let_go(self) -> None:
+        """Give the turn back. Local; a second call does nothing."""
+        self._calls.now = None
+        self._calls.turns.release()
+
+
+class TriedCall(Call):
+    """A call by one of several plans, of which the fastest is looked for (`ScheduleOptions.tune`)."""
+
+    __slots__ = ("_keep", "_started_s", "_trial")
+
+    def __init__(self, trial: Trial, keep: Callable[[AnyPlan], None], *about: Any) -> None:
+        super().__init__(*about)
+        self._trial, self._keep = trial, keep
+
+    def start(self, *, waits: bool = False) -> None:
+        """See `Call.start`."""
+        self._started_s = time.perf_counter()
+        super().start(waits=waits)
+
+    def finish(self) -> None:
+        """See `Call.finish`; what is kept then is what the next call runs."""
+        calls, trial = self._calls, self._trial
+        try:
+            super().finish()
+        except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
+            if trial.may_go and is_agreed(error) and not calls.gate.broken:
+                self._keep(calls.without(trial))
+            raise
+        self._keep(calls.judged(trial, time.perf_counter() - self._started_s))
+
+
+class ChunkedCall(Call):
+    """A product of chunks, one after another under one turn: each is bound when it comes."""
+
+    __slots__ = ("_chunked", "_results")
+
+    def __init__(self, chunked: Chunked, *about: Any) -> None:
+        super().__init__(*about)
+        self._chunked, self._results = chunked, list[CallResult]()
+
+    def poll(self) -> bool:
+        """See `Call.poll`."""
+        return super().poll() and len(self._results) == len(self._chunked.keys) - 1
+
+    def finish(self) -> None:
+        """See `Call.finish`; the report is of the first chunk."""
+        self._end()
+        first = self.report
+        for number in range(1, len(self._chunked.keys)):
+            self._binding, self._planned = self._calls.bind_chunk(self._chunked, self._request, number)
+            self._traced = False
+            self._calls.group.barrier()  # as before calls that were planned: what it overwrites the last one has used
+            self.start(waits=True)
+            self._end()
+        self.report = first
+        self._note_written()
+
+    def _end(self) -> None:
+        super()._end()
+        self._began = False
+        self._results.append(super().result)
+
+    @property
+    def result(self) -> CallResult:
+        """Of all chunks."""
+        tasks, copied, issue_s, drain_s, planned, staged = zip(*self._results, strict=True)
+        return CallResult(sum(tasks), sum(copied), sum(issue_s), sum(drain_s), any(planned), any(staged))
+
+    def progress(self) -> float:
+        """See `Call.progress`."""
+        return (len(self._results) + super().progress()) / len(self._chunked.keys)
 
 
 class Calls:
@@ -135,9 +334,9 @@ class Calls:
             if binding is not None:
                 digest = scalars.mixed_with(binding.digest)
             else:
-                if plan.tuning:
-                    binding = self.binder.find(plan.now, matrices)
                 digest = scalars.mixed_with(digest_of(plan, matrices))
+                if not isinstance(plan, PlanKey):
+                    binding = self.binder.find(plan.now, plan.begins_with(matrices, request.choices))
             self.backend.await_caller()
             a, b, c = matrices
             if a.info.file or b.info.file or c.info.file:
@@ -159,59 +358,51 @@ class Calls:
             if not all_ready:
                 plan, binding = self.prepare(plan, matrices, request.choices)
             assert not isinstance(plan, PlanKey)  # just prepared
+            assert binding is not None  # ready or just prepared
             keep(plan)
-            call: Call
-            if isinstance(plan, Chunked):
-                call = ChunkedCall(plan, self, request, traced)
+            if isinstance(plan, Plan):
+                call = Call(self, request, binding, not all_ready, traced)
             elif isinstance(plan, Trial):
                 call = TriedCall(plan, keep, self, request, binding, not all_ready, traced)
             else:
-                assert binding is not None  # ready or just prepared
-                call = Call(self, request, binding, not all_ready, traced)
+                call = ChunkedCall(plan, self, request, binding, not all_ready, traced)
             self.now = call
             return call
         except BaseException:
             turns.release()
             raise
 
-    def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding | None]:
-        """
-        Make a plan if there is none, and bind it to matrices, of a trial the one whose turn it is. Collective.
-
-        Chunks are bound one after another, when they come.
-        """
+    def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
+        """Make a plan if there is none, and bind to matrices that by which the next call begins. Collective."""
         if isinstance(plan, PlanKey):
             made = self._maker.make(plan, self.binder.softbuf_bytes)
             if isinstance(made, Chunks):
                 plan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
             else:
                 plan = made
-        while (now := plan.now) is not None:
+        while True:
             try:
-                return plan, self.binder.bind(now, matrices)
+                return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices), plan.summary.chunks)
             except (CapacityError, DeviceError) as error:  # of one type on all ranks
-                if not plan.may_go or not is_agreed(error):
+                if not isinstance(plan, Trial) or not plan.may_go or not is_agreed(error):
                     raise
                 plan = self.without(plan)
-        return plan, None
 
     def _plan_of_chunk(self, key: PlanKey) -> Plan:
         plan = self._maker.make(key, self.binder.softbuf_bytes, whole=True)
         assert isinstance(plan, Plan)  # nothing is tried
         return plan
 
-    def bind_chunk(self, plan: AnyPlan, request: Request, number: int) -> tuple[Binding, bool]:
+    def bind_chunk(self, plan: Chunked, request: Request, number: int) -> tuple[Binding, bool]:
         """Return what binds a chunk of a product, and whether it is new. Collective."""
-        assert isinstance(plan, Chunked)
         its = plan.plan(number, self._plan_of_chunk, self.binder.drop)
         matrices = plan.operands(request.matrices, request.choices, number)
         is_new = self.binder.find(its, matrices) is None
         return self.binder.bind(its, matrices, plan.summary.chunks), is_new
 
-    def judged(self, plan: AnyPlan, seconds: float) -> AnyPlan:
+    def judged(self, trial: Trial, seconds: float) -> AnyPlan:
         """Return what is kept of plans that are tried, after a call by one: in the end the fastest. Collective then."""
-        assert isinstance(plan, Trial)
-        trial = plan.after(seconds)
+        trial = trial.after(seconds)
         if not trial.over:
             return trial
         tables = self.group.allgather_bytes(trial.table(), "comparing schedules", self.timeout_s)
@@ -221,11 +412,10 @@ class Calls:
         self.binder.drop(trial)
         return chosen
 
-    def without(self, plan: AnyPlan) -> AnyPlan:
+    def without(self, trial: Trial) -> Trial:
         """Return plans that are tried without the one whose turn it is, which cannot run here. Local."""
-        assert isinstance(plan, Trial)
-        self.binder.drop(plan.turn)
-        return plan.without()
+        self.binder.drop(trial.now)
+        return trial.without()
 
     # -- life --------------------------------------------------------------------------------
 

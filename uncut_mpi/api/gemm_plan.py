@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api.arrays import is_array
-from uncut_mpi.api.call import CallResult
-from uncut_mpi.api.calls import Calls
-from uncut_mpi.api.chunked import AnyPlan
+from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.exclusive import end_call, public_call
+from uncut_mpi.api.keys import PlanKey, private_of
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.plans import PlanKey, PlanSummary, private_of
+from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
 from uncut_mpi.api.trace import Trace, merge_times
 from uncut_mpi.errors import ParamError
@@ -53,12 +53,12 @@ class GemmPlan:
 
         Of the last call, if its matrices need another schedule than those planned with (`PlanSummary.staged`).
         """
-        return self._plan.shown.summary
+        return self._plan.summary
 
     @property
     def schedule(self) -> Schedule:
         """The schedule that `summary` is of: every task of every rank. Of a product in chunks that of the first one."""
-        return self._plan.shown.schedule
+        return self._plan.schedule
 
     @property
     def problem(self) -> GemmProblem:
@@ -73,7 +73,7 @@ class GemmPlan:
     @property
     def tuning(self) -> bool:
         """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
-        return self._plan.tuning
+        return isinstance(self._plan, Trial)
 
     def execute(
         self,
@@ -157,11 +157,11 @@ class GemmPlan:
         with self._calls.gate.exclusive():
             request = self._request("trace", alpha, beta, a, b, c, stream)
             plan = self._plan_for(request.matrices)
-            if isinstance(plan, PlanKey) or not plan.tuning:
-                call = self._calls.run(request, plan, self._keep, traced=True)
-            else:  # of which this is no call
-                self._keep(plan)
-                call = self._calls.run(request, plan.shown, _keep_nothing, traced=True)
+            keep: Callable[[AnyPlan], None] = self._keep
+            if isinstance(plan, Trial):  # of which this is no call
+                keep(plan)
+                plan, keep = plan.plans[0], lambda kept: None
+            call = self._calls.run(request, plan, keep, traced=True)
             return merge_times(len(self.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
 
     def progress(self) -> float:
@@ -272,7 +272,7 @@ class GemmPlan:
             raise ParamError("the plan is closed: make a new one")
 
     def __repr__(self) -> str:
-        done = self._plan.shown.summary
+        done = self._plan.summary
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
     def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
@@ -312,7 +312,3 @@ def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
     if not matrix.info.in_parts:
         return how
     return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
-
-
-def _keep_nothing(plan: AnyPlan) -> None:
-    """Take the plan of a trace, which is no call of a trial."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uncut_mpi.api.chunked import AnyPlan
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Name
-from uncut_mpi.api.plans import PlanKey
+from uncut_mpi.api.plans import AnyPlan
 from uncut_mpi.api.request import Request, infos_of
 from uncut_mpi.planning.options import ScheduleOptions
 

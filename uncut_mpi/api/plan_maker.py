@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.plans import Plan, PlanKey, PlanSummary
-from uncut_mpi.api.trials import Trial
+from uncut_mpi.api.keys import PlanKey
+from uncut_mpi.api.plans import Plan, PlanSummary, Trial
 from uncut_mpi.errors import CapacityError, PlanError, UncutError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.chunks import Chunks

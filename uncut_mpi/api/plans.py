@@ -1,31 +1,34 @@
-"""Plans as values: what they depend on, what they say of themselves, and what this rank does by them."""
+"""
+What calls of one key run by: a plan, several of which the fastest is looked for, or those of chunks of C.
+
+All three have a key, a digest, what callers are told (`summary`, `schedule`), the plan by which the next call begins
+(`now`), and all plans that may be bound to matrices (`every`). They are the same on all ranks.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
-from collections.abc import Sequence
-from typing import ClassVar, Final, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from uncut_mpi.api.matrix import MatrixInfo
-from uncut_mpi.api.request import Choices, Infos, check_written
-from uncut_mpi.model.locations import Location, Space
+from uncut_mpi.api.keys import PlanKey
+from uncut_mpi.api.request import Choices, Operands, infos_of
+from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.parts import Order
-from uncut_mpi.model.placement import Placement, Where
-from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
-from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
+from uncut_mpi.model.parts import Extent
+from uncut_mpi.planning.chunks import MOST_KINDS, Chunks
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.lower import OperationList, lower
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned, describe
 from uncut_mpi.planning.schedule import Schedule
 
-_T = TypeVar("_T")
-_PLAIN: Final[tuple[Orders, Orders, Orders]] = ((None, None), (None, None), (None, None))
+CALLS: Final = 3
+"""Calls of each plan that are timed; its first one comes before them and is not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -125,153 +128,6 @@ class PlanSummary:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlanKey:
-    """
-    What a plan depends on, besides the machine: calls with equal keys share one.
-
-    Attributes
-    ----------
-    problem, placement, options
-        What is computed, where, and what is fixed about how.
-    private : tuple of int
-        Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
-        lie in device memory that peers cannot open, in private host memory that cannot be page-locked, or in files.
-    files : tuple of int
-        Those of them that lie in files.
-    orders : tuple of (CyclicOrder or None, CyclicOrder or None)
-        In which orders of their rows and columns the caller's A, B and C are multiplied.
-    """
-
-    problem: GemmProblem
-    placement: Placement
-    options: ScheduleOptions
-    private: tuple[int, ...] = ()
-    files: tuple[int, ...] = ()
-    orders: tuple[Orders, Orders, Orders] = _PLAIN
-    now: ClassVar[None] = None
-    tuning: ClassVar[bool] = False
-
-    @classmethod
-    def of(cls, infos: Infos, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
-        """
-        Return the key of a product. Local.
-
-        Parameters
-        ----------
-        reads_c, scales_only : bool
-            Whether C is read, and whether it is all that is read.
-
-        Raises
-        ------
-        ParamError
-            If shapes, types, layouts or overlaps do not allow the product.
-        """
-        a, b, c = infos
-        op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
-
-        def read(infos: Infos) -> tuple[GemmProblem, Infos, tuple[Order, Order, Order]]:
-            a, b, c = infos
-            (a, stored_a), (b, stored_b) = _as_read(a, op_a, c.stored), _as_read(b, op_b, c.stored)
-            problem = GemmProblem.from_operands(
-                stored_a,
-                stored_b,
-                c.stored,
-                dtype=(a.dtype, b.dtype, c.dtype),
-                trans_a=op_a,
-                trans_b=op_b,
-                reads_c=reads_c,
-                alpha_is_zero=scales_only,
-            )
-            return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
-
-        problem, infos, read_in = read(infos)
-        check_written("C", c, A=a, B=b)
-        orders = _PLAIN
-        if any(one.layout.orders != (None, None) for one in infos):
-            bounds = a.layout, b.layout, c.layout
-            orders = orders_for_product(*bounds, choices.trans_a, choices.trans_b)
-            problem, infos, read_in = read(infos_in(infos, orders))
-        both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
-        places = itertools.starmap(_where, zip(*both, strict=True))
-        return cls(problem, Placement(*places), choices.options, *private_of(problem, infos), orders)
-
-    @classmethod
-    def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
-        """Return the key of C := A, where B is A as well and not read; a conjugated A is refused. Local."""
-        source, _, target = infos
-        source.check_in_memory()
-        both = orders_for_copy(source.layout, target.layout)
-        source, target = source.in_orders(both), target.in_orders(both)
-        # What is not in the order in which the problem has both is transposed: as little as can be.
-        orders = target.stored.order, source.stored.order
-        reads = [(order, source.in_order(order), target.in_order(order)) for order in orders]
-        order, a, c = min(reads, key=lambda read: sum(info.elements_not_in(read[0]) for info in read[1:]))
-        shape = a.layout.shape if order == "F" else a.layout.shape[::-1]
-        places = [_where(one, order) for one in (a, c)]
-        lda, ldc = (
-            one.parts[0].part.ld if isinstance(where, Location) else 0
-            for one, where in zip((a, c), places, strict=True)
-        )
-        problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
-        placement = Placement(places[0], Location.host(), places[1])
-        parts = [*_obstacles(a), ("", False), *_obstacles(c)]  # B, in one part, is not read
-        return cls(problem, placement, choices.options, *_private(parts), (both, both, both))
-
-    @property
-    def digest(self) -> bytes:
-        """16 bytes that equal keys share on every rank."""
-        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
-
-
-def infos_in(infos: Infos, orders: tuple[Orders, Orders, Orders]) -> Infos:
-    """Return A, B and C with their rows and columns in other orders."""
-    a, b, c = (info.in_orders(one) for info, one in zip(infos, orders, strict=True))
-    return a, b, c
-
-
-def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tuple[_T, _T, _T]:
-    """Return what A, B and C have as the schedule counts them, which for a C in row-major order multiplies B by A."""
-    a, b, c = of_three
-    return (b, a, c) if problem.swapped else of_three
-
-
-def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, StoredMatrix]:
-    """
-    Return an operand and how it is read: as it is stored, or in the order in which op conjugates and transposes it.
-
-    What is stored otherwise is transposed by copies then: nothing conjugates without transposing.
-    """
-    stored = info.stored
-    if op not in ("C", "R") or not info.dtype.is_complex or (stored.order == c.order) == (op == "C"):
-        return info, stored
-    order: Order = "C" if stored.order == "F" else "F"
-    info = info.in_order(order)
-    return info, info.stored if info.stored.order == order else StoredMatrix(stored.rows, stored.cols, order)
-
-
-def _where(info: MatrixInfo, order: Order) -> Where:
-    """Return where a matrix lives, or its parts if they are several or in another order; of what is column-major."""
-    if info.location is not None and info.parts[0].part.order == order:
-        return info.location
-    return info.layout if order == "F" else info.layout.transposed
-
-
-def private_of(problem: GemmProblem, infos: Infos) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`), and those in files."""
-    return _private([part for info in in_schedule_order(problem, infos) for part in _obstacles(info)])
-
-
-def _obstacles(info: MatrixInfo) -> list[tuple[str, bool]]:
-    """Return of each part why its owner alone can use it, and whether it lies in a file."""
-    return [(held.obstacle, bool(info.file)) for held in info.parts]
-
-
-def _private(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    private = tuple(at for at, (obstacle, _) in enumerate(parts) if obstacle)
-    return private, tuple(at for at in private if parts[at][1])
-
-
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference
 class Plan:
     """
@@ -301,20 +157,20 @@ class Plan:
     softbuf_bytes: np.ndarray
     host_softbuf_bytes: np.ndarray
     flag_bytes: np.ndarray
-    tuning: ClassVar[bool] = False
-    may_go: ClassVar[bool] = False
 
     @property
     def now(self) -> Plan:
-        """What the next call binds before it begins."""
+        """The plan itself."""
         return self
-
-    shown = now
 
     @property
     def every(self) -> Sequence[Plan]:
-        """All that may be bound."""
+        """The plan alone."""
         return (self,)
+
+    def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
+        """Return what `now` multiplies: those of a call."""
+        return matrices
 
     @classmethod
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:
@@ -334,3 +190,239 @@ class Plan:
             host_softbuf_bytes=host_softbuf_bytes,
             flag_bytes=flag_bytes,
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """
+    Several plans of one key, of which the next calls show the fastest.
+
+    Every rank counts the same calls, so the turns are the same on all ranks; the times are this rank's own.
+
+    Attributes
+    ----------
+    plans : tuple of Plan
+        The one that is predicted best comes first, and is never left out.
+    seconds : tuple of (tuple of float or None)
+        What the calls of each took so far; None for one that cannot run here and is left out.
+    """
+
+    plans: tuple[Plan, ...]
+    seconds: tuple[tuple[float, ...] | None, ...]
+
+    @property
+    def key(self) -> PlanKey:
+        """What the plans were made for."""
+        return self.plans[0].key
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that only trials of the same plans at the same moment share: all ranks run the same schedule."""
+        counts = [-1 if times is None else len(times) for times in self.seconds]
+        return hashlib.blake2b(self.now.digest + repr(counts).encode(), digest_size=16).digest()
+
+    @property
+    def index(self) -> int:
+        """
+        Whose turn it is: that of a plan that ran least, so that all meet the same conditions.
+
+        Every other round goes backwards, so that no plan always comes after a slow one, which lets devices cool.
+        """
+        counts = {index: len(times) for index, times in enumerate(self.seconds) if times is not None}
+        least = min(counts.values())
+        those = [index for index, count in counts.items() if count == least]
+        return those[-1 if least % 2 else 0]
+
+    @property
+    def now(self) -> Plan:
+        """The plan whose turn it is."""
+        return self.plans[self.index]
+
+    @property
+    def may_go(self) -> bool:
+        """Whether the plan whose turn it is may be left out."""
+        return self.index > 0
+
+    @property
+    def summary(self) -> PlanSummary:
+        """That of the plan predicted best."""
+        return self.plans[0].summary
+
+    @property
+    def schedule(self) -> Schedule:
+        """That of the plan predicted best."""
+        return self.plans[0].schedule
+
+    @property
+    def every(self) -> Sequence[Plan]:
+        """The plans."""
+        return self.plans
+
+    def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
+        """Return what `now` multiplies: those of a call."""
+        return matrices
+
+    @property
+    def num_left(self) -> int:
+        """How many plans are not left out."""
+        return sum(times is not None for times in self.seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether every plan that is not left out has its times."""
+        return all(times is None or len(times) > CALLS for times in self.seconds)
+
+    def after(self, seconds: float) -> Trial:
+        """Return the trial after a call of the plan whose turn it is."""
+        return self._with((*(self.seconds[self.index] or ()), seconds))
+
+    def without(self) -> Trial:
+        """Return the trial without the plan whose turn it is: it cannot run here."""
+        return self._with(None)
+
+    def _with(self, times: tuple[float, ...] | None) -> Trial:
+        at = self.index
+        return dataclasses.replace(self, seconds=(*self.seconds[:at], times, *self.seconds[at + 1 :]))
+
+    def table(self) -> np.ndarray:
+        """Return this rank's times (s), shape (plans, CALLS); infinite for plans that are left out."""
+        return np.array([[np.inf] * CALLS if times is None else times[1 : 1 + CALLS] for times in self.seconds])
+
+
+def fastest(tables: np.ndarray) -> int:
+    """
+    Return the plan whose calls take least, in the median of the slowest rank.
+
+    Parameters
+    ----------
+    tables : ndarray of float64, shape (ranks, plans, CALLS)
+        The tables of all ranks.
+    """
+    return int(np.argmin(np.median(tables.max(axis=0), axis=1)))
+
+
+@dataclasses.dataclass(eq=False)
+class Chunked:
+    """
+    How a product is done in chunks; the same on all ranks.
+
+    Attributes
+    ----------
+    key : PlanKey
+        Of the whole product.
+    by_rows : bool
+        Whether chunks are rows of the caller's C, or columns.
+    extents : sequence of (int, int)
+        First row or column of each chunk, and the one after its last.
+    keys : sequence of PlanKey
+        Of each chunk.
+    plans : dict of PlanKey to Plan
+        Of the chunks that are planned, `MOST_KINDS` at most; that of the first one for as long as this lives.
+    summary : PlanSummary
+        Of all chunks together.
+    """
+
+    key: PlanKey
+    by_rows: bool
+    extents: Sequence[Extent]
+    keys: Sequence[PlanKey]
+    plans: dict[PlanKey, Plan]
+    summary: PlanSummary
+
+    @classmethod
+    def of(
+        cls, key: PlanKey, chunks: Chunks, matrices: Operands, choices: Choices, make: Callable[[PlanKey], Plan]
+    ) -> Chunked:
+        """
+        Plan the chunks of a product. Collective.
+
+        Parameters
+        ----------
+        key : PlanKey
+            Of the product.
+        chunks : Chunks
+            Of the C of its column-major problem.
+        matrices, choices
+            Of the call.
+        make : callable
+            Makes the plan of a key; collective.
+        """
+        by_rows = (chunks.axis == 0) != key.problem.swapped
+        choices = choices._replace(options=changed(choices.options, tune=0))
+        promises = {"reads_c": key.problem.reads_c, "scales_only": key.problem.scales_only}
+        keys = [
+            PlanKey.of(infos_of(operands_of(matrices, choices, by_rows, extent)), choices, **promises)
+            for extent in chunks.extents
+        ]
+        plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_KINDS]}
+        return cls(key, by_rows, chunks.extents, keys, plans, _summary(chunks, by_rows, keys, plans))
+
+    @property
+    def now(self) -> Plan:
+        """The plan of the first chunk."""
+        return self.plans[self.keys[0]]
+
+    @property
+    def every(self) -> Sequence[Plan]:
+        """Those of the chunks that are planned."""
+        return [*self.plans.values()]
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the first chunk."""
+        return self.now.schedule
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that only the same chunks by the same plans share."""
+        return hashlib.blake2b(self.key.digest + self.summary.digest.encode(), digest_size=16).digest()
+
+    def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
+        """Return what `now` multiplies: those of the first chunk."""
+        return self.operands(matrices, choices, 0)
+
+    def operands(self, matrices: Operands, choices: Choices, number: int) -> Operands:
+        """Return what a chunk multiplies: views of the matrices of a call."""
+        return operands_of(matrices, choices, self.by_rows, self.extents[number])
+
+    def plan(self, number: int, make: Callable[[PlanKey], Plan], drop: Callable[[Plan], None]) -> Plan:
+        """Return the plan of a chunk, made if there is none; the last one then goes if there are too many."""
+        key = self.keys[number]
+        if key not in self.plans:
+            if len(self.plans) >= MOST_KINDS:
+                drop(self.plans.popitem()[1])
+            self.plans[key] = make(key)
+        return self.plans[key]
+
+
+AnyPlan: TypeAlias = Plan | Trial | Chunked
+
+
+def operands_of(matrices: Operands, choices: Choices, by_rows: bool, extent: Extent) -> Operands:
+    """Return views of A, B and C for some rows or columns of C."""
+    a, b, c = matrices
+    some = slice(*extent)
+    if by_rows:
+        return (a[some] if choices.trans_a == "N" else a[:, some]), b, c[some]
+    return a, (b[:, some] if choices.trans_b == "N" else b[some]), c[:, some]
+
+
+def _summary(chunks: Chunks, by_rows: bool, keys: Sequence[PlanKey], plans: dict[PlanKey, Plan]) -> PlanSummary:
+    """Return the figures of all chunks together; those without a plan so far are taken to be as the first one is."""
+    first = plans[keys[0]].summary
+    every = [plans[key].summary if key in plans else first for key in keys]
+    links = {link: sum(one.bytes_by_link[link] for one in every) for link in first.bytes_by_link}
+    lines = "rows" if by_rows else "columns"
+    about = f"{counted(len(keys), 'chunk')} of {chunks.edges[1]} {lines} of C, one after another"
+    return dataclasses.replace(
+        first,
+        how=f"{about}, each: {first.how}",
+        tasks=sum(one.tasks for one in every),
+        bytes_by_link=links,
+        predicted_s=sum(one.predicted_s for one in every),
+        plan_s=sum(plan.summary.plan_s for plan in plans.values()),
+        digest=hashlib.blake2b("".join(one.digest for one in every).encode(), digest_size=16).hexdigest(),
+        softbuf_bytes=[max(of_rank) for of_rank in zip(*(one.softbuf_bytes for one in every), strict=True)],
+        host_bytes=[max(of_rank) for of_rank in zip(*(one.host_bytes for one in every), strict=True)],
+        chunks=len(keys),
+    )

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.api.exclusive import public_call
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, layout_of, own_memory, rank_of

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from uncut_mpi.api.dealing import proposed
 from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.plans import PlanKey
 from uncut_mpi.api.request import Choices, Request, Scalars, infos_of
 from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import NewMatrix, new_result, out_layout_of, possible_results

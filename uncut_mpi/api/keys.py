@@ -1,0 +1,166 @@
+"""What plans depend on: calls with equal keys share one. Local."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+from uncut_mpi.api.matrix import MatrixInfo
+from uncut_mpi.api.request import Choices, Infos, check_written
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.parts import Order
+from uncut_mpi.model.placement import Placement, Where
+from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
+from uncut_mpi.planning.options import ScheduleOptions
+
+_T = TypeVar("_T")
+_PLAIN: Final[tuple[Orders, Orders, Orders]] = ((None, None), (None, None), (None, None))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlanKey:
+    """
+    What a plan depends on, besides the machine: calls with equal keys share one.
+
+    Attributes
+    ----------
+    problem, placement, options
+        What is computed, where, and what is fixed about how.
+    private : tuple of int
+        Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
+        lie in device memory that peers cannot open, in private host memory that cannot be page-locked, or in files.
+    files : tuple of int
+        Those of them that lie in files.
+    orders : tuple of (CyclicOrder or None, CyclicOrder or None)
+        In which orders of their rows and columns the caller's A, B and C are multiplied.
+    """
+
+    problem: GemmProblem
+    placement: Placement
+    options: ScheduleOptions
+    private: tuple[int, ...] = ()
+    files: tuple[int, ...] = ()
+    orders: tuple[Orders, Orders, Orders] = _PLAIN
+
+    @classmethod
+    def of(cls, infos: Infos, choices: Choices, *, reads_c: bool, scales_only: bool) -> PlanKey:
+        """
+        Return the key of a product. Local.
+
+        Parameters
+        ----------
+        reads_c, scales_only : bool
+            Whether C is read, and whether it is all that is read.
+
+        Raises
+        ------
+        ParamError
+            If shapes, types, layouts or overlaps do not allow the product.
+        """
+        a, b, c = infos
+        op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
+
+        def read(infos: Infos) -> tuple[GemmProblem, Infos, tuple[Order, Order, Order]]:
+            a, b, c = infos
+            (a, stored_a), (b, stored_b) = _as_read(a, op_a, c.stored), _as_read(b, op_b, c.stored)
+            problem = GemmProblem.from_operands(
+                stored_a,
+                stored_b,
+                c.stored,
+                dtype=(a.dtype, b.dtype, c.dtype),
+                trans_a=op_a,
+                trans_b=op_b,
+                reads_c=reads_c,
+                alpha_is_zero=scales_only,
+            )
+            return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
+
+        problem, infos, read_in = read(infos)
+        check_written("C", c, A=a, B=b)
+        orders = _PLAIN
+        if any(one.layout.orders != (None, None) for one in infos):
+            bounds = a.layout, b.layout, c.layout
+            orders = orders_for_product(*bounds, choices.trans_a, choices.trans_b)
+            problem, infos, read_in = read(infos_in(infos, orders))
+        both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
+        places = itertools.starmap(_where, zip(*both, strict=True))
+        return cls(problem, Placement(*places), choices.options, *private_of(problem, infos), orders)
+
+    @classmethod
+    def of_copy(cls, infos: Infos, choices: Choices) -> PlanKey:
+        """Return the key of C := A, where B is A as well and not read; a conjugated A is refused. Local."""
+        source, _, target = infos
+        source.check_in_memory()
+        both = orders_for_copy(source.layout, target.layout)
+        source, target = source.in_orders(both), target.in_orders(both)
+        # What is not in the order in which the problem has both is transposed: as little as can be.
+        orders = target.stored.order, source.stored.order
+        reads = [(order, source.in_order(order), target.in_order(order)) for order in orders]
+        order, a, c = min(reads, key=lambda read: sum(info.elements_not_in(read[0]) for info in read[1:]))
+        shape = a.layout.shape if order == "F" else a.layout.shape[::-1]
+        places = [_where(one, order) for one in (a, c)]
+        lda, ldc = (
+            one.parts[0].part.ld if isinstance(where, Location) else 0
+            for one, where in zip((a, c), places, strict=True)
+        )
+        problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
+        placement = Placement(places[0], Location.host(), places[1])
+        parts = [*_obstacles(a), ("", False), *_obstacles(c)]  # B, in one part, is not read
+        return cls(problem, placement, choices.options, *_private(parts), (both, both, both))
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that equal keys share on every rank."""
+        return hashlib.blake2b(repr(self).encode(), digest_size=16).digest()
+
+
+def infos_in(infos: Infos, orders: tuple[Orders, Orders, Orders]) -> Infos:
+    """Return A, B and C with their rows and columns in other orders."""
+    a, b, c = (info.in_orders(one) for info, one in zip(infos, orders, strict=True))
+    return a, b, c
+
+
+def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tuple[_T, _T, _T]:
+    """Return what A, B and C have as the schedule counts them, which for a C in row-major order multiplies B by A."""
+    a, b, c = of_three
+    return (b, a, c) if problem.swapped else of_three
+
+
+def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, StoredMatrix]:
+    """
+    Return an operand and how it is read: as it is stored, or in the order in which op conjugates and transposes it.
+
+    What is stored otherwise is transposed by copies then: nothing conjugates without transposing.
+    """
+    stored = info.stored
+    if op not in ("C", "R") or not info.dtype.is_complex or (stored.order == c.order) == (op == "C"):
+        return info, stored
+    order: Order = "C" if stored.order == "F" else "F"
+    info = info.in_order(order)
+    return info, info.stored if info.stored.order == order else StoredMatrix(stored.rows, stored.cols, order)
+
+
+def _where(info: MatrixInfo, order: Order) -> Where:
+    """Return where a matrix lives, or its parts if they are several or in another order; of what is column-major."""
+    if info.location is not None and info.parts[0].part.order == order:
+        return info.location
+    return info.layout if order == "F" else info.layout.transposed
+
+
+def private_of(problem: GemmProblem, infos: Infos) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return which of a problem's user buffers their owner alone can use (`PlanKey.private`), and those in files."""
+    return _private([part for info in in_schedule_order(problem, infos) for part in _obstacles(info)])
+
+
+def _obstacles(info: MatrixInfo) -> list[tuple[str, bool]]:
+    """Return of each part why its owner alone can use it, and whether it lies in a file."""
+    return [(held.obstacle, bool(info.file)) for held in info.parts]
+
+
+def _private(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    private = tuple(at for at, (obstacle, _) in enumerate(parts) if obstacle)
+    return private, tuple(at for at in private if parts[at][1])
