@@ -128,9 +128,9 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
         "spmd.group.Group.count_steps",
         "api.lifetime._numbers",
         "api.start.Started",
-        "api.session.obtain_machine",
+        "api.opening.obtain_machine",
         "api.calls.Binder",
-        "api.session.Holdings",
+        "api.opening.PlanCache",
         "api.lifetime.keep",
     ],
 )

@@ -277,7 +277,7 @@ class Calls:
     ) -> None:
         self.group, self.backend, self.store, self.counters = group, backend, store, counters
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
-        self._maker = maker
+        self.maker = maker
         self.now: Call | None = None
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
@@ -375,7 +375,7 @@ class Calls:
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
         """Make a plan if there is none, and bind to matrices that by which the next call begins. Collective."""
         if isinstance(plan, PlanKey):
-            made = self._maker.make(plan, self.binder.softbuf_bytes)
+            made = self.maker.make(plan, self.binder.softbuf_bytes)
             if isinstance(made, Chunks):
                 plan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
             else:
@@ -389,7 +389,7 @@ class Calls:
                 plan = self.without(plan)
 
     def _plan_of_chunk(self, key: PlanKey) -> Plan:
-        plan = self._maker.make(key, self.binder.softbuf_bytes, whole=True)
+        plan = self.maker.make(key, self.binder.softbuf_bytes, whole=True)
         assert isinstance(plan, Plan)  # nothing is tried
         return plan
 

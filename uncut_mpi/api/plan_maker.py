@@ -48,7 +48,7 @@ class PlanMaker:
     """
 
     def __init__(self, group: Group, counters: Counters, machine: Machine, budget: Budget, *, verify: bool) -> None:
-        self._group, self._counters, self._machine, self._verify = group, counters, machine, verify
+        self._group, self._counters, self.machine, self._verify = group, counters, machine, verify
         self._budget = budget
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
@@ -125,7 +125,7 @@ class PlanMaker:
 
     def _setting(self, key: PlanKey, room: Room) -> Setting:
         options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
-        return Setting.of(key.problem, key.placement, self._group.size, self._machine, options, key.private, key.files)
+        return Setting.of(key.problem, key.placement, self._group.size, self.machine, options, key.private, key.files)
 
     def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started = time.perf_counter()
@@ -139,6 +139,6 @@ class PlanMaker:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
         return [
-            (PlanSummary.of(planned, self._machine, key.options, plan_s, len(several)), planned.schedule.encode())
+            (PlanSummary.of(planned, self.machine, key.options, plan_s, len(several)), planned.schedule.encode())
             for planned in several
         ]

@@ -15,31 +15,21 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api import lifetime
-from uncut_mpi.api.budget import Budget
-from uncut_mpi.api.calls import Calls
-from uncut_mpi.api.control import Control
-from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.exclusive import public_call
 from uncut_mpi.api.gate import CLOSE
-from uncut_mpi.api.holdings import HalfOpened, Holdings
-from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.measure import obtain_machine
-from uncut_mpi.api.plan_cache import PlanCache
-from uncut_mpi.api.plan_maker import PlanMaker
+from uncut_mpi.api.opening import Settings, complete, opening, patience_of, seconds_of
 from uncut_mpi.api.session_interop import Interoperates
 from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.session_moves import MovesMatrices
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_digest
-from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.instead import absent
-from uncut_mpi.model.arguments import BackendName, byte_count, flag, real_number, shown, whole_number
+from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.abort import tell_once
-from uncut_mpi.spmd.group import OPENING, Group
+from uncut_mpi.spmd.group import OPENING
 from uncut_mpi.spmd.runtime import is_fork
 
 logger = logging.getLogger("uncut_mpi")
@@ -140,93 +130,32 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         device_memory: int | str | None = None,
         host_memory: int | str | None = None,
     ) -> None:
-        try:
-            limit_s = None if arrival_timeout_s is None else _seconds("arrival_timeout_s", arrival_timeout_s)
-        except ParamError:  # raised below, on all ranks
-            limit_s = None
-        self._group = Group(comm, limit_s)
-        backend_made: Backend | None = None
-        control: Control | None = None
-        ticket: lifetime.Ticket | None = None
-        calls: Calls | None = None
-        try:
-            control = Control(self._group)
-            self._ticket = ticket = lifetime.enter(self._group)
-            tell_once(ticket.members[0], lifetime.leave)
-            with agreement.collective(self._group, OPENING):
+        with opening(comm, arrival_timeout_s) as held:
+            group = held.group
+            with agreement.collective(group, OPENING):
                 if machine is not None and not isinstance(machine, Machine):
                     raise ParamError(
                         f"machine = {shown(machine)} is no Machine: pass load_machine(name or file), or leave it out"
                     )
-                max_plans = whole_number("max_plans", max_plans)
-                if max_plans < 1:
-                    raise ParamError(f"max_plans = {max_plans} is below 1")
-                timeout_s = _seconds("timeout_s", timeout_s)
-                if arrival_timeout_s is not None:
-                    limit_s = _seconds("arrival_timeout_s", arrival_timeout_s)
-                verify, tune_products = flag("verify", verify), flag("tune_products", tune_products)
-                device_memory = _bytes("device_memory", device_memory)
-                host_memory = _bytes("host_memory", host_memory)
-            settings = {
-                "max_plans": max_plans,
-                "verify": verify,
-                "tune_products": tune_products,
-                "device_memory": device_memory,
-                "host_memory": host_memory,
-            }
-            agreement.agree(self._group, str(settings).encode(), lambda: settings)
+                settings = Settings.of(max_plans, verify, tune_products, device_memory, host_memory)
+                times = seconds_of("timeout_s", timeout_s), patience_of(arrival_timeout_s)
+            agreement.agree(group, str(settings).encode(), settings._asdict)
             started = start_backend(
-                self._group,
-                backend=backend,
-                devices=devices,
-                allow_shared_gpu=allow_shared_gpu,
-                check_peers=check_peers,
+                group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu, check_peers=check_peers
             )
-            self._backend = backend_made = started.backend
-            self.backend_name = started.backend.name
-            self.backend_reason = started.reason
+            held.backend = started.backend
+            if started.shared:
+                logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
+            calls, plans = complete(held, started, machine, settings, times, weakref.ref(self))
+            self._holdings, self._group, self._backend, self._store = held, group, calls.backend, calls.store
+            self._calls, self._gate, self._maker, self._plans = calls, calls.gate, calls.maker, plans
+            self.counters, self.machine = calls.counters, calls.maker.machine
+            self.backend_name, self.backend_reason = started.backend.name, started.reason
             self.device_names = [identity.name for identity in started.identities]
             self.device_uuids = [identity.uuid for identity in started.identities]
             self.devices_shared = started.shared
-            if started.shared:
-                logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
-            self.counters = Counters()
-            self.machine = obtain_machine(self._group, self._backend, started.identities, machine)
-            self._backend.tune_products(tune=tune_products)  # not in the measurement, which other sessions use too
-            self._store = MatrixStore(self._group, self._backend, self.counters, weakref.ref(self))
-            sharing = self.device_uuids.count(self.device_uuids[self.rank])
-            budget = Budget(self._group, self._backend, self.machine, device_memory, sharing, host_memory)
-            self._maker = PlanMaker(self._group, self.counters, self.machine, budget, verify=verify)
-            self._calls = calls = Calls(
-                self._group,
-                self._backend,
-                self._store,
-                self.counters,
-                self._maker,
-                control=control,
-                device_key=self.device_uuids[self.rank],
-                timeout_s=timeout_s,
-                arrival_timeout_s=limit_s,
-            )
-            self._gate = calls.gate
-            self._plans = PlanCache(max_plans, calls.binder.drop)
-            self._holdings = Holdings(calls, self._plans)
             logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
-            lifetime.keep(self, ticket, self._gate.leave, self._holdings)
-        except BaseException as error:
-            together = is_agreed(error) and not self._group.stalled
-            if control is not None and not together:
-                control.exchange.leave(type(error).__name__)
-            if calls is not None:
-                calls.let_go()
-            elif control is not None:
-                control.close()
-            if together and backend_made is not None:
-                backend_made.close()
-            elif ticket is not None and not together:
-                lifetime.keep_half_opened(ticket, HalfOpened(backend_made))
-            self._group.free()
-            raise
+            lifetime.keep(held, self)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -341,7 +270,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
             return
         if self._group.is_gone():
             self._holdings.give_back_alone()
-            lifetime.forget(self._ticket)
+            lifetime.forget(self._holdings)
             return
         try:
             if not self.broken:
@@ -350,13 +279,13 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
                 self._holdings.give_back()
         finally:
             if self._holdings.released:
-                lifetime.forget(self._ticket)
+                lifetime.forget(self._holdings)
             elif self.broken:
                 self._store.drop_files()
                 self._gate.closed = True
                 if self._holdings.in_use:
                     self._calls.abandon()
-                lifetime.end(self._ticket)
+                self._holdings.over = True
 
     def __enter__(self) -> Session:
         return self
@@ -369,7 +298,7 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
         elif not is_fork[0]:
             # The other ranks need not share this error: no collective call may follow it, but those who wait are told.
             self._gate.leave(type(error).__name__)
-            lifetime.end(self._ticket)
+            self._holdings.over = True
 
     if not TYPE_CHECKING:
         __getattr__ = absent
@@ -383,20 +312,3 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
     def __repr__(self) -> str:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
-
-
-def _bytes(name: str, value: object) -> int:
-    """Return a caller's number of bytes, 0 for None."""
-    if value is None:
-        return 0
-    number = byte_count(name, value)
-    if number < 1:
-        raise ParamError(f"{name} = {number} is below 1: name bytes, or leave it out")
-    return number
-
-
-def _seconds(name: str, value: object) -> float:
-    seconds = real_number(name, value)
-    if not seconds > 0:
-        raise ParamError(f"{name} = {seconds}: use more than 0 (seconds)")
-    return seconds
