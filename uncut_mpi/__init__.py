@@ -38,12 +38,10 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
     from uncut_mpi.api.calls import CallResult
-    from uncut_mpi.api.gemm_plan import GemmPlan
+    from uncut_mpi.api.gemm_plan import GemmPlan, Trace
     from uncut_mpi.api.matrix import Matrix
-    from uncut_mpi.api.one_product import matmul
     from uncut_mpi.api.plans import PlanSummary
-    from uncut_mpi.api.session import Session
-    from uncut_mpi.api.trace import Trace
+    from uncut_mpi.api.session import Session, matmul
 
 _HERE = pathlib.Path(__file__).resolve().parent
 
@@ -62,8 +60,8 @@ _LAZY = {
     "GemmPlan": "uncut_mpi.api.gemm_plan",
     "CallResult": "uncut_mpi.api.calls",
     "PlanSummary": "uncut_mpi.api.plans",
-    "Trace": "uncut_mpi.api.trace",
-    "matmul": "uncut_mpi.api.one_product",
+    "Trace": "uncut_mpi.api.gemm_plan",
+    "matmul": "uncut_mpi.api.session",
 }
 
 __all__ = [

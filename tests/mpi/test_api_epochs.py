@@ -14,7 +14,7 @@ from tests.helpers.collective import collective_assert
 from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.host_copies import joined_by_hosts
 from tests.helpers.products import Case, make_operands, mismatch, set_matrix
-from uncut_mpi.api import flags, plan_maker
+from uncut_mpi.api import memory, plan_maker
 from uncut_mpi.planning.planner import plan_several
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -134,8 +134,8 @@ def test_every_flag_is_rewritten_before_the_count_is_a_period_ahead_of_it(comm, 
     operands = make_operands(session, Case(30, 30, 30))
     session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
     span = session._calls.binder.flags.epoch
-    assert flags._PERIOD == 1 << 30
-    monkeypatch.setattr(flags, "_PERIOD", 3 * span)
+    assert memory._PERIOD == 1 << 30
+    monkeypatch.setattr(memory, "_PERIOD", 3 * span)
     at_epoch(session, 0)
     session._calls.control.board.abort[0] = 2 * span + 1  # as if the third call had failed one turn ago
     seen = []

@@ -11,7 +11,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands, renew
-from uncut_mpi.api.budget import Budget
+from uncut_mpi.api.plan_maker import Budget
 
 pytestmark = pytest.mark.mpi
 

@@ -8,7 +8,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from uncut_mpi.api import peers
+from uncut_mpi.api import start
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.views import bytes_at
 from uncut_mpi.device.interface import Allocation
@@ -67,7 +67,7 @@ class Astray(HostBackend):
 @pytest.fixture(autouse=True)
 def anew(monkeypatch):
     """Nothing has been checked yet, and nothing that a test checks counts afterwards."""
-    monkeypatch.setattr(peers, "_reached", {})
+    monkeypatch.setattr(start, "_reached", {})
     Astray.copies, Astray.left = 0, b""
 
 
@@ -98,7 +98,7 @@ def test_copies_that_go_astray_are_one_error_that_names_the_ranks(comm, fault, w
     guilty = comm.size - 1
     with opened(comm):
         pass
-    peers._reached.clear()  # as in a process that is new, on memory of this one
+    start._reached.clear()  # as in a process that is new, on memory of this one
     expect(comm, um.TopologyError, ["IOMMU", "ACS", "NCCL", "--devices"], lambda: opened(comm, fault))
     with pytest.raises(um.TopologyError) as caught:  # what failed is not taken for good
         opened(comm, fault)
@@ -137,7 +137,7 @@ def test_ranks_of_which_one_has_not_checked_before_check_again(comm):
     wanted = 2 * (half_size(comm) - 1), 2 * comm.size - 2, 0
     collective_assert(comm, (alone, together, again) == wanted, f"{alone}, {together}, {again} copies")
     if comm.rank == 0:
-        peers._reached.clear()  # as in a process that is new
+        start._reached.clear()  # as in a process that is new
     with opened(comm):
         pass
     collective_assert(comm, Astray.copies == alone + 2 * together, f"{Astray.copies} copies")

@@ -10,8 +10,7 @@ import pytest
 
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
-from uncut_mpi.api.overlaps import overlapping
-from uncut_mpi.api.request import Choices
+from uncut_mpi.api.request import Choices, overlapping
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch

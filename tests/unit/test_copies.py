@@ -14,10 +14,9 @@ import uncut_mpi as um
 from tests.helpers.planned import search
 from uncut_mpi import errors
 from uncut_mpi.api.calls import CallResult
-from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.gemm_plan import GemmPlan, Trace
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session
-from uncut_mpi.api.trace import Trace
 from uncut_mpi.bench.rivals.link_map import LinkMap
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType

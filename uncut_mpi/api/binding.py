@@ -9,11 +9,10 @@ import numpy as np
 
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.flags import Flags
 from uncut_mpi.api.keys import PlanKey, in_schedule_order, infos_in
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Name, number_in
-from uncut_mpi.api.memory import Arena, HostArena
+from uncut_mpi.api.memory import Arena, Flags, HostArena
 from uncut_mpi.api.plans import AnyPlan, Plan
 from uncut_mpi.api.request import Operands, infos_of
 from uncut_mpi.device.interface import Backend, Executable

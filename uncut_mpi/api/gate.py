@@ -1,27 +1,42 @@
 """
-The gate that every collective call of a session passes, and the closing barrier of a product.
+The gate that every collective call of a session passes, one at a time, and the closing barrier of a product.
 
 A call opens with one small allgather of a record per rank. It says which call it is, whether the rank is ready and
 whether it has an error, and has a digest of the arguments. No call does anything with other ranks before. So whatever
 two ranks call, they meet here and see it. Agreement on the arguments costs no message of its own. What follows inside a
-call is in lockstep.
+call is in lockstep. An error that ends a call leaves nothing behind (`public_call`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
+
+import numpy as np
 
 from uncut_mpi.api.control import Control
-from uncut_mpi.api.exclusive import Exclusive
-from uncut_mpi.errors import ParamError, PeerFailedError, RankMismatchError, StallError, agreed
+from uncut_mpi.errors import (
+    ParamError,
+    PeerFailedError,
+    RankMismatchError,
+    StallError,
+    agreed,
+    is_agreed,
+    release_frames,
+)
+from uncut_mpi.instead import bad_call
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.group import Group, name_ranks
+from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
 from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
@@ -242,15 +257,7 @@ class Gate:
         self.epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._turns.arrive()
-        try:
-            records = self._exchange.exchange(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
-        except StallError:
-            self.broken = True
-            self._exchange.leave()
-            raise
-        except PeerFailedError as left:
-            self._note_left(str(left), broken=False)
-            raise
+        records = self._meet(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
         self._exclusive.opened = True
         if error is None and self._exchange.unanimous():
             return ready
@@ -292,18 +299,24 @@ class Gate:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
         if error is not None:  # the record that opened this call says that there is none
             self._exchange.mine["status"] = True
+        records = self._meet("closing barrier", timeout_s, progress=self._progress)
+        if error is None and self._exchange.unanimous():
+            return False
+        return bool(records["status"].any())
+
+    def _meet(
+        self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
+    ) -> np.ndarray:
+        """Give this rank's record to all and return theirs; an error ends the session, within a call with what runs."""
         try:
-            records = self._exchange.exchange("closing barrier", timeout_s, progress=self._progress)
+            return self._exchange.exchange(what, timeout_s, missing, progress)
         except StallError:
             self.broken = True
             self._exchange.leave()
             raise
         except PeerFailedError as left:
-            self._note_left(str(left), broken=True)
+            self._note_left(str(left), broken=progress is not None)
             raise
-        if error is None and self._exchange.unanimous():
-            return False
-        return bool(records["status"].any())
 
     def _refuse(self, calls: list[str], error: BaseException | None) -> None:
         who = ", ".join(
@@ -319,3 +332,81 @@ class Gate:
                 f"{who}: all ranks of a session have to make the same collective calls in the same order{ended}"
             )
         ) from error
+
+
+def public_call(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """
+    Return a method of what callers hold whose errors refer to nothing that it worked on, its arguments included.
+
+    Who keeps an error keeps neither memory of devices nor a session that others wait for.
+    """
+
+    @functools.wraps(method)
+    def called(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return method(*arguments, **named)
+        except BaseException as error:
+            if wrong := bad_call(method, named, error):
+                error.args = (wrong,)
+            del arguments, named
+            end_call(error)
+            raise
+
+    return called
+
+
+def end_call(error: BaseException) -> None:
+    """
+    Let an error that has ended a call refer to nothing that the call worked on; its own frame does so with arguments.
+
+    What has its cause elsewhere is raised from here, without the way down to where it met the call.
+    """
+    release_frames(error)
+    try:
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt("in a call of a session") from None
+        if isinstance(error, PeerFailedError):
+            raise error.with_traceback(None) from error.__cause__
+    finally:
+        del error
+
+
+class Exclusive:
+    """
+    A session serves one call at a time: a second thread inside it is a mistake, not a wait.
+
+    Parameters
+    ----------
+    lock : threading.RLock
+        Held during a call.
+    cut_short : bound method
+        Told of an error that ends a call and that the other ranks do not share, as an interrupt; not kept alive.
+
+    Attributes
+    ----------
+    opened : bool
+        Whether all ranks are in the call; the gate sets it.
+    """
+
+    def __init__(self, lock: threading.RLock, cut_short: Callable[[BaseException], None]) -> None:
+        self._lock, self._cut_short = lock, weakref.WeakMethod(cut_short)
+        self.opened = self._inside = False
+
+    def __enter__(self) -> None:
+        if self._inside or not self._lock.acquire(blocking=False):
+            raise ParamError(
+                "another thread is inside a call of this session: give every thread a session of its own "
+                "(on communicators of their own)"
+            )
+        self._inside, self.opened = True, False
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._inside = False
+        if error is None:
+            self._lock.release()
+            return
+        try:
+            if not is_agreed(error) and (cut_short := self._cut_short()) is not None:
+                cut_short(error)
+        finally:
+            self._lock.release()

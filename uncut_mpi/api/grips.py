@@ -139,7 +139,7 @@ class Grips:
 
         if taken.on_device:
             adopted = self._backend.adopt(array)
-            ground = ground_of(adopted.address, nbytes, _process(rank), on_host=False)
+            ground = ground_of(adopted.address, nbytes, f"rank {rank}", on_host=False)
             _check_alignment(adopted.address, nbytes, dtype)
             exported = adopted.handle, adopted.offset_bytes, adopted.obstacle
             grip = Grip(adopted.address, keep=adopted.keep)
@@ -151,7 +151,7 @@ class Grips:
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
                 piece = Stretch(segment.memory, address - segment.address, nbytes)
                 return made(Grip(address, array, segment), Location.host(), (piece,), taken.writeable)
-        ground = ground_of(address, nbytes, _process(rank))
+        ground = ground_of(address, nbytes, f"rank {rank}")
         if ground.trouble:
             raise ParamError(f"the array cannot be read: {ground.trouble}")
         # Last, since it is to be undone; and here, since what devices may write depends on it.
@@ -186,10 +186,6 @@ class Grips:
                 self._backend.unpin(segment.address if segment is not None else grip.address)
             if segment is not None:
                 segment.close()
-
-
-def _process(rank: int) -> str:
-    return f"rank {rank}"
 
 
 def _check_alignment(address: int, nbytes: int, dtype: DType) -> None:

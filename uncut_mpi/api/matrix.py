@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
-from uncut_mpi.api.exclusive import public_call
+from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.stored import in_order, shown_of
 from uncut_mpi.api.views import View, info_of, piece_of, slices_of
 from uncut_mpi.device.exported import is_of_torch

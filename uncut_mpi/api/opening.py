@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from uncut_mpi.api import lifetime
-from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
@@ -16,7 +15,7 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Home
 from uncut_mpi.api.measure import obtain_machine
 from uncut_mpi.api.plan_cache import PlanCache
-from uncut_mpi.api.plan_maker import PlanMaker
+from uncut_mpi.api.plan_maker import Budget, PlanMaker
 from uncut_mpi.api.start import Started
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import byte_count, flag, real_number, whole_number

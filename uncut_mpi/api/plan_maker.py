@@ -4,33 +4,115 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from uncut_mpi.api.budget import Budget
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.plans import Plan, PlanSummary, Trial
-from uncut_mpi.errors import CapacityError, PlanError, UncutError
+from uncut_mpi.device.interface import Backend
+from uncut_mpi.errors import CapacityError, PlanError, UncutError, agreed
+from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import changed
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import cut, expected_seconds, plan_several
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
+from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.agreement import by_rank
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.units import bytes_text
+
+USUAL_PART: Final = 0.8
+"""What of the free memory plans use where nobody says: the program and libraries take some later."""
+
+STEPS: Final = 16
+"""The usual budget is a multiple of this part of a device's memory, so that plans are the same from run to run."""
+
+
+class Budget:
+    """
+    How many bytes of memory each rank's part of a plan may have, beside the caller's matrices.
+
+    Parameters
+    ----------
+    group, backend, machine
+        Those of the session.
+    device_memory, host_memory : int
+        What its caller allows (bytes); 0: four fifths of what is free, and a rank's share of half of it. Where devices
+        take host memory, the first is of what the second leaves.
+    sharing : int
+        Ranks that use this rank's device.
+    """
+
+    def __init__(
+        self, group: Group, backend: Backend, machine: Machine, device_memory: int, sharing: int, host_memory: int = 0
+    ) -> None:
+        self._group, self._backend, self._sharing = group, backend, sharing
+        self.device_memory, self.host_memory = device_memory, host_memory
+        self._step = int(machine.memory_bytes.min()) // STEPS
+
+    def agree(self, asked: int, held: int) -> int:
+        """
+        Return the budget of a plan that is about to be made, the same on all ranks. Collective.
+
+        Parameters
+        ----------
+        asked : int
+            What its caller allows (bytes), 0 for the session's.
+        held : int
+            Bytes that this rank has from earlier plans, which this one may use too.
+
+        Raises
+        ------
+        CapacityError
+            On all ranks, if a rank has less than what was asked for.
+        """
+        free = self._group.allgather_objects(self._backend.memory()[0] // self._sharing + held)
+        asked = asked or self.device_memory
+        least = min(free)
+        if asked > least:
+            raise agreed(
+                CapacityError(
+                    f"device_memory = {bytes_text(asked)} was asked for, and rank {free.index(least)} has "
+                    f"{bytes_text(least)} ({by_rank([bytes_text(one) for one in free])}): ask for less, free device "
+                    "memory, or leave it out"
+                )
+            )
+        usual = int(USUAL_PART * (least - usual_room(least) * self._backend.takes_host_memory))
+        return asked or usual // self._step * self._step or usual
+
+    def agree_host(self, asked: int) -> int:
+        """
+        Return what each rank may use of host memory for copies, the same on all ranks. Collective.
+
+        Parameters
+        ----------
+        asked : int
+            What the plan's caller allows (bytes), 0 for the session's.
+
+        Raises
+        ------
+        CapacityError
+            On all ranks, if a rank's share of what is free is less than what was asked for.
+        """
+        free = min(self._group.allgather_objects(available_bytes()[0])) // self._group.size
+        asked = asked or self.host_memory
+        if asked > free:
+            raise agreed(
+                CapacityError(
+                    f"host_memory = {bytes_text(asked)} was asked for, and each of {self._group.size} ranks has "
+                    f"{bytes_text(free)} of the host memory that is free: ask for less, free some, or leave it out"
+                )
+            )
+        return asked or usual_room(free)
+
 
 _MOST_CHOICES: Final = 256
 """Calls of which it is kept which layout of C is the fastest, since that takes several plans."""
-
-
-class Room(NamedTuple):
-    """What each rank may use of its device's memory, and of host memory for copies (bytes)."""
-
-    device_memory: int
-    host_memory: int
 
 
 class PlanMaker:
@@ -66,9 +148,9 @@ class PlanMaker:
             Whether it is done by one schedule, however large.
         """
         group, counters = self._group, self._counters
-        room = self._room((key,), held)
+        options = self._options((key,), held)
         before = group.bytes_broadcast
-        told = group.from_root(lambda: self._plan_on_root(key, room, whole=whole))
+        told = group.from_root(lambda: self._plan_on_root(key, options, whole=whole))
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         if isinstance(told, Chunks):
             return told
@@ -95,41 +177,41 @@ class PlanMaker:
         """
         asked = tuple(keys)
         if asked not in self._fastest:
-            room = self._room(asked, held)
+            options = self._options(asked, held)
             if len(self._fastest) >= _MOST_CHOICES:
                 self._fastest.clear()
-            self._fastest[asked] = self._group.from_root(lambda: self._fastest_on_root(asked, room))
+            self._fastest[asked] = self._group.from_root(lambda: self._fastest_on_root(asked, options))
         return self._fastest[asked]
 
-    def _room(self, keys: Sequence[PlanKey], held: int) -> Room:
-        """Return what plans with the same options may use. Collective."""
+    def _options(self, keys: Sequence[PlanKey], held: int) -> ScheduleOptions:
+        """Return the options of plans that have the same, with what these may use of memory. Collective."""
         options = keys[0].options
         copied = any(key.private for key in keys)
         of_devices, of_host = self._budget.agree(options.device_memory, held), options.host_memory
         if copied or of_host or self._budget.host_memory:  # reject an unavailable budget even if unused
             most = self._budget.agree_host(of_host)
             of_host = most if copied else of_host
-        return Room(of_devices, of_host)
+        return changed(options, device_memory=of_devices, host_memory=of_host)
 
-    def _fastest_on_root(self, keys: Sequence[PlanKey], room: Room) -> int:
+    def _fastest_on_root(self, keys: Sequence[PlanKey], options: ScheduleOptions) -> int:
         times: dict[PlanKey, float] = {}
         refusals: list[UncutError] = []
         for key in dict.fromkeys(keys):
             try:
-                times[key] = expected_seconds(self._setting(key, room))
+                times[key] = expected_seconds(self._setting(key, options))
             except (PlanError, CapacityError) as error:  # another one may have a plan
                 refusals.append(error)
         if not times:
             raise refusals[0]
         return keys.index(min(times, key=times.__getitem__))
 
-    def _setting(self, key: PlanKey, room: Room) -> Setting:
-        options = changed(key.options, device_memory=room.device_memory, host_memory=room.host_memory)
+    def _setting(self, key: PlanKey, options: ScheduleOptions) -> Setting:
         return Setting.of(key.problem, key.placement, self._group.size, self.machine, options, key.private, key.files)
 
-    def _plan_on_root(self, key: PlanKey, room: Room, *, whole: bool) -> Chunks | list[tuple[PlanSummary, bytes]]:
-        started = time.perf_counter()
-        setting = self._setting(key, room)
+    def _plan_on_root(
+        self, key: PlanKey, options: ScheduleOptions, *, whole: bool
+    ) -> Chunks | list[tuple[PlanSummary, bytes]]:
+        started, setting = time.perf_counter(), self._setting(key, options)
         chunks = None if whole else cut(setting)
         if chunks is not None:
             return chunks

@@ -2,8 +2,8 @@
 Sessions: a communicator with its devices, buffers and bounded plan cache.
 
 Every method marked collective must be called by all ranks of the session, in the same order and with the same
-arguments. Where ranks differ in either, all of them raise the same error. Those that make matrices, copy them and
-multiply are in `session_matrices`, `session_interop`, `session_moves` and `session_products`.
+arguments. Where ranks differ in either, all of them raise the same error. Those that make matrices are in
+`session_matrices`, those that multiply and copy in `session_products`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api import lifetime
-from uncut_mpi.api.exclusive import public_call
-from uncut_mpi.api.gate import CLOSE
+from uncut_mpi.api.gate import CLOSE, public_call
 from uncut_mpi.api.opening import Settings, complete, opening, patience_of, seconds_of
-from uncut_mpi.api.session_interop import Interoperates
 from uncut_mpi.api.session_matrices import MakesMatrices
-from uncut_mpi.api.session_moves import MovesMatrices
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import BackendName, shown
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import OPENING
@@ -35,7 +33,7 @@ from uncut_mpi.spmd.runtime import is_fork
 logger = logging.getLogger("uncut_mpi")
 
 
-class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
+class Session(MakesMatrices, Multiplies):
     """
     A communicator with its devices, buffers and bounded plan cache. Collective.
 
@@ -312,3 +310,33 @@ class Session(MakesMatrices, MovesMatrices, Multiplies, Interoperates):
     def __repr__(self) -> str:
         state = "closed" if self._gate.closed else "broken" if self.broken else self.device_names[self.rank]
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
+
+
+@public_call
+def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
+    """
+    Return this rank's rows of A B, where each rank has some rows of A and of B. Collective.
+
+    It opens a session and closes it again, so nothing is left and nothing is kept. Each call plans anew, about 0.1 s in
+    all on two cores without a GPU. For more than one product open a `Session`, which is as short (`Session.matmul`).
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Comm
+        The ranks, as of `Session`.
+    a_local, b_local : array or None
+        This rank's rows of A and of B, from rank 0 on, as of `Session.distribute`; None where it has none.
+
+    Returns
+    -------
+    numpy.ndarray, cupy.ndarray or torch.Tensor
+        As many rows as `a_local` has, in memory of the same kind; a tensor where `a_local` or `b_local` is one.
+
+    Raises
+    ------
+    ParamError, RankMismatchError, UncutError
+        As `Session`, `Session.distribute` and `Session.gemm`.
+    """
+    with Session(comm) as session:
+        a, b = (session.distribute(local, Layout.rows()) for local in (a_local, b_local))
+        return session.matmul(a, b).local

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.api.budget import USUAL_PART
 from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.plan_maker import USUAL_PART
 from uncut_mpi.api.session import Session
 from uncut_mpi.bench.arguments import BenchArguments, options_of
 from uncut_mpi.bench.cubes import CubesPlan

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.gemm_plan import GemmPlan, Trace
 from uncut_mpi.api.session import Session
-from uncut_mpi.api.trace import Trace
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.render import render
