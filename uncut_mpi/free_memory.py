@@ -23,15 +23,12 @@ def available_bytes() -> tuple[int, str]:
     limit : str
         Name of the one that is least.
     """
-    of_node = min(_meminfo_limit(), default=(_NO_LIMIT, "no known limit"))
-    return min([of_node, *_cgroup_limits(of_node[0])])
-
-
-def _meminfo_limit() -> Iterator[tuple[int, str]]:
+    of_node = _NO_LIMIT, "no known limit"
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024, OF_NODE
+                of_node = int(line.split()[1]) * 1024, OF_NODE
+    return min([of_node, *_cgroup_limits(of_node[0])])
 
 
 def _cgroup_limits(

@@ -199,17 +199,19 @@ def test_an_interrupt_as_a_call_begins_or_ends_is_told_to_those_who_wait(comm, o
         def acquire(self, **how):
             taken = self.lock.acquire(**how)
             if at == "acquire":
+                session._gate._busy = self.lock
                 raise KeyboardInterrupt
             return taken
 
         def release(self):
             if at == "release":
+                session._gate._busy = self.lock
                 raise KeyboardInterrupt
             self.lock.release()
 
     odd, session = comm.rank == comm.size - 1, open_session(comm, arrival_timeout_s=5)
     if odd:
-        session._gate._exclusive._lock = Interrupted(session._gate._busy)
+        session._gate._busy = Interrupted(session._gate._busy)
 
     def twice():
         with session:

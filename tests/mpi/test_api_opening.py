@@ -130,7 +130,7 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
         "api.start.Started",
         "api.opening.obtain_machine",
         "api.calls.Binder",
-        "api.opening.PlanCache",
+        "api.calls.PlanCache",
         "api.lifetime.keep",
     ],
 )

@@ -22,6 +22,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrices import MatrixStore
+from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
@@ -245,6 +246,8 @@ class Calls:
         What the ranks share.
     device_key : str
         Identifies this rank's device.
+    max_plans : int
+        Plans that one-shot calls keep.
     timeout_s : float
         A call fails when nothing finishes anywhere for so long.
     arrival_timeout_s : float or None
@@ -258,6 +261,8 @@ class Calls:
         Opens and closes all calls of the session.
     binder : Binder
         Binds plans to matrices.
+    plans : PlanCache
+        Those of one-shot calls.
     now : Call or None
         The one that runs on this rank, while one does; another thread may read it.
     """
@@ -272,6 +277,7 @@ class Calls:
         *,
         control: Control,
         device_key: str,
+        max_plans: int,
         timeout_s: float,
         arrival_timeout_s: float | None,
     ) -> None:
@@ -284,6 +290,7 @@ class Calls:
         try:
             self.gate = Gate(group, self.turns, control, arrival_timeout_s)
             self.binder = Binder(group, backend, store, counters, control)
+            self.plans = PlanCache(max_plans, self.binder.drop)
             flags = self.binder.flags
             try:
                 flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))

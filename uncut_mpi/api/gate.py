@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -42,20 +41,13 @@ CLOSE = "close"
 """The call after which a rank makes no other."""
 
 
-_NOTHING: Mapping[str, object] = {}
-
-
 def _nothing(*unused: object) -> None:
     """Do nothing."""
 
 
-def _named(asked: Mapping[str, object] | Callable[[], Mapping[str, object]]) -> Mapping[str, object]:
-    return asked() if callable(asked) else asked
-
-
-def call_text(call: str, asked: Mapping[str, object] | Callable[[], Mapping[str, object]]) -> str:
+def call_text(call: str, asked: Mapping[str, object]) -> str:
     """Return a call as its caller could write it."""
-    return f"{call}({', '.join(f'{name}={value}' for name, value in _named(asked).items())})"
+    return f"{call}({', '.join(f'{name}={value}' for name, value in asked.items())})"
 
 
 class Gate:
@@ -100,7 +92,7 @@ class Gate:
         self._exchange, self._abort = control.exchange, control.abort
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
-        self._exclusive = Exclusive(self._busy, self._cut_short)
+        self._inside = self._opened = False  # a call, and whether all ranks are in it
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
@@ -117,9 +109,9 @@ class Gate:
         self.on_close = _nothing  # which refers to this gate
         del self._exchange, self._progress, self._abort
 
-    def exclusive(self) -> Exclusive:
+    def exclusive(self) -> Gate:
         """
-        Return the context in which a thread makes one call. Local.
+        Return the context in which a thread makes one call: a second one inside is a mistake, not a wait. Local.
 
         Raises
         ------
@@ -131,7 +123,23 @@ class Gate:
         # Part of every call, so all that is mostly not the case is asked at once.
         if self.closed or self.broken or self.left or is_fork[0] or self._mpi_is_gone():
             self._refuse_all()
-        return self._exclusive
+        return self
+
+    def __enter__(self) -> None:
+        if self._inside or not self._busy.acquire(blocking=False):
+            raise ParamError(
+                "another thread is inside a call of this session: give every thread a session of its own "
+                "(on communicators of their own)"
+            )
+        self._inside, self._opened = True, False
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._inside = False
+        try:
+            if error is not None and not is_agreed(error):
+                self._cut_short(error)
+        finally:
+            self._busy.release()
 
     def _refuse_all(self) -> None:
         if self.closed:
@@ -174,7 +182,7 @@ class Gate:
         The others are in the middle of it, and would wait for what this rank does not do any more. Before a call has
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
-        if self._exclusive.opened and not self._exchange.pending and not self.over:
+        if self._opened and not self._exchange.pending and not self.over:
             self._abort(self.epoch)
             self._leave(type(error).__name__, broken=True)
 
@@ -205,7 +213,7 @@ class Gate:
         def open_with(**asked: object) -> None:
             nonlocal begun
             begun = True
-            self.open(name, asked)
+            self.open(name, lambda: asked)
 
         with self.exclusive():
             try:
@@ -218,7 +226,7 @@ class Gate:
     def open(
         self,
         call: str,
-        asked: Mapping[str, object] | Callable[[], Mapping[str, object]] = _NOTHING,
+        asked: Callable[[], Mapping[str, object]] = dict,
         digest: bytes | None = None,
         *,
         epoch: int = 0,
@@ -231,10 +239,10 @@ class Gate:
 
         Parameters
         ----------
-        asked : mapping or callable, optional
-            The arguments by their names, or what makes that: only an error needs it.
+        asked : callable, optional
+            Returns the arguments by their names, which only an error needs where there is a digest.
         digest : bytes, optional
-            Of the arguments (16); by default of the texts of `asked`, which is a mapping then.
+            Of the arguments (16); by default of the texts of what `asked` returns.
         error : BaseException, optional
             What this rank has found wrong so far.
         waits_for_ever : bool, default False
@@ -253,26 +261,26 @@ class Gate:
             If a rank has left the session by an error of its own; names it. The session has ended then.
         """
         if digest is None:
-            digest = agreement.digest_of(call_text(call, asked).encode("utf-8", "surrogatepass")).tobytes()
+            digest = agreement.digest_of(call_text(call, asked()).encode("utf-8", "surrogatepass")).tobytes()
         self.epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._turns.arrive()
         records = self._meet(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
-        self._exclusive.opened = True
+        self._opened = True
         if error is None and self._exchange.unanimous():
             return ready
         same = self._exchange.all_same()
         if not same and (records["call"] != records["call"][0]).any():
             self._refuse([name.decode() for name in records["call"].tolist()], error)
         if records["status"].any():
-            agreement.collective_result(self._group, error, call_text(call, asked))
+            agreement.collective_result(self._group, error, call_text(call, asked()))
         if not same:
-            agreement.raise_mismatch(self._group, records["digest"].copy(), lambda: _named(asked))
+            agreement.raise_mismatch(self._group, records["digest"].copy(), asked)
         return bool(records["flags"].all())
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""
-        self.open(call, _NOTHING, error=error)
+        self.open(call, error=error)
         raise error  # never reached: the gate raises it on all ranks
 
     @contextlib.contextmanager
@@ -291,7 +299,7 @@ class Gate:
                 if not isinstance(what, str):
                     wrong = ParamError(f"what = {shown(what)} is {type_text(what)}: pass what is done, as a text")
                     error, what = error or wrong, "together()"
-                self.open("together", {"what": what}, error=error, waits_for_ever=True)
+                self.open("together", lambda: {"what": what}, error=error, waits_for_ever=True)
         finally:
             del error  # it has left this frame
 
@@ -369,44 +377,3 @@ def end_call(error: BaseException) -> None:
             raise error.with_traceback(None) from error.__cause__
     finally:
         del error
-
-
-class Exclusive:
-    """
-    A session serves one call at a time: a second thread inside it is a mistake, not a wait.
-
-    Parameters
-    ----------
-    lock : threading.RLock
-        Held during a call.
-    cut_short : bound method
-        Told of an error that ends a call and that the other ranks do not share, as an interrupt; not kept alive.
-
-    Attributes
-    ----------
-    opened : bool
-        Whether all ranks are in the call; the gate sets it.
-    """
-
-    def __init__(self, lock: threading.RLock, cut_short: Callable[[BaseException], None]) -> None:
-        self._lock, self._cut_short = lock, weakref.WeakMethod(cut_short)
-        self.opened = self._inside = False
-
-    def __enter__(self) -> None:
-        if self._inside or not self._lock.acquire(blocking=False):
-            raise ParamError(
-                "another thread is inside a call of this session: give every thread a session of its own "
-                "(on communicators of their own)"
-            )
-        self._inside, self.opened = True, False
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._inside = False
-        if error is None:
-            self._lock.release()
-            return
-        try:
-            if not is_agreed(error) and (cut_short := self._cut_short()) is not None:
-                cut_short(error)
-        finally:
-            self._lock.release()

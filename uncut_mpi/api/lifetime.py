@@ -16,16 +16,26 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.control import Control
-from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import is_fork
 
 _process = os.urandom(8)
 _numbers = itertools.count()
+
+
+class Ticket(NamedTuple):
+    """What a session is known by on all its ranks, and the processes of these."""
+
+    key: bytes
+    members: tuple[bytes, ...]
+
+
+_NO_TICKET = Ticket(b"", ())
 
 
 @dataclasses.dataclass(eq=False)
@@ -35,12 +45,10 @@ class Holdings:
 
     Attributes
     ----------
-    group, control, backend, calls, plans
+    group, control, backend, calls
         What there is so far; in a session all of it.
-    key : bytes
-        By which the session is known on all its ranks; empty until `enter` says it.
-    members : tuple of bytes
-        The processes of its ranks.
+    ticket : Ticket
+        Empty until `enter` makes it.
     whole : bool
         Whether the session has opened on this rank. If the error of one rank has kept it from that, a device is held at
         most, whose memory peers may map.
@@ -56,9 +64,7 @@ class Holdings:
     control: Control | None = None
     backend: Backend | None = None
     calls: Calls | None = None
-    plans: PlanCache | None = None
-    key: bytes = b""
-    members: tuple[bytes, ...] = ()
+    ticket: Ticket = _NO_TICKET
     whole: bool = False
     released: bool = False
     over: bool = False
@@ -112,8 +118,7 @@ class Holdings:
     def _end(self) -> None:
         self._calls.gate.closed = self.released = True
         self._calls.binder.drop_all()
-        if self.plans is not None:
-            self.plans.clear()
+        self._calls.plans.clear()
 
 
 _kept: dict[bytes, Holdings] = {}
@@ -136,7 +141,7 @@ def enter(holdings: Holdings) -> None:
         facts = group.allgather_objects((_process, next(_numbers), mine))
         over = {process: keys for process, _, keys in facts}
         for key, kept in sorted(offers.items(), key=operator.itemgetter(0)):
-            states = [over.get(member, {}).get(key) for member in kept.members]
+            states = [over.get(member, {}).get(key) for member in kept.ticket.members]
             found = [state for state in states if state is not None]
             if len(found) < len(states):
                 continue
@@ -151,8 +156,9 @@ def enter(holdings: Holdings) -> None:
     finally:
         for kept in offers.values():
             kept.offered = False
-    holdings.key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
-    holdings.members = tuple(process for process, _, _ in facts)
+    key = hashlib.blake2b(repr([fact[:2] for fact in facts]).encode(), digest_size=16).digest()
+    # In one step, so that an interrupt leaves both or none.
+    holdings.ticket = Ticket(key, tuple(process for process, _, _ in facts))
 
 
 def keep(holdings: Holdings, session: object = None) -> None:
@@ -166,15 +172,15 @@ def keep(holdings: Holdings, session: object = None) -> None:
         it any more, or the program ends, this rank has left it.
     """
     with _mutex:
-        _kept[holdings.key] = holdings
+        _kept[holdings.ticket.key] = holdings
     if session is not None:
-        weakref.finalize(session, _dropped, holdings.key)
+        weakref.finalize(session, _dropped, holdings.ticket.key)
 
 
 def forget(holdings: Holdings) -> None:
     """Note that a session is closed: there is nothing left to give back. Local."""
     with _mutex:
-        _kept.pop(holdings.key, None)
+        _kept.pop(holdings.ticket.key, None)
 
 
 def leave(reason: str) -> None:

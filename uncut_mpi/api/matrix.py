@@ -353,11 +353,10 @@ class Matrix:
 
     def __repr__(self) -> str:
         rows, cols = self.shape
-        where = f"in the file {self.info.file}" if self.info.file else self._place_text()
+        where = f"in parts ({self.info.layout})" if self.info.in_parts else f"at {self.location}"
+        if self.info.file:
+            where = f"in the file {self.info.file}"
         return f"<{str(self.info).capitalize()}: {rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
-
-    def _place_text(self) -> str:
-        return f"in parts ({self.info.layout})" if self.info.in_parts else f"at {self.location}"
 
     # -- views -------------------------------------------------------------------------------
 

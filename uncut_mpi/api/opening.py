@@ -14,7 +14,6 @@ from uncut_mpi.api.lifetime import Holdings
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Home
 from uncut_mpi.api.measure import obtain_machine
-from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import Budget, PlanMaker
 from uncut_mpi.api.start import Started
 from uncut_mpi.errors import ParamError, is_agreed
@@ -58,7 +57,7 @@ def opening(comm: Any, arrival_timeout_s: object) -> Iterator[Holdings]:
     try:
         held.control = Control(held.group)
         lifetime.enter(held)
-        tell_once(held.members[0], lifetime.leave)
+        tell_once(held.ticket.members[0], lifetime.leave)
         yield held
     except BaseException as error:
         together = is_agreed(error) and not held.group.stalled
@@ -68,11 +67,10 @@ def opening(comm: Any, arrival_timeout_s: object) -> Iterator[Holdings]:
             held.calls.let_go()
         elif held.control is not None:
             held.control.close()
-        held.calls = held.control = held.plans = None
-        held.whole, held.over = False, True
+        held.whole, held.over, held.calls, held.control = False, True, None, None
         if together and held.backend is not None:
             held.backend.close()
-        elif held.key and not together:
+        elif held.ticket.key and not together:
             lifetime.keep(held)
         held.group.free()
         raise
@@ -80,7 +78,7 @@ def opening(comm: Any, arrival_timeout_s: object) -> Iterator[Holdings]:
 
 def complete(
     held: Holdings, started: Started, machine: Machine | None, settings: Settings, times: Times, home: Home
-) -> tuple[Calls, PlanCache]:
+) -> Calls:
     """Make the rest of what a session holds, by what its callers have set. Collective."""
     group, backend, counters = held.group, started.backend, Counters()
     machine = obtain_machine(group, backend, started.identities, machine)
@@ -99,13 +97,13 @@ def complete(
         maker,
         control=held.control,
         device_key=uuids[group.rank],
+        max_plans=settings.max_plans,
         timeout_s=times[0],
         arrival_timeout_s=times[1],
     )
-    held.plans = plans = PlanCache(settings.max_plans, calls.binder.drop)
     calls.gate.on_close = held.give_back
     held.whole = True
-    return calls, plans
+    return calls
 
 
 def seconds_of(name: str, value: object) -> float:

@@ -144,9 +144,9 @@ class Session(MakesMatrices, Multiplies):
             held.backend = started.backend
             if started.shared:
                 logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
-            calls, plans = complete(held, started, machine, settings, times, weakref.ref(self))
+            calls = complete(held, started, machine, settings, times, weakref.ref(self))
             self._holdings, self._group, self._backend, self._store = held, group, calls.backend, calls.store
-            self._calls, self._gate, self._maker, self._plans = calls, calls.gate, calls.maker, plans
+            self._calls, self._gate, self._maker, self._plans = calls, calls.gate, calls.maker, calls.plans
             self.counters, self.machine = calls.counters, calls.maker.machine
             self.backend_name, self.backend_reason = started.backend.name, started.reason
             self.device_names = [identity.name for identity in started.identities]
