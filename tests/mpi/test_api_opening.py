@@ -128,7 +128,7 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
         "spmd.group.Group.count_steps",
         "api.lifetime._numbers",
         "api.start.Started",
-        "api.opening.obtain_machine",
+        "api.lifetime.obtain_machine",
         "api.calls.Binder",
         "api.calls.PlanCache",
         "api.lifetime.keep",

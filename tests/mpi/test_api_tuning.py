@@ -132,12 +132,12 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
         out = operands.c if own_result else None
         result = session.gemm(operands.a, operands.b, out, alpha=CASE.alpha, beta=beta, options=OPTIONS)
         check_product(comm, dataclasses.replace(CASE, beta=beta), dataclasses.replace(operands, c=out or result))
-        (plan,) = [one for one in session._plans.plans() if one.key.options == OPTIONS]
+        (plan,) = [one for one in session._calls.plans.plans() if one.key.options == OPTIONS]
         if not own_result:
             session.release(result)
     collective_assert(comm, not isinstance(plan, Trial), "it still tries")
     assert session.counters.planner_calls == planned + 1
-    session._plans.clear()
+    session._calls.plans.clear()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -233,7 +233,7 @@ def test_a_trial_of_schedules_none_of_which_can_run_is_an_error_and_may_begin_ag
     renew(session, operands)
     session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
     check_product(comm, CASE, operands)
-    session._plans.clear()
+    session._calls.plans.clear()
     release(session, operands)
 
 

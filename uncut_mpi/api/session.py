@@ -3,7 +3,7 @@ Sessions: a communicator with its devices, buffers and bounded plan cache.
 
 Every method marked collective must be called by all ranks of the session, in the same order and with the same
 arguments. Where ranks differ in either, all of them raise the same error. Those that make matrices are in
-`session_matrices`, those that multiply and copy in `session_products`.
+`session_matrices`. Those that multiply and copy are in `session_products`, and may use these.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.gate import CLOSE, public_call
-from uncut_mpi.api.opening import Settings, complete, opening, patience_of, seconds_of
-from uncut_mpi.api.session_matrices import MakesMatrices
+from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, seconds_of
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_digest
@@ -33,7 +32,7 @@ from uncut_mpi.spmd.runtime import is_fork
 logger = logging.getLogger("uncut_mpi")
 
 
-class Session(MakesMatrices, Multiplies):
+class Session(Multiplies):
     """
     A communicator with its devices, buffers and bounded plan cache. Collective.
 
@@ -146,7 +145,7 @@ class Session(MakesMatrices, Multiplies):
                 logger.warning("ranks share a GPU, which is slow: start one rank per GPU")
             calls = complete(held, started, machine, settings, times, weakref.ref(self))
             self._holdings, self._group, self._backend, self._store = held, group, calls.backend, calls.store
-            self._calls, self._gate, self._maker, self._plans = calls, calls.gate, calls.maker, calls.plans
+            self._calls, self._gate = calls, calls.gate
             self.counters, self.machine = calls.counters, calls.maker.machine
             self.backend_name, self.backend_reason = started.backend.name, started.reason
             self.device_names = [identity.name for identity in started.identities]

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.api.gate import public_call
+from uncut_mpi.api.calls import Calls
+from uncut_mpi.api.gate import Gate, public_call
 from uncut_mpi.api.interop import (
     JaxMesh,
     Sharded,
@@ -22,10 +23,11 @@ from uncut_mpi.api.interop import (
     rectangle_of,
     show,
 )
+from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix
-from uncut_mpi.api.session_base import SessionBase
 from uncut_mpi.api.wanted import layout_of, new_matrix, parts_of, rank_of, shape_of
+from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import flag, shown
 from uncut_mpi.model.dtypes import DType
@@ -33,10 +35,34 @@ from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Memory
 from uncut_mpi.model.problem import Order
 from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.group import Group
 
 
-class MakesMatrices(SessionBase):
-    """The matrices of a session, made and released."""
+class MakesMatrices:
+    """
+    The matrices of a session, made and released; `Session` makes what this works on.
+
+    Attributes
+    ----------
+    rank, size : int
+        This rank and how many there are.
+    """
+
+    _group: Group
+    _backend: Backend
+    _store: MatrixStore
+    _calls: Calls
+    _gate: Gate
+
+    @property
+    def rank(self) -> int:
+        """Rank of this process in the session's communicator."""
+        return self._group.rank
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return self._group.size
 
     @public_call
     def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Matrix:

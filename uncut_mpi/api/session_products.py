@@ -12,7 +12,7 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
-from uncut_mpi.api.session_base import SessionBase
+from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.wanted import NewMatrix, layout_of, new_result, out_layout_of, own_memory, possible_results, rank_of
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
@@ -25,7 +25,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
 
 
-class Multiplies(SessionBase):
+class Multiplies(MakesMatrices):
     """The products of a session, and copies: to another layout, from one rank or to one, to the host and back."""
 
     @public_call
@@ -93,10 +93,10 @@ class Multiplies(SessionBase):
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
                 scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
                 request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
-                plan = self._plans.find(request)
+                plan = self._calls.plans.find(request)
             except Exception as error:
                 self._gate.fail("gemm", error)
-            self._calls.run(request, plan, self._plans.keep)
+            self._calls.run(request, plan, self._calls.plans.keep)
         return out
 
     @public_call
@@ -173,7 +173,7 @@ class Multiplies(SessionBase):
                 PlanKey.of((a.info, b.info, proposed(one, of_ranks)), choices, **promises)
                 for one, of_ranks in zip(several, memories, strict=True)
             ]
-        return several[self._maker.fastest(keys, self._calls.binder.softbuf_bytes)]
+        return several[self._calls.maker.fastest(keys, self._calls.binder.softbuf_bytes)]
 
     # -- copies ------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Multiplies(SessionBase):
         try:
             self._backend.mark_caller(None)
             request = Request(call, (source, source, target), Scalars(1.0, 0.0), Choices.of("N", "N", None))
-            plan = self._plans.known(PlanKey.of_copy(infos_of(request.matrices), request.choices))
+            plan = self._calls.plans.known(PlanKey.of_copy(infos_of(request.matrices), request.choices))
         except Exception as error:
             self._gate.fail(call, error)
-        self._calls.run(request, plan, self._plans.keep)
+        self._calls.run(request, plan, self._calls.plans.keep)
