@@ -124,9 +124,9 @@ class Call:
         self._note_written()
 
     def _note_written(self) -> None:
-        written = self._request.matrices[2]
-        if written.info.file:
-            self._calls.store.is_written(written, written=True)
+        written = self._request.matrices[2].info
+        if written.file:
+            self._calls.store.end_writing(written)
 
     def _end(self) -> None:
         calls, gate, run = self._calls, self._calls.gate, self._run
@@ -361,7 +361,7 @@ class Calls:
             raise
         try:
             if c.info.file:
-                self.store.is_written(c, written=False)
+                self.store.begin_writing(c.info)
             if not all_ready:
                 plan, binding = self.prepare(plan, matrices, request.choices)
             assert not isinstance(plan, PlanKey)  # just prepared

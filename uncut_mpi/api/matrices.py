@@ -207,20 +207,15 @@ class MatrixStore:
             held.opened.append(of.handle)
         return held.addresses[number] + start
 
-    def is_written(self, matrix: Matrix, *, written: bool) -> None:
-        """Note that a matrix is being written, or was to its end; a file of which some is not gets no name. Local."""
-        held, view = self._held[matrix.info.number], matrix.info.view
-        rows, cols = ((0, extent) for extent in held.info.layout.shape)
-        rows, cols = (rows, cols) if view is None else (view.rows, view.cols)
-        if not written:
-            held.failed.append((rows, cols))
-            return
+    def begin_writing(self, info: MatrixInfo) -> None:
+        """Note that a matrix is being written; a file of which some is not written to its end gets no name. Local."""
+        self._held[info.number].failed.append((info.seen.rows, info.seen.cols))
+
+    def end_writing(self, info: MatrixInfo) -> None:
+        """Note that a matrix has been written to its end. Local."""
+        held = self._held[info.number]
         held.written = True
-        held.failed = [
-            (down, along)
-            for down, along in held.failed
-            if not (rows[0] <= down[0] and down[1] <= rows[1] and cols[0] <= along[0] and along[1] <= cols[1])
-        ]
+        held.failed = [rest for one in held.failed for rest in info.seen.not_of(one)]
 
     # -- releasing ---------------------------------------------------------------------------
 

@@ -129,6 +129,11 @@ class MatrixInfo:
         return dataclasses.replace(self, layout=layout, parts=tuple(parts) or self.parts, origins=tuple(origins))
 
     @property
+    def seen(self) -> View:
+        """What of the matrix of that number it is."""
+        return self.view or View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
+
+    @property
     def in_parts(self) -> bool:
         """Whether the matrix lies in several arrays."""
         return len(self.parts) > 1
@@ -369,28 +374,24 @@ class Matrix:
         TypeError, ParamError
             For anything but slices without a step; if the matrix was released.
         """
-        return self._view(self._seen.sliced(*slices_of(key, self.shape)))
+        return self._view(self.info.seen.sliced(*slices_of(key, self.shape)))
 
     @property
     def T(self) -> Matrix:
         """The transposed matrix in the same memory."""
-        return self._view(self._seen.transposed)
+        return self._view(self.info.seen.transposed)
 
     @property
     def H(self) -> Matrix:
         """The conjugate transpose in the same memory; of a real matrix `T`. It can be A or B."""
-        seen = self._seen.transposed
+        seen = self.info.seen.transposed
         return self._view(seen._replace(conjugated=self.dtype.is_complex and not seen.conjugated))
-
-    @property
-    def _seen(self) -> View:
-        return self.info.view or View((0, self.shape[0]), (0, self.shape[1]))
 
     def _view(self, view: View) -> Matrix:
         whole = self.whole
         if self.closed:
             raise ParamError(f"{self} was released, or its session was closed: there are no views of it")
-        if view == whole._seen:
+        if view == whole.info.seen:
             return whole
         found = whole._views.get(view)
         if found is None:
@@ -487,7 +488,7 @@ class Matrix:
             raise ParamError(f"{self} was released, or its session was closed: numpy can have no array of it")
         array = self._array
         if self.info.conjugated:
-            array = np.conj(np.asarray(self._view(self._seen._replace(conjugated=False))))
+            array = np.conj(np.asarray(self._view(self.info.seen._replace(conjugated=False))))
         if not isinstance(array, np.ndarray):
             location = self.location
             if self.info.file:

@@ -334,10 +334,10 @@ class Multiplies(MakesMatrices):
                 raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
             self._await_caller(source, target)
             open_with(source=source.info, target=target.info)
-            self._store.is_written(target, written=False)
+            self._store.begin_writing(target.info)
             with agreement.collective(self._group, "uploading a matrix"):
                 self._move(target, source.array, writes=True)
-            self._store.is_written(target, written=True)
+            self._store.end_writing(target.info)
 
     def _await_caller(self, *matrices: Matrix) -> None:
         """Wait for what the caller's stream does, before matrices are moved without a plan, as with one. Local."""

@@ -59,6 +59,14 @@ class View(NamedTuple):
         )
         return rows, cols
 
+    def not_of(self, rectangle: Rectangle) -> list[Rectangle]:
+        """Return what of a rectangle of the matrix is not seen: what is above, below, left and right of the view."""
+        (top, bottom), (left, right) = rectangle
+        rows, (begin, end) = self.clipped(rectangle, (None, None))
+        above, below = ((top, rows[0]), rectangle[1]), ((rows[1], bottom), rectangle[1])
+        around = above, below, (rows, (left, begin)), (rows, (end, right))
+        return [(down, along) for down, along in around if down[0] < down[1] and along[0] < along[1]]
+
     def placed(self, rectangle: Rectangle, orders: Orders) -> Rectangle:
         """Return the positions of the view in which it has a rectangle of the matrix, transposed if it is."""
         rows, cols = self.seen(rectangle, orders)
