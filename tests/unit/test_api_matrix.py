@@ -12,6 +12,7 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
 from uncut_mpi.api.request import Choices, overlapping
 from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
+from uncut_mpi.api.views import View
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
@@ -361,3 +362,16 @@ def test_a_copy_transposes_as_few_elements_as_can_be(source, target):
     ]
     assert sum(part.shape[0] * part.shape[1] for part in parts if part.order == "C") == 3 * min(turned.values())
     assert key.problem.shape_of(Matrix.C) in ((4, 3), (3, 4))
+
+
+def test_what_a_view_has_not_of_a_rectangle_are_rectangles_of_exactly_those_elements():
+    draws = random.Random(1)
+
+    def elements(rows, cols):
+        return [(row, col) for row in range(*rows) for col in range(*cols)]
+
+    for _ in range(2000):
+        rows, cols, *rectangle = (tuple(sorted(draws.choices(range(6), k=2))) for _ in range(4))
+        found = [one for rest in View(rows, cols).not_of(tuple(rectangle)) for one in elements(*rest)]
+        assert sorted(found) == sorted({*elements(*rectangle)} - {*elements(rows, cols)})
+        assert View(rows, cols).not_of((rows, cols)) == []

@@ -63,6 +63,8 @@ class View(NamedTuple):
         """Return what of a rectangle of the matrix is not seen: what is above, below, left and right of the view."""
         (top, bottom), (left, right) = rectangle
         rows, (begin, end) = self.clipped(rectangle, (None, None))
+        if rows[0] == rows[1] or begin == end:
+            return [rectangle] if top < bottom and left < right else []
         above, below = ((top, rows[0]), rectangle[1]), ((rows[1], bottom), rectangle[1])
         around = above, below, (rows, (left, begin)), (rows, (end, right))
         return [(down, along) for down, along in around if down[0] < down[1] and along[0] < along[1]]
