@@ -45,7 +45,7 @@ def short_probes(monkeypatch):
     """Smaller probes: these tests look at what is kept, not at how fast or steady it is."""
     monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
-    monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
+    monkeypatch.setattr(measuring, "_SAMPLE_S", 1e-4)
     monkeypatch.setattr(measuring, "_STEADY_SPREAD", 1.0)
 
 

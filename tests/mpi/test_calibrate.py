@@ -62,7 +62,7 @@ def small(mpi_tmp_path, monkeypatch):
         monkeypatch.setattr(rehearsal, name, value)
     monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
     monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
-    monkeypatch.setitem(measuring._SAMPLE_S, "host", 1e-4)
+    monkeypatch.setattr(measuring, "_SAMPLE_S", 1e-4)
 
 
 def job(comm, capfd, words):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from uncut_mpi.api.arrays import take
+from uncut_mpi.api.grips import take
 from uncut_mpi.api.stored import stored_of
 from uncut_mpi.api.wanted import shape_of
 from uncut_mpi.instead import BATCH

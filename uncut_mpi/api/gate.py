@@ -79,13 +79,7 @@ class Gate:
         Closes the session on this rank; collective.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        turns: DeviceTurns,
-        control: Control,
-        arrival_timeout_s: float | None,
-    ) -> None:
+    def __init__(self, group: Group, turns: DeviceTurns, control: Control, arrival_timeout_s: float | None) -> None:
         self._group, self._turns = group, turns
         self._arrival_timeout_s = arrival_timeout_s
         self._missing, self._progress = turns.missing, control.progress

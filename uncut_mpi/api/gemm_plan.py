@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from uncut_mpi.api.arrays import is_array
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.gate import end_call, public_call
+from uncut_mpi.api.grips import is_array
 from uncut_mpi.api.keys import PlanKey, private_of
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial

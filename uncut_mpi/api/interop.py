@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from uncut_mpi.api.arrays import shows, take
+from uncut_mpi.api.grips import shows, take
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.stored import shown_of
 from uncut_mpi.device.exported import Shown, translated

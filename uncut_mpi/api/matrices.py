@@ -17,10 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.api.arrays import has_elements, is_batch
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import by_layout, by_starts
-from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start
+from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start, has_elements, is_batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.memory import PeerMappings

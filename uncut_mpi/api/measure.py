@@ -56,7 +56,7 @@ _MOST_BYTES = 1 << 26  # of a kept file, samples included
 _REPEATS = 3
 _PROBED = tuple(dtype for dtype in DType if not dtype.is_complex)  # those have a quarter of the rate
 _SAMPLES = 5
-_SAMPLE_S = {"cuda": 0.01, "host": 0.01}
+_SAMPLE_S = 0.01
 # How far a median may lie below the best on a machine that is not busy with something else.
 _STEADY_SPREAD = 0.15
 
@@ -158,7 +158,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     """Measure every link, one transfer at a time, then products and host links, all ranks at once. Collective."""
     began = time.perf_counter()
     size, rank = group.size, group.rank
-    nbytes, edge, sample_s = _PROBE_BYTES[backend.name], _GEMM_EDGE[backend.name], _SAMPLE_S[backend.name]
+    nbytes, edge = _PROBE_BYTES[backend.name], _GEMM_EDGE[backend.name]
     bandwidth, latency = np.zeros((2, num_ends(size), num_ends(size)))
     # A part for every rank: no rank of a product writes what another one does.
     host = exchange.shared_segment(group, size * nbytes, "link probe")
@@ -180,7 +180,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
             "device to host": lambda: backend.copy_probe(mine, peers[rank], nbytes),
             **{dtype.name: functools.partial(backend.gemm_probe, edge, dtype) for dtype in _PROBED},
         }
-        seconds = _sample_together(group, work, sample_s)
+        seconds = _sample_together(group, work)
         arena.close()
     finally:
         # After a failure the backend, which is closed then, frees what else there is.
@@ -228,7 +228,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
         **usual,
         provenance=f"{QUICK}, measured in {max(part[3] for part in parts):.1f} s: {nbytes >> 10} KiB "
         f"copies, one at a time, best of {_REPEATS}; "
-        f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * sample_s:g} ms: "
+        f"GEMM of edge {edge} and host links, all ranks at once, {_SAMPLES} samples of {1e3 * _SAMPLE_S:g} ms: "
         "costs, shapes and what devices share are usual ones; "
         f"medians are up to {spread:.0%} below the best"
         + ("" if steady else "; the machine was busy, and the next session measures again"),
@@ -236,9 +236,7 @@ def measure(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]
     )
 
 
-def _sample_together(
-    group: Group, work: Mapping[str, Callable[[], Timeable]], sample_s: float
-) -> dict[str, list[float]]:
+def _sample_together(group: Group, work: Mapping[str, Callable[[], Timeable]]) -> dict[str, list[float]]:
     """Return the seconds that this rank took for each kind of work, one number per sample. Collective."""
     seconds: dict[str, list[float]] = {name: [] for name in work}
     with contextlib.ExitStack() as opened:
@@ -250,7 +248,7 @@ def _sample_together(
             for name, probe in probes.items():
                 # Each block begins when all ranks have left the one before, so that all measure at once.
                 with agreement.collective(group, f"measuring {name}"):
-                    seconds[name].append(probe.mean_seconds(sample_s))
+                    seconds[name].append(probe.mean_seconds(_SAMPLE_S))
     return seconds
 
 
