@@ -159,11 +159,6 @@ class Segment:
             file.close()
         return cls(mapping, parts.nbytes, handle)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._mapping is None
-
     def array(
         self, dtype: Any = np.uint8, shape: int | tuple[int, ...] | None = None, offset_bytes: int = 0
     ) -> np.ndarray[Any, Any]:

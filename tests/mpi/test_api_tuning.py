@@ -132,7 +132,7 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
         out = operands.c if own_result else None
         result = session.gemm(operands.a, operands.b, out, alpha=CASE.alpha, beta=beta, options=OPTIONS)
         check_product(comm, dataclasses.replace(CASE, beta=beta), dataclasses.replace(operands, c=out or result))
-        (plan,) = [one for one in session._calls.plans.plans() if one.key.options == OPTIONS]
+        (plan,) = [one for one in session._calls.plans._plans.values() if one.key.options == OPTIONS]
         if not own_result:
             session.release(result)
     collective_assert(comm, not isinstance(plan, Trial), "it still tries")

@@ -117,7 +117,7 @@ def test_a_matrix_that_one_rank_alone_has_dropped_stays_with_all(comm, open_sess
 def test_plans_beyond_the_bound_are_dropped_and_made_again(comm, open_session):
     with open_session(comm, max_plans=2) as session:
         wrong = [product(session, Case(size, 20, 20, seed=size)) for size in (18, 19, 20, 21, 18, 21)]
-        kept = len(session._calls.plans)
+        kept = len(session._calls.plans._plans)
     collective_assert(comm, kept == 2 and not any(wrong), f"{kept} plans, {wrong}")
 
 
@@ -152,7 +152,7 @@ def test_ranks_keep_the_same_plans_after_a_call_that_fails_on_one_of_them(comm, 
                 error = caught
         collective_assert(comm, error is not None, "a call succeeded that could not")
         multiply(third)
-        kept = sorted(plan.key.problem.m for plan in session._calls.plans.plans())
+        kept = sorted(plan.key.problem.m for plan in session._calls.plans._plans.values())
         multiply(first)
     sets = comm.allgather(kept)
     assert all(one == sets[0] for one in sets), sets

@@ -69,7 +69,7 @@ def test_a_plan_that_was_not_kept_is_not_found(caller):
     first = call(8)
     assert type(first) is PlanKey
     assert call(8) == first
-    assert len(call.cache) == 0
+    assert len(call.cache._plans) == 0
 
 
 def test_calls_of_other_matrices_share_the_plan_of_equal_keys(caller):
@@ -79,7 +79,7 @@ def test_calls_of_other_matrices_share_the_plan_of_equal_keys(caller):
         assert call(8, numbers=(4, 5, 6)) is plan
         assert call(8) is plan
     assert call.keys == 3
-    assert len(call.cache) == 1
+    assert len(call.cache._plans) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_least_recently_used_plan_goes_first_and_is_closed(caller):
     assert call.dropped == [16]
     assert call(8) is first
     assert call(16) is not second
-    assert len(call.cache) == len(call.cache.plans()) == 2
+    assert len(call.cache._plans) == 2
 
 
 def test_what_comes_in_the_place_of_a_plan_is_found_and_what_was_there_is_not_dropped(caller):
@@ -128,7 +128,7 @@ def test_what_comes_in_the_place_of_a_plan_is_found_and_what_was_there_is_not_dr
         call.cache.keep(later)
         assert call(8) is later
     assert call.dropped == []
-    assert len(call.cache) == 2
+    assert len(call.cache._plans) == 2
     call.made(24)
     assert call.dropped == [16]
     assert call(8) is later
@@ -158,5 +158,5 @@ def test_a_cleared_cache_knows_nothing(caller):
     first = call.made(8)
     assert call(8) is first
     call.cache.clear()
-    assert len(call.cache) == 0
+    assert len(call.cache._plans) == 0
     assert call(8) is not first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -521,7 +522,7 @@ class Matrix:
     def __matmul__(self, other: object) -> Any:
         return self._no_operator("@", other, "use session.gemm(a, b)")
 
-    def _no_operator(self, symbol: str, other: object, mend: str = "use numpy.asarray(matrix) or .array") -> Any:
+    def _no_operator(self, symbol: str, other: object = None, mend: str = "use numpy.asarray(matrix) or .array") -> Any:
         """Leave an operator to an array on its other side, which knows what to do; else raise TypeError."""
         if hasattr(other, "__array_ufunc__"):
             return NotImplemented
@@ -531,18 +532,11 @@ class Matrix:
         __getattr__ = absent
 
 
-def _without(symbol: str) -> Callable[..., Any]:
-    def operate(self: Matrix, other: object = None) -> Any:
-        return self._no_operator(symbol, other)
-
-    return operate
-
-
 for _name, _symbol in (
     *(("add", "+"), ("sub", "-"), ("mul", "*"), ("truediv", "/"), ("floordiv", "//"), ("mod", "%"), ("pow", "**")),
     *(("radd", "+"), ("rsub", "-"), ("rmul", "*"), ("rtruediv", "/"), ("neg", "-"), ("abs", "abs")),
 ):
-    setattr(Matrix, f"__{_name}__", _without(_symbol))
+    setattr(Matrix, f"__{_name}__", functools.partialmethod(Matrix._no_operator, _symbol))
 
 
 def number_in(name: Name) -> int:

@@ -38,9 +38,6 @@ class PlanCache:
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
         self._calls: dict[_Call, tuple[ScheduleOptions, AnyPlan]] = {}
 
-    def __len__(self) -> int:
-        return len(self._plans)
-
     def find(self, request: Request) -> AnyPlan | PlanKey:
         """
         Return the plan of a call, or the key by which one is to be made. Local.
@@ -86,10 +83,6 @@ class PlanCache:
                 self._forget(oldest)
                 self._drop(oldest)
         self._used[plan] = self._uses
-
-    def plans(self) -> list[AnyPlan]:
-        """Return the plans that are kept. Local."""
-        return list(self._plans.values())
 
     def clear(self) -> None:
         """Forget all plans. Local."""
