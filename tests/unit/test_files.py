@@ -198,11 +198,11 @@ def test_operands_of_different_types_are_refused_by_name(tmp_path):
     ],
 )
 def test_the_result_has_the_order_of_c_else_of_both_inputs(tmp_path, a, b, c, expected):
-    files = {
-        name: order and open_matrix(save(tmp_path / f"{name}.npy", matrix(3, 3, DType.f64, order)))
+    files = [
+        order and open_matrix(save(tmp_path / f"{name}.npy", matrix(3, 3, DType.f64, order)))
         for name, order in (("A", a), ("B", b), ("C", c))
-    }
-    assert output_order(files) == expected
+    ]
+    assert output_order(*files) == expected
 
 
 # -- writing -----------------------------------------------------------------------------------------

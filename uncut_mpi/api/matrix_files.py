@@ -11,7 +11,7 @@ import stat
 import struct
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -187,7 +187,11 @@ class OutputFile(UnfinishedFile):
             super().__init__(final, overwrite=overwrite)
         try:
             with os.fdopen(self.descriptor, "wb", closefd=False) as file:
-                offset = write_header(file, shape, dtype, order)
+                kind = np.lib.format.dtype_to_descr(dtype.numpy)
+                about = {"descr": kind, "fortran_order": order == "F", "shape": shape}
+                np.lib.format.write_array_header_1_0(file, about)
+                file.flush()
+                offset = file.tell()
             self._nbytes = offset + shape[0] * shape[1] * dtype.itemsize
             reserve(self.descriptor, path, self._nbytes)
         except BaseException:
@@ -237,14 +241,6 @@ def check_new(path: str, *, overwrite: bool, how: str = OVERWRITE) -> None:
         raise DataFileError(f"{path} is {kind_of(mode)}, not a regular file: name another one")
     if not overwrite:
         raise DataFileError(f"{path} exists: name another file, or {how} to replace it")
-
-
-def write_header(file: BinaryIO, shape: tuple[int, int], dtype: DType, order: Order) -> int:
-    """Write the header of a .npy file, and return where the first element lies."""
-    about = {"descr": np.lib.format.dtype_to_descr(dtype.numpy), "fortran_order": order == "F", "shape": shape}
-    np.lib.format.write_array_header_1_0(file, about)
-    file.flush()
-    return file.tell()
 
 
 def reserve(descriptor: int, path: str, size: int) -> None:
@@ -332,19 +328,11 @@ def open_operands(
     return in_a, in_b, in_c
 
 
-def output_order(files: Mapping[str, MatrixFile | None]) -> Order:
-    """
-    Return the order of the result: that of C where there is a C, else C where A and B are both in C order, else F.
-
-    Parameters
-    ----------
-    files : mapping with keys "A", "B" and perhaps "C"
-        The inputs.
-    """
-    c = files.get("C")
+def output_order(a: MatrixFile, b: MatrixFile, c: MatrixFile | None) -> Order:
+    """Return the order of the result: that of C where there is a C, else C where A and B are both in C order, else F."""
     if c is not None:
         return c.order
-    return "C" if all(files[name].order == "C" for name in ("A", "B")) else "F"  # type: ignore[union-attr]
+    return "C" if a.order == b.order == "C" else "F"
 
 
 def _read_header(file: BinaryIO, path: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

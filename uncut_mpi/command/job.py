@@ -141,7 +141,7 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
     a, b, c = session.gather_values(opened)[0]
     extents = _extents(arguments, a, b, c)
     sources = file_source(a), file_source(b), file_source(c) if c is not None and arguments.beta != 0 else None
-    order = output_order({"A": a, "B": b, "C": c})
+    order = output_order(a, b, c)
     if are_streamed(session, arguments, (a, b, c), extents[:2]):
         if arguments.out_path is None:
             raise agreed(
