@@ -136,7 +136,7 @@ class Binder:
 
     def drop(self, plan: AnyPlan) -> None:
         """Release what is bound to a plan; it may be bound again. Local."""
-        for one in plan.every:
+        for one in plan.plans:
             self._end(self._bound.get(id(one), {}))
 
     def drop_all(self) -> None:

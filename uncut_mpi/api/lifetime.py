@@ -58,12 +58,9 @@ class Holdings:
     Attributes
     ----------
     group, control, backend, calls
-        What there is so far; in a session all of it.
+        What there is so far; in a session all of it, else no calls.
     ticket : Ticket
         Empty until `enter` makes it.
-    whole : bool
-        Whether the session has opened on this rank. If the error of one rank has kept it from that, a device is held at
-        most, whose memory peers may map.
     released : bool
         Whether it has been given back.
     over : bool
@@ -75,27 +72,30 @@ class Holdings:
     group: Group
     control: Control | None = None
     backend: Backend | None = None
-    calls: Calls | None = None
+    calls: Calls = dataclasses.field(init=False)
     ticket: Ticket = _NO_TICKET
-    whole: bool = False
     released: bool = False
     over: bool = False
     offered: bool = False
 
     @property
-    def in_use(self) -> bool:
-        """Whether work of this rank or its peers may still be in flight, so that nothing of it can be freed. Local."""
-        return self.whole and self._calls.gate.broken
+    def whole(self) -> bool:
+        """
+        Whether the session has opened on this rank.
+
+        If the error of one rank has kept it from that, a device is held at most, whose memory peers may map.
+        """
+        return hasattr(self, "calls")
 
     @property
-    def _calls(self) -> Calls:
-        assert self.calls is not None  # of a session that has opened
-        return self.calls
+    def in_use(self) -> bool:
+        """Whether work of this rank or its peers may still be in flight, so that nothing of it can be freed. Local."""
+        return self.whole and self.calls.gate.broken
 
     def leave(self, reason: str) -> None:
         """Tell those who wait for this rank that it has left, by what. Local."""
         if self.whole:
-            self._calls.gate.leave(reason)
+            self.calls.gate.leave(reason)
 
     def give_back(self, *, in_use: bool = False, check_left: Callable[[], None] | None = None) -> None:
         """
@@ -112,25 +112,25 @@ class Holdings:
             self.group.check_left = check_left
         if not in_use:
             self._end()
-            self._calls.close()
-            self._calls.store.close()
-            self._calls.backend.close()
+            self.calls.close()
+            self.calls.store.close()
+            self.calls.backend.close()
         self.group.free()
 
     def give_back_alone(self) -> None:
         """Release what this rank holds, where the others do the same or MPI is gone. Local."""
         if self.whole:
             self._end()
-            self._calls.abandon()
-            self._calls.store.give_back_alone()
+            self.calls.abandon()
+            self.calls.store.give_back_alone()
         if self.backend is not None:
             self.backend.close()
         self.group.free()
 
     def _end(self) -> None:
-        self._calls.gate.closed = self.released = True
-        self._calls.binder.drop_all()
-        self._calls.plans.clear()
+        self.calls.gate.closed = self.released = True
+        self.calls.binder.drop_all()
+        self.calls.plans.clear()
 
 
 _kept: dict[bytes, Holdings] = {}
@@ -249,11 +249,14 @@ def opening(comm: Any, arrival_timeout_s: object) -> Iterator[Holdings]:
         together = is_agreed(error) and not held.group.stalled
         if held.control is not None and not together:
             held.control.exchange.leave(type(error).__name__)
-        if held.calls is not None:
-            held.calls.let_go()
+        held.over = True
+        if held.whole:
+            calls = held.calls
+            del held.calls
+            calls.let_go()
         elif held.control is not None:
             held.control.close()
-        held.whole, held.over, held.calls, held.control = False, True, None, None
+        held.control = None
         if together and held.backend is not None:
             held.backend.close()
         elif held.ticket.key and not together:
@@ -275,7 +278,7 @@ def complete(
     budget = Budget(group, backend, machine, settings.device_memory, sharing, settings.host_memory)
     maker = PlanMaker(group, counters, machine, budget, verify=settings.verify)
     assert held.control is not None  # it was made first
-    held.calls = calls = Calls(
+    held.calls = Calls(
         group,
         backend,
         store,
@@ -287,9 +290,8 @@ def complete(
         timeout_s=times[0],
         arrival_timeout_s=times[1],
     )
-    calls.gate.on_close = held.give_back
-    held.whole = True
-    return calls
+    held.calls.gate.on_close = held.give_back
+    return held.calls
 
 
 def seconds_of(name: str, value: object) -> float:

@@ -329,7 +329,7 @@ def open_operands(
 
 
 def output_order(a: MatrixFile, b: MatrixFile, c: MatrixFile | None) -> Order:
-    """Return the order of the result: that of C where there is a C, else C where A and B are both in C order, else F."""
+    """Return the order of the result: that of C where there is one, else C where A and B both have that, else F."""
     if c is not None:
         return c.order
     return "C" if a.order == b.order == "C" else "F"

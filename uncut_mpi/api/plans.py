@@ -2,7 +2,7 @@
 What calls of one key run by: a plan, several of which the fastest is looked for, or those of chunks of C.
 
 All three have a key, a digest, what callers are told (`summary`, `schedule`), the plan by which the next call begins
-(`now`), and all plans that may be bound to matrices (`every`). They are the same on all ranks.
+(`now`), what that multiplies, and all plans that may be bound to matrices (`plans`). They are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Plan:
         return self
 
     @property
-    def every(self) -> Sequence[Plan]:
+    def plans(self) -> Sequence[Plan]:
         """The plan alone."""
         return (self,)
 
@@ -253,11 +253,6 @@ class Trial:
         """That of the plan predicted best."""
         return self.plans[0].schedule
 
-    @property
-    def every(self) -> Sequence[Plan]:
-        """The plans."""
-        return self.plans
-
     def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
         """Return what `now` multiplies: those of a call."""
         return matrices
@@ -316,7 +311,7 @@ class Chunked:
         First row or column of each chunk, and the one after its last.
     keys : sequence of PlanKey
         Of each chunk.
-    plans : dict of PlanKey to Plan
+    by_key : dict of PlanKey to Plan
         Of the chunks that are planned, `MOST_KINDS` at most; that of the first one for as long as this lives.
     summary : PlanSummary
         Of all chunks together.
@@ -326,7 +321,7 @@ class Chunked:
     by_rows: bool
     extents: Sequence[Extent]
     keys: Sequence[PlanKey]
-    plans: dict[PlanKey, Plan]
+    by_key: dict[PlanKey, Plan]
     summary: PlanSummary
 
     @classmethod
@@ -360,12 +355,12 @@ class Chunked:
     @property
     def now(self) -> Plan:
         """The plan of the first chunk."""
-        return self.plans[self.keys[0]]
+        return self.by_key[self.keys[0]]
 
     @property
-    def every(self) -> Sequence[Plan]:
+    def plans(self) -> Sequence[Plan]:
         """Those of the chunks that are planned."""
-        return [*self.plans.values()]
+        return [*self.by_key.values()]
 
     @property
     def schedule(self) -> Schedule:
@@ -388,11 +383,11 @@ class Chunked:
     def plan(self, number: int, make: Callable[[PlanKey], Plan], drop: Callable[[Plan], None]) -> Plan:
         """Return the plan of a chunk, made if there is none; the last one then goes if there are too many."""
         key = self.keys[number]
-        if key not in self.plans:
-            if len(self.plans) >= MOST_KINDS:
-                drop(self.plans.popitem()[1])
-            self.plans[key] = make(key)
-        return self.plans[key]
+        if key not in self.by_key:
+            if len(self.by_key) >= MOST_KINDS:
+                drop(self.by_key.popitem()[1])
+            self.by_key[key] = make(key)
+        return self.by_key[key]
 
 
 AnyPlan: TypeAlias = Plan | Trial | Chunked
