@@ -39,6 +39,10 @@ class RegionRef(NamedTuple):
     rows: int
     cols: int
 
+    def part(self, row: int, col: int, rows: int, cols: int) -> RegionRef:
+        """Return a rectangle of this one."""
+        return RegionRef(self.buffer, self.row + row, self.col + col, rows, cols)
+
 
 class ScheduleBuilder:
     """

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from uncut_mpi.model.locations import Location
@@ -54,6 +54,9 @@ def schedule(setting: Setting) -> Schedule:
 
 _Held: TypeAlias = tuple[Part, int]
 """A part and its buffer."""
+
+_Piece: TypeAlias = tuple[int, int, int, int]
+"""What of a region goes through a slot at a time: first row and column, rows and columns."""
 
 
 def _distance(source: Location, to: Location) -> tuple[bool, bool, bool]:
@@ -120,10 +123,10 @@ class _Passage:
         for to, buffer in itertools.chain.from_iterable(self._held[Matrix.C].values()):
             for holders in sources:
                 held, _ = holders[0]
-                top, bottom = max(to.rows[0], held.rows[0]), min(to.rows[1], held.rows[1])
-                left, right = max(to.cols[0], held.cols[0]), min(to.cols[1], held.cols[1])
-                if top >= bottom or left >= right:
+                shared = common((to.rows, to.cols), (held.rows, held.cols))
+                if shared is None:
                     continue
+                (top, bottom), (left, right) = shared
                 # The nearest of those who have it.
                 source, its_buffer = min(holders, key=lambda one: _distance(one[0].location, to.location))
                 size = bottom - top, right - left
@@ -147,25 +150,16 @@ class _Passage:
             ends = [build.host if one.space == "host" else _rank(one) for one in (source, to)]
             device = next(_rank(one) for one in (source, to) if one.space == "device")
             lane = build.copy_lane(device if private is None else private, *ends)
-        build.task(Kind.COPY, lane, there, [(here, Factor.ONE, Op.N)])
+        self._copied(lane, there, here)
 
     def _copy_by_slots(self, source: Location, here: RegionRef, to: Location, there: RegionRef) -> None:
         """Copy between private host memories: their owners meet at slots on the source's device."""
         build, rank, its_owner = self._build, _rank(source), _rank(to)
-        for row, col, rows, cols in self._pieces(rank, here.rows, here.cols):
-            slot = self._slot(rank)
-            inside = RegionRef(slot.buffer, 0, 0, rows, cols)
-            source_part = RegionRef(here.buffer, here.row + row, here.col + col, rows, cols)
-            came = build.task(
-                Kind.COPY,
-                build.copy_lane(rank, build.host, rank),
-                inside,
-                [(source_part, Factor.ONE, Op.N)],
-                slot.users,
-            )
-            target = RegionRef(there.buffer, there.row + row, there.col + col, rows, cols)
+        for piece in self._pieces(rank, here.rows, here.cols):
+            slot, inside = self._slot(rank, piece)
+            came = self._copied(build.copy_lane(rank, build.host, rank), inside, here.part(*piece), slot.users)
             lane = build.copy_lane(its_owner, rank, build.host)
-            slot.users = [build.task(Kind.COPY, lane, target, [(inside, Factor.ONE, Op.N)], [came])]
+            slot.users = [self._copied(lane, there.part(*piece), inside, [came])]
 
     def _scale_all(self) -> None:
         for holders in self._held[Matrix.C].values():
@@ -176,35 +170,30 @@ class _Passage:
                 shared = common(one, (first.rows, first.cols))
                 if shared is not None:
                     (top, bottom), (left, right) = shared
+                    place = top - first.rows[0], left - first.cols[0], bottom - top, right - left
                     way = self._scale if first.location.space == "device" else self._pass_through
-                    way(holders, top - first.rows[0], left - first.cols[0], bottom - top, right - left)
+                    way([(part, RegionRef(buffer, *place)) for part, buffer in holders])
 
-    def _scale(self, holders: list[_Held], row: int, col: int, rows: int, cols: int) -> None:
-        (first, buffer), *others = holders
-        rank, here = _rank(first.location), RegionRef(buffer, row, col, rows, cols)
-        done = self._combine(rank, here, here, [])
+    def _scale(self, held: list[tuple[Part, RegionRef]]) -> None:
+        (first, here), *others = held
+        rank = _rank(first.location)
+        done = self._combine(rank, here, [])
         for other, there in others:
-            self._copy_out(rank, other, RegionRef(there, row, col, rows, cols), here, done)
+            self._copy_out(rank, other, there, here, done)
 
-    def _pass_through(self, holders: list[_Held], top: int, left: int, height: int, width: int) -> None:
-        first, buffer = holders[0]
+    def _pass_through(self, held: list[tuple[Part, RegionRef]]) -> None:
+        first, here = held[0]
         owner = first.location.rank
         fewest = min(self._devices if owner is None else (owner,), key=lambda one: self._slot_bytes[one])
-        for down, along, rows, cols in self._pieces(fewest, height, width):
-            row, col = top + down, left + along
-            rank = self._first_done(rows * cols) if owner is None else owner
-            slot = self._slot(rank)
-            inside = RegionRef(slot.buffer, 0, 0, rows, cols)
-            here = RegionRef(buffer, row, col, rows, cols)
+        for piece in self._pieces(fewest, here.rows, here.cols):
+            rank = self._first_done(piece[2] * piece[3]) if owner is None else owner
+            slot, inside = self._slot(rank, piece)
             came = list(slot.users)
             if self._problem.reads_c:
                 lane = self._build.copy_lane(rank, self._build.host, rank)
-                came = [self._build.task(Kind.COPY, lane, inside, [(here, Factor.ONE, Op.N)], slot.users)]
-            done = self._combine(rank, inside, inside, came)
-            slot.users = [
-                self._copy_out(rank, other, RegionRef(there, row, col, rows, cols), inside, done)
-                for other, there in holders
-            ]
+                came = [self._copied(lane, inside, here.part(*piece), slot.users)]
+            done = self._combine(rank, inside, came)
+            slot.users = [self._copy_out(rank, other, there.part(*piece), inside, done) for other, there in held]
 
     def _first_done(self, elements: int) -> int:
         """Return the rank that would be the first to have passed on so many elements more."""
@@ -213,8 +202,8 @@ class _Passage:
         self._busy_until[rank] = ends[rank]
         return rank
 
-    def _pieces(self, rank: int, rows: int, cols: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield first row, first column, rows and columns of what of a region goes through a rank's slots at a time."""
+    def _pieces(self, rank: int, rows: int, cols: int) -> Iterator[_Piece]:
+        """Yield the pieces of a region that go through a rank's slots."""
         height, width = self._slot_shape(rank)
         count = -(-rows // height) * -(-cols // width)
         if count > MAX_TASKS // 3:
@@ -237,20 +226,24 @@ class _Passage:
         shortest = COLUMN_ALIGNMENT // dtype.itemsize
         return max(shortest, self._slot_bytes[rank] // COLUMN_ALIGNMENT * shortest), 1
 
-    def _slot(self, rank: int) -> _DeviceSlot:
-        """Return the slot of a rank that was not used for longest."""
+    def _slot(self, rank: int, piece: _Piece) -> tuple[_DeviceSlot, RegionRef]:
+        """Return the slot of a rank that was not used for longest, and where in it a piece goes."""
         if rank not in self._slots:
             shape, dtype = self._slot_shape(rank), self._problem.dtypes[Matrix.C]
             slots = [_DeviceSlot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
             self._slots[rank] = itertools.cycle(slots)
-        return next(self._slots[rank])
+        slot = next(self._slots[rank])
+        return slot, RegionRef(slot.buffer, 0, 0, *piece[2:])
 
     def _all(self, *matrices: Matrix) -> Iterator[_Held]:
         return itertools.chain.from_iterable(one for of in matrices for one in self._held[of].values())
 
-    def _combine(self, rank: int, target: RegionRef, source: RegionRef, awaits: list[int]) -> int:
-        terms = [(source, Factor.BETA, Op.N)] if self._problem.reads_c else []
+    def _combine(self, rank: int, target: RegionRef, awaits: list[int]) -> int:
+        terms = [(target, Factor.BETA, Op.N)] if self._problem.reads_c else []
         return self._build.task(Kind.COMBINE, self._build.compute_lane(rank), target, terms, awaits)
+
+    def _copied(self, lane: int, to: RegionRef, source: RegionRef, awaits: Sequence[int] = ()) -> int:
+        return self._build.task(Kind.COPY, lane, to, [(source, Factor.ONE, Op.N)], awaits)
 
     def _copy_out(self, rank: int, to: Part, there: RegionRef, source: RegionRef, awaited: int) -> int:
         build, place = self._build, to.location
@@ -258,4 +251,4 @@ class _Passage:
             lane = build.copy_lane(rank if place.rank is None else place.rank, rank, build.host)
         else:
             lane = build.result_lane(rank, rank, _rank(place))
-        return build.task(Kind.COPY, lane, there, [(source, Factor.ONE, Op.N)], [awaited])
+        return self._copied(lane, there, source, [awaited])
