@@ -26,10 +26,9 @@ from uncut_mpi.instead import BATCH
 from uncut_mpi.mappings import Stretch, ground_of, object_name
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Rectangle
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import Part
+from uncut_mpi.model.parts import Part, Rectangle
 from uncut_mpi.regular import open_regular
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd.group import Group

@@ -23,7 +23,8 @@ from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, UncutError, named
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.arguments import counted, type_text
-from uncut_mpi.model.layout import Layout, Rectangle
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.parts import Rectangle
 from uncut_mpi.spmd import agreement
 
 Place: TypeAlias = tuple[int, ...]

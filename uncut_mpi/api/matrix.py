@@ -19,9 +19,9 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
 from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Layout, Rectangle
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
-from uncut_mpi.model.parts import BoundLayout, Part
+from uncut_mpi.model.parts import BoundLayout, Part, Rectangle
 from uncut_mpi.model.positions import Orders, indices_of, pieces_in
 from uncut_mpi.model.problem import Order, StoredMatrix
 from uncut_mpi.spmd.group import name_ranks

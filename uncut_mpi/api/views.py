@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
-from uncut_mpi.model.layout import Rectangle
-from uncut_mpi.model.parts import BoundLayout, Extent, Part
+from uncut_mpi.model.parts import BoundLayout, Extent, Part, Rectangle
 from uncut_mpi.model.positions import Orders
 
 if TYPE_CHECKING:

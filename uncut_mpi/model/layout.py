@@ -19,14 +19,11 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, counted, items, shown, value_of_callers
 from uncut_mpi.model.cyclic import NUMBERS, Cyclic, joined, split
 from uncut_mpi.model.locations import Location, Memory
-from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part
+from uncut_mpi.model.parts import BoundLayout, Extent, Order, Part, Rectangle
 from uncut_mpi.model.positions import Orders, indices_of
 
 Kind: TypeAlias = Literal["whole", "rows", "cols", "blocks", "replicated", "block_cyclic"]
 """What a rank has: all, some rows, some columns, a block, all as every other one has, or every so many-th block."""
-
-Rectangle: TypeAlias = tuple[Extent, Extent]
-"""Rows and columns of a matrix."""
 
 _FIELDS: Final[dict[str, tuple[set[str], set[str]]]] = {
     "whole": (set(), set()),

@@ -5,13 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.parts import Extent
-
-Rectangle: TypeAlias = tuple[Extent, Extent]
-"""Rows and columns."""
+from uncut_mpi.model.parts import Rectangle, common
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,15 +65,3 @@ class PartOfC:
             for left, right in zip(ends[::2], ends[1::2], strict=True):
                 if left < right:
                     yield (top, bottom), (left, right)
-
-
-def elements_of(one: Rectangle) -> int:
-    """Return how many elements a rectangle has."""
-    (top, bottom), (left, right) = one
-    return (bottom - top) * (right - left)
-
-
-def common(one: Rectangle, other: Rectangle) -> Rectangle | None:
-    """Return what two rectangles have in common, None if that is nothing."""
-    (top, bottom), (left, right) = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
-    return ((top, bottom), (left, right)) if top < bottom and left < right else None

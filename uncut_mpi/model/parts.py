@@ -24,6 +24,21 @@ Order: TypeAlias = Literal["F", "C"]
 Extent: TypeAlias = tuple[int, int]
 """First row or column, and the one after the last."""
 
+Rectangle: TypeAlias = tuple[Extent, Extent]
+"""Rows and columns of a matrix."""
+
+
+def elements_of(one: Rectangle) -> int:
+    """Return how many elements a rectangle has."""
+    (top, bottom), (left, right) = one
+    return (bottom - top) * (right - left)
+
+
+def common(one: Rectangle, other: Rectangle) -> Rectangle | None:
+    """Return what two rectangles have in common, None if that is nothing."""
+    (top, bottom), (left, right) = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
+    return ((top, bottom), (left, right)) if top < bottom and left < right else None
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Part:
@@ -127,9 +142,8 @@ class BoundLayout:
         """Return some of its rows and columns, by position, as a matrix of its own."""
         parts = []
         for part in self.parts:
-            top, bottom = max(part.rows[0], rows[0]), min(part.rows[1], rows[1])
-            left, right = max(part.cols[0], cols[0]), min(part.cols[1], cols[1])
-            if top < bottom and left < right:
+            if shared := common((part.rows, part.cols), (rows, cols)):
+                (top, bottom), (left, right) = shared
                 shifted = (top - rows[0], bottom - rows[0]), (left - cols[0], right - cols[0])
                 parts.append(Part(*shifted, part.location, part.order, part.ld))
         return BoundLayout((rows[1] - rows[0], cols[1] - cols[0]), tuple(parts), self.word)

@@ -20,8 +20,8 @@ from typing import Final, Literal, TypeAlias
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
-from uncut_mpi.model.part_of_c import PartOfC, Rectangle, common, elements_of
-from uncut_mpi.model.parts import Extent
+from uncut_mpi.model.part_of_c import PartOfC
+from uncut_mpi.model.parts import Extent, Rectangle, common, elements_of
 from uncut_mpi.model.parts import Order as Order
 from uncut_mpi.model.placement import Matrix
 

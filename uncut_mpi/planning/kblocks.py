@@ -20,7 +20,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
-from uncut_mpi.model.part_of_c import elements_of
+from uncut_mpi.model.parts import elements_of
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import starts_of
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid

@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.part_of_c import common
-from uncut_mpi.model.parts import Part
+from uncut_mpi.model.parts import Part, common
 from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, Buffers, panel_bytes, user_pieces
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder

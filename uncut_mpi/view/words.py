@@ -8,9 +8,7 @@ from uncut_mpi.planning.schedule import Schedule
 def title_of(schedule: Schedule, machine: str = "") -> str:
     """Return the problem, as the caller wrote it, the scheduler and, if it is known, the machine."""
     problem, place = schedule.problem, schedule.placement
-    m, n, a, b = problem.m, problem.n, place.a, place.b
-    if problem.swapped:
-        m, n, a, b = n, m, b, a
+    a, b = (place.b, place.a) if problem.swapped else (place.a, place.b)
     where = f"A, B, C at {a},{b},{place.c}"
-    title = f"m×n×k = {m}×{n}×{problem.k}, {problem.arithmetic.name}, {where}; scheduler {schedule.scheduler}"
+    title = f"m×n×k = {problem.shape_text}, {problem.arithmetic.name}, {where}; scheduler {schedule.scheduler}"
     return f"{title}; machine {machine}" if machine else title
