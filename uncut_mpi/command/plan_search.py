@@ -10,7 +10,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.candidates import Candidate, Simulated
-from uncut_mpi.planning.chunks import Chunks, chunk_of, of_each
+from uncut_mpi.planning.chunks import Chunks, of_each
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, cut, plan_several
@@ -65,26 +65,20 @@ def find(
     no search whose candidates could be shown.
     """
 
-    def setting_of(problem: GemmProblem, placement: Placement) -> Setting:
-        users = user_table(machine.num_ranks, problem, placement)["matrix"].tolist()
-        files = tuple(at for at, matrix in enumerate(users) if in_files[matrix])
-        return Setting.of(problem, placement, machine.num_ranks, machine, options, files, files)
-
-    def result_of(problem: GemmProblem, placement: Placement) -> SearchResult:
-        setting = setting_of(problem, placement)
+    def result_of(setting: Setting) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
-        if searched and placement == placement.straight(machine.num_ranks):
+        if searched and setting.placement == setting.placement.straight(machine.num_ranks):
             return search(setting)
         several = plan_several(setting)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
+    users = user_table(machine.num_ranks, problem, placement)["matrix"].tolist()
+    files = tuple(at for at, matrix in enumerate(users) if in_files[matrix])
+    setting = Setting.of(problem, placement, machine.num_ranks, machine, options, files, files)
+    chunks = cut(setting)
+    results = of_each(setting, chunks, result_of)
     limit = bound_of_files(problem, placement, machine, in_files)
-    chunks = cut(setting_of(problem, placement))
-    every = [(problem, placement)]
-    if chunks is not None:
-        every = [chunk_of(problem, placement, chunks.axis, extent) for extent in chunks.extents]
-    results = of_each(every, lambda kind: result_of(*kind))
     return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 from uncut_mpi.errors import PlanError
@@ -40,7 +40,6 @@ EVEN_STEP: Final = 8
 MOST_KINDS: Final = 16
 """Chunks that lie differently have plans of their own, so many at a time; figures of others are those of the first."""
 
-_Kind = TypeVar("_Kind", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
@@ -78,23 +77,18 @@ def chunks_of(setting: Setting) -> Chunks | None:
     setting : Setting
         The machine's host memory stands for files, if matrices lie there.
     """
-    problem, placement = setting.problem, setting.placement.straight(setting.num_ranks)
+    problem, straight = setting.problem, setting.but(placement=setting.placement.straight(setting.num_ranks))
     if not problem.has_product or setting.options.scheduler not in ("auto", "kblocks") or 0 in (problem.m, problem.n):
         return None
-
-    def fits(problem: GemmProblem, placement: Placement, private: Collection[int]) -> bool:
-        return tasks_of(setting.but(problem=problem, placement=placement, private=private)) <= MOST_TASKS
-
-    if fits(problem, placement, setting.private):
+    if tasks_of(straight) <= MOST_TASKS:
         return None
-    best = _axis(problem, placement)
+    best = _axis(problem, straight.placement)
     for axis in (best, 1 - best):
         extent = (problem.m, problem.n)[axis]
         count, before = 2, extent
         while (size := _size(extent, count)) < before:
             chunks = Chunks(axis, (*range(0, extent, size), extent))
-            first = axis, chunks.extents[0]
-            if fits(*chunk_of(problem, placement, *first), buffers_of(problem, placement, *first, setting.private)):
+            if tasks_of(_setting_of(straight, axis, chunks.extents[0])) <= MOST_TASKS:
                 return chunks
             count, before = 2 * count, size
     return None
@@ -108,10 +102,23 @@ def chunk_of(problem: GemmProblem, placement: Placement, axis: int, extent: Exte
     return dataclasses.replace(problem, m=m, n=n), Placement(*found)
 
 
-def of_each(kinds: Sequence[_Kind], value_of: Callable[[_Kind], _Value]) -> list[_Value]:
-    """Return a value for each chunk, found once for each kind; beyond `MOST_KINDS` of them that of the first one."""
-    known = {kind: value_of(kind) for kind in itertools.islice(dict.fromkeys(kinds), MOST_KINDS)}
-    return [known.get(kind, known[kinds[0]]) for kind in kinds]
+def of_each(setting: Setting, chunks: Chunks | None, value_of: Callable[[Setting], _Value]) -> list[_Value]:
+    """
+    Return a value for each chunk, or the one of a product that is not cut.
+
+    It is found once for each kind of chunk; beyond `MOST_KINDS` of them it is that of the first one.
+    """
+    every = [setting] if chunks is None else [_setting_of(setting, chunks.axis, one) for one in chunks.extents]
+    known = {one: value_of(one) for one in itertools.islice(dict.fromkeys(every), MOST_KINDS)}
+    return [known.get(one, known[every[0]]) for one in every]
+
+
+def _setting_of(setting: Setting, axis: int, extent: Extent) -> Setting:
+    """Return the setting of a chunk."""
+    which = setting.problem, setting.placement, axis, extent
+    problem, placement = chunk_of(*which)
+    private, files = (buffers_of(*which, some) for some in (setting.private, setting.files))
+    return setting.but(problem=problem, placement=placement, private=private, files=files)
 
 
 def _seen(problem: GemmProblem, matrix: Matrix, axis: int, extent: Extent) -> tuple[Extent, Extent]:

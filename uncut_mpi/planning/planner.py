@@ -15,7 +15,7 @@ from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
-from uncut_mpi.planning.chunks import Chunks, buffers_of, chunk_of, chunks_of, of_each
+from uncut_mpi.planning.chunks import Chunks, chunks_of, of_each
 from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
 from uncut_mpi.planning.others import other
 from uncut_mpi.planning.schedule import Schedule
@@ -169,20 +169,7 @@ def cut(setting: Setting) -> Chunks | None:
 
 def expected_seconds(setting: Setting) -> float:
     """Return what the best plan of a product is expected to take (s), in chunks where need be; as `plan_several`."""
-
-    def seconds(kind: tuple[GemmProblem, Placement, tuple[int, ...], tuple[int, ...]]) -> float:
-        part, place, private, files = kind
-        return plan_several(setting.but(problem=part, placement=place, private=private, files=files))[0].predicted_s
-
-    chunks = cut(setting)
-    if chunks is None:
-        return plan_several(setting)[0].predicted_s
-    kinds, about = [], (setting.problem, setting.placement)
-    for extent in chunks.extents:
-        at = chunks.axis, extent
-        private, files = (buffers_of(*about, *at, some) for some in (setting.private, setting.files))
-        kinds.append((*chunk_of(*about, *at), private, files))
-    return sum(of_each(kinds, seconds))
+    return sum(of_each(setting, cut(setting), lambda one: plan_several(one)[0].predicted_s))
 
 
 def _first_options(setting: Setting) -> list[ScheduleOptions]:

@@ -28,7 +28,7 @@ from uncut_mpi.planning.schedule import Schedule, native_tables
 from uncut_mpi.units import bytes_text
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Setting:
     """
     What a plan is asked for.
@@ -87,7 +87,7 @@ class Setting:
         options.schedulers()  # else refused
         placement.check_ranks(num_ranks)
         machine.check_ranks(num_ranks)
-        return cls(problem, placement, machine, options.oriented(problem), private, files)
+        return cls(problem, placement, machine, options.oriented(problem), tuple(private), tuple(files))
 
     def but(self, **changes: Any) -> Setting:
         """Return the same with some attributes changed."""
