@@ -326,10 +326,6 @@ def test_an_explicit_grid_may_leave_ranks_over_but_not_need_more() -> None:
     assert ProcessGrid.choose(8, None) == ProcessGrid(2, 4)
     with pytest.raises(ParamError, match="grid 3x3 has 9 places, but there are 8 ranks"):
         ProcessGrid.choose(8, (3, 3))
-    with pytest.raises(ParamError, match="below 1"):
-        ProcessGrid(0, 4)
-    with pytest.raises(ParamError, match="0 ranks"):
-        ProcessGrid.most_square(0)
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))

@@ -18,7 +18,6 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, PlanError
-from uncut_mpi.model.bounds import bound
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.candidates import Candidate, Simulated, SimulatedInCore
 from uncut_mpi.planning.limits import MAX_TASKS
@@ -125,14 +124,8 @@ class Evaluation:
         """Return what no schedule on the ranks of some options can beat (s)."""
         ranks = options.devices or tuple(range(self._setting.num_ranks))
         if ranks not in self._bounds:
-            # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
-            rate = float(self._machine.gemm_rate(self._problem.arithmetic)[list(ranks)].sum())
-            self._bounds[ranks] = max(self._whole_bound_s, self._problem.flops / rate)
+            self._bounds[ranks] = self._setting.bound_s(ranks)
         return self._bounds[ranks]
-
-    @functools.cached_property
-    def _whole_bound_s(self) -> float:
-        return bound(self._problem, self._setting.placement, self._machine).seconds
 
     def fits(self, options: ScheduleOptions) -> bool:
         """Return whether all ranks have room for the panels of a schedule of `kblocks`."""

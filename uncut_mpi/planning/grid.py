@@ -35,15 +35,9 @@ class ProcessGrid:
     cols: int
     transposed: bool = False
 
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.cols < 1:
-            raise ParamError(f"grid {self} has an extent below 1")
-
     @classmethod
     def most_square(cls, num_ranks: int, *, transposed: bool = False) -> ProcessGrid:
         """Return the factor pair of `num_ranks` nearest to a square, rows ≤ cols: 8 → 2×4, primes 1×G."""
-        if num_ranks < 1:
-            raise ParamError(f"{num_ranks} ranks cannot form a grid")
         rows = next(rows for rows in range(math.isqrt(num_ranks), 0, -1) if num_ranks % rows == 0)
         return cls(rows, num_ranks // rows, transposed)
 

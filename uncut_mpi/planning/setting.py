@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.locations import Space, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
@@ -101,6 +102,12 @@ class Setting:
     def num_ranks(self) -> int:
         """Ranks of the session."""
         return self.machine.num_ranks
+
+    def bound_s(self, devices: Sequence[int]) -> float:
+        """Return what no schedule with products on some ranks can beat (s)."""
+        # The part of the whole machine's bound that fewer ranks raise: their sum of rates.
+        rate = float(self.machine.gemm_rate(self.problem.arithmetic)[list(devices)].sum())
+        return max(bound(self.problem, self.placement, self.machine).seconds, self.problem.flops / rate)
 
     @functools.cached_property
     def room(self) -> tuple[int, ...]:

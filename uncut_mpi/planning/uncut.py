@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from uncut_mpi.model.bounds import bound
 from uncut_mpi.planning.decomposition import block_bounds, candidate_tiles
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
@@ -80,7 +79,7 @@ def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
     The order "finish" puts before 2 whether the sub-problem opens a new C tile, so that C tiles finish, and are written
     back, one after the other.
     """
-    problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
+    problem, placement, options = setting.problem, setting.placement, setting.options
     devices = options.computing_ranks(setting.num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
     ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]
@@ -89,10 +88,7 @@ def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
     def cut(tile: int) -> TileWorkers:
         return TileWorkers(ranks, row_starts, col_starts, tile)
 
-    bound_s = 0.0
-    if not options.tile:  # the bound is for all ranks
-        of_devices = problem.flops / float(machine.gemm_rate(problem.arithmetic)[list(devices)].sum())
-        bound_s = max(bound(problem, placement, machine).seconds, of_devices)
+    bound_s = 0.0 if options.tile else setting.bound_s(devices)
     workers = cut(candidate_tiles(problem, grid, options, 1, bound_s=bound_s)[0])
     products = workers.num_tiles() * -(-problem.k // workers.tile)
     if not options.tile and products > MAX_TASKS // _MOST_TASKS_EACH:
