@@ -113,7 +113,7 @@ enum LtWish : int {
 };
 enum LtReduction : std::uint32_t { lt_reduction_in_compute_type = 2, lt_any_reduction = 7 };
 
-enum BlasOp : int { blas_op_n = 0, blas_op_t = 1, blas_op_c = 2 };
+enum BlasOp : int { blas_op_n = 0, blas_op_t = 1, blas_op_c = 2 };  // as OpCode
 enum BlasPointerMode : int { blas_pointer_mode_host = 0 };
 // By default cuBLAS adds up parts of k in the type of C, so that a half type is rounded several times.
 enum BlasMathMode : int { blas_exact_reductions = 16 };

@@ -1,5 +1,6 @@
 // Makes an executor's steps of an operation list and the addresses of its buffers, once for all runs.
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "cuda_executor_build.hpp"
@@ -19,15 +20,6 @@ constexpr std::uint32_t max_batch_ops = 96;
 constexpr unsigned rows_per_thread = 4;
 constexpr unsigned blocks_per_multiprocessor = 16;
 constexpr unsigned transposed_tile = 32;  // TILE of device/cuda/kernels.py
-
-int blas_op(std::uint8_t op) { return op == op_n ? blas_op_n : op == op_t ? blas_op_t : blas_op_c; }
-
-unsigned power_of_two_at_least(std::int64_t value, unsigned most) {
-    unsigned power = 1;
-    while (power < most && power < value)
-        power *= 2;
-    return power;
-}
 
 // Rows of padding that a product computes too, so that it has whole multiples of 16 bytes of them. Without, tensor
 // cores are fed by slow kernels, half types' 5 times as slow (docs/performance.md, 2026-11-22). What A's padding holds
@@ -264,8 +256,8 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemm.c = address_of(program, c);
     gemm.shape = {.dtype = a.dtype,
                   .dtype_c = c.dtype,
-                  .op_a = blas_op(a.op),
-                  .op_b = blas_op(b.op),
+                  .op_a = a.op,
+                  .op_b = b.op,
                   .m = m + rows_to_add(a, c),
                   .n = n,
                   .k = k,
@@ -323,8 +315,8 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
     }
     combine.function = kernel_of(program, signature);
     // Threads run along a column, where memory is contiguous; short columns share a block.
-    combine.block_x =
-        power_of_two_at_least((arguments.rows + rows_per_thread - 1) / rows_per_thread, threads_per_block);
+    const std::int64_t threads = (arguments.rows + rows_per_thread - 1) / rows_per_thread;
+    combine.block_x = std::bit_ceil(static_cast<unsigned>(std::clamp<std::int64_t>(threads, 1, threads_per_block)));
     combine.block_y = threads_per_block / combine.block_x;
     set_grid(combine, std::int64_t{combine.block_x} * rows_per_thread, combine.block_y);
     return combine;

@@ -19,6 +19,7 @@ import numpy as np
 
 from uncut_mpi.device.checking import check_program
 from uncut_mpi.device.files import FileWindows
+from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import end_name
@@ -472,16 +473,24 @@ class Backend(abc.ABC):
         """Return a new exportable device array (cupy for cuda; a numpy view of an allocation for host)."""
 
     @abc.abstractmethod
+    def copy_columns(
+        self, destination: int, destination_pitch: int, source: int, source_pitch: int, width_bytes: int, columns: int
+    ) -> None:
+        """Copy columns of `width_bytes` between memories of any kind, each with its own pitch (bytes); synchronous."""
+
     def to_host(self, address: int, ld: int, out: np.ndarray) -> None:
         """Copy a column-major device matrix (leading dimension `ld`, elements) into F-ordered `out`; synchronous."""
+        width = out.shape[0] * out.itemsize
+        self.copy_columns(out.ctypes.data, _pitch(out), address, ld * out.itemsize, width, out.shape[1])
 
-    @abc.abstractmethod
     def from_host(self, address: int, ld: int, data: np.ndarray) -> None:
         """Copy the F-ordered array `data` into a column-major device matrix; synchronous."""
+        width = data.shape[0] * data.itemsize
+        self.copy_columns(address, ld * data.itemsize, data.ctypes.data, _pitch(data), width, data.shape[1])
 
-    @abc.abstractmethod
     def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
         """Copy columns of `width_bytes`, `pitch_bytes` apart on both sides, between devices or in one; synchronous."""
+        self.copy_columns(destination, pitch_bytes, source, pitch_bytes, width_bytes, columns)
 
     @abc.abstractmethod
     def fill_words(self, address: int, count: int, value: int) -> None:
@@ -557,3 +566,10 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release everything this backend still holds."""
+
+
+def _pitch(array: np.ndarray) -> int:
+    rows, cols = array.shape
+    if rows > 1 and array.size and array.strides[0] != array.itemsize:
+        raise ParamError(f"an array with strides {array.strides} is not F-ordered")
+    return int(array.strides[1]) if cols > 1 and rows else max(rows, 1) * array.itemsize

@@ -49,7 +49,7 @@ from uncut_mpi.units import bytes_text
 
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
 _GRANULE_BYTES = 2 << 20
-_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE, _DEFAULT_KIND = 1, 2, 3, 4
+_ANY_KIND = 4  # of memory at the ends of a copy, which their addresses tell
 _TIMED_PRODUCTS = 4  # issued at once
 # Of every call: made once.
 _MARKING, _AWAITING = map(device_errors, ("marking the caller's stream", "awaiting the caller's stream"))
@@ -241,20 +241,18 @@ class CudaBackend(Backend):
             except (TypeError, ValueError) as error:
                 raise unknown_type(self._cupy, dtype.name, error) from error
 
-    def to_host(self, address: int, ld: int, out: np.ndarray) -> None:
-        """Copy a column-major device matrix (leading dimension `ld` elements) into the F-ordered `out`; synchronous."""
-        rows, cols = out.shape
-        self._copy(out.ctypes.data, _pitch(out), address, ld * out.itemsize, rows * out.itemsize, cols, _DEVICE_TO_HOST)
-
-    def from_host(self, address: int, ld: int, data: np.ndarray) -> None:
-        """Copy the F-ordered array `data` into a column-major device matrix; synchronous."""
-        rows, cols = data.shape
-        width = rows * data.itemsize
-        self._copy(address, ld * data.itemsize, data.ctypes.data, _pitch(data), width, cols, _HOST_TO_DEVICE)
-
-    def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
-        """See `Backend.copy_matrix`."""
-        self._copy(destination, pitch_bytes, source, pitch_bytes, width_bytes, columns, _DEVICE_TO_DEVICE)
+    def copy_columns(
+        self, destination: int, destination_pitch: int, source: int, source_pitch: int, width_bytes: int, columns: int
+    ) -> None:
+        """See `Backend.copy_columns`."""
+        if not width_bytes or not columns:
+            return
+        if columns == 1:
+            destination_pitch = source_pitch = width_bytes  # unused, but checked against the width
+        extent = width_bytes, columns
+        with self._current(f"copying {columns} columns of {width_bytes} bytes"):
+            self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, 0)
+            self._runtime.streamSynchronize(0)
 
     def fill_words(self, address: int, count: int, value: int) -> None:
         """Set `count` 32-bit words; synchronous."""
@@ -317,7 +315,7 @@ class CudaBackend(Backend):
 
             def copy() -> None:
                 for _ in range(at_once):
-                    self._runtime.memcpyAsync(destination, source, nbytes, _DEFAULT_KIND, stream.ptr)
+                    self._runtime.memcpyAsync(destination, source, nbytes, _ANY_KIND, stream.ptr)
 
             work = by_events(self._cupy, stream.ptr, copy)
         return Timeable(self._timing, work, at_once)
@@ -428,21 +426,3 @@ class CudaBackend(Backend):
                     "segments, or a mapping of another process)"
                 )
         return ""
-
-    def _copy(
-        self, destination: int, destination_pitch: int, source: int, source_pitch: int, width: int, cols: int, kind: int
-    ) -> None:
-        if not width or not cols:
-            return
-        if cols == 1:
-            destination_pitch = source_pitch = width  # unused, but checked against the width
-        with self._current(f"copying {cols} columns of {width} bytes"):
-            self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, width, cols, kind, 0)
-            self._runtime.streamSynchronize(0)
-
-
-def _pitch(array: np.ndarray) -> int:
-    rows, cols = array.shape
-    if rows > 1 and array.size and array.strides[0] != array.itemsize:
-        raise ParamError(f"an array with strides {array.strides} is not F-ordered")
-    return int(array.strides[1]) if cols > 1 and rows else max(rows, 1) * array.itemsize

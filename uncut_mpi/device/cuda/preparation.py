@@ -20,7 +20,7 @@ from uncut_mpi.device.interface import FlagTable, ProgressBoard
 from uncut_mpi.errors import CapacityError, DeviceError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Role
+from uncut_mpi.planning.schedule import Role, buffer_bytes
 
 LEAST_TUNED_OPERATIONS: Final = 1e9
 """Floating-point operations of a product below which the library's choice stays: it takes some µs in any case."""
@@ -37,10 +37,8 @@ def own_memory(program: OperationList, addresses: np.ndarray) -> tuple[int, int]
     of_rank = np.flatnonzero(used & (buffers["role"] != Role.USER) & (buffers["location"] == program.rank))
     if not len(of_rank):
         return 0, 0
-    sizes = [int(one["ld"]) * int(one["cols"]) * DType(int(one["dtype"])).itemsize for one in buffers[of_rank]]
-    ends = (int(addresses[at]) + size for at, size in zip(of_rank, sizes, strict=True))
-    base = int(addresses[of_rank].min())
-    return base, max(ends) - base
+    base, ends = int(addresses[of_rank].min()), addresses[of_rank] + buffer_bytes(buffers[of_rank])
+    return base, int(ends.max()) - base
 
 
 class Preparation:

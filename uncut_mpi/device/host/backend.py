@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.device.exported import CUDA, place_of
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import round_to_tf32
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
-from uncut_mpi.device.host.views import Array, BufferExtent, bytes_at, matrix_at
+from uncut_mpi.device.host.views import Array, BufferExtent, bytes_at
 from uncut_mpi.device.interface import (
     AdoptedArray,
     Allocation,
@@ -161,19 +162,12 @@ class HostBackend(Backend):
 
     # -- moving data -------------------------------------------------------------------------
 
-    def to_host(self, address: int, ld: int, out: Array) -> None:
-        """See `Backend.to_host`."""
-        np.copyto(out, matrix_at(address, out.shape[0], out.shape[1], ld, out.dtype))
-
-    def from_host(self, address: int, ld: int, data: Array) -> None:
-        """See `Backend.from_host`."""
-        np.copyto(matrix_at(address, data.shape[0], data.shape[1], ld, data.dtype), data)
-
-    def copy_matrix(self, destination: int, source: int, width_bytes: int, columns: int, pitch_bytes: int) -> None:
-        """See `Backend.copy_matrix`."""
-        kind = np.dtype(np.uint8)
-        target = matrix_at(destination, width_bytes, columns, pitch_bytes, kind)
-        np.copyto(target, matrix_at(source, width_bytes, columns, pitch_bytes, kind))
+    def copy_columns(
+        self, destination: int, destination_pitch: int, source: int, source_pitch: int, width_bytes: int, columns: int
+    ) -> None:
+        """See `Backend.copy_columns`."""
+        ends = (destination, destination_pitch), (source, source_pitch)
+        _native.copy_with_files([], *ends, width_bytes, columns, 0)
 
     def fill_words(self, address: int, count: int, value: int) -> None:
         """See `Backend.fill_words`."""
