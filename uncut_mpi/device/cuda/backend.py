@@ -14,7 +14,7 @@ from uncut_mpi import _native
 from uncut_mpi.device.cuda.callers import current_streams, stream_handle, unknown_type, wrap
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
-from uncut_mpi.device.cuda.imports import ImportCache
+from uncut_mpi.device.cuda.imports import Imports
 from uncut_mpi.device.cuda.library import (
     device_errors,
     device_uuids,
@@ -98,7 +98,7 @@ class CudaBackend(Backend):
             self._name = properties["name"].decode()
             self._multiprocessors = int(properties["multiProcessorCount"])
             self._native = _native.CudaDevice(driver, load_blas(), ordinal)
-        self._imports = ImportCache(self._runtime, ordinal, uuids)
+        self._imports = Imports(self._runtime, ordinal, uuids)
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned, self._pins = pinned_memory(self._runtime), object()

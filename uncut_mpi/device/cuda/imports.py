@@ -1,8 +1,7 @@
-"""Peers' memory mapped into this process: opened once, counted, closed once."""
+"""Peers' memory mapped into this process. CUDA counts how often each allocation is open."""
 
 from __future__ import annotations
 
-import collections
 import os
 from typing import Any
 
@@ -14,9 +13,9 @@ _LAZY_ENABLE_PEER_ACCESS = 1
 _PEER_ACCESS_ALREADY_ENABLED = 704
 
 
-class ImportCache:
+class Imports:
     """
-    Every allocation of another rank that is mapped here, by exporter, base and buffer id.
+    The allocations of other ranks that are open here.
 
     Parameters
     ----------
@@ -32,12 +31,11 @@ class ImportCache:
         self._runtime = runtime
         self._ordinal = ordinal
         self._uuids = uuids
-        self._address: dict[tuple[int, bytes, int, int], int] = {}
-        self._uses: collections.Counter[int] = collections.Counter()  # by address
+        self._mapped: list[int] = []  # addresses, one for each time that another process's memory was opened
 
     def open(self, handle: MemoryHandle) -> int:
         """
-        Return the base address of the allocation in this process; a further use of one that is open is counted.
+        Return the base address of the allocation in this process.
 
         Raises
         ------
@@ -47,40 +45,29 @@ class ImportCache:
             If the system refuses for another reason.
         """
         handle.check_same_node()
-        key = (handle.pid, handle.uuid, handle.base, handle.buffer_id)
-        address = self._address.get(key)
-        if address is None:
-            # What this process does not see cannot be asked for access, and is tried.
-            peer = self._uuids.index(handle.uuid) if handle.uuid in self._uuids else self._ordinal
-            if peer != self._ordinal and not self._runtime.deviceCanAccessPeer(self._ordinal, peer):
-                raise TopologyError(
-                    f"device {self._ordinal} of this process has no peer access to {format_uuid(handle.uuid)} (device "
-                    f"{peer}): choose GPUs that reach each other (NVLink, or PCIe below one root), or use fewer ranks"
-                )
-            address = self._same_process(handle, peer) if handle.pid == os.getpid() else self._map(handle)
-            self._address[key] = address
-        self._uses[address] += 1
-        return address
+        # What this process does not see cannot be asked for access, and is tried.
+        peer = self._uuids.index(handle.uuid) if handle.uuid in self._uuids else self._ordinal
+        if peer != self._ordinal and not self._runtime.deviceCanAccessPeer(self._ordinal, peer):
+            raise TopologyError(
+                f"device {self._ordinal} of this process has no peer access to {format_uuid(handle.uuid)} (device "
+                f"{peer}): choose GPUs that reach each other (NVLink, or PCIe below one root), or use fewer ranks"
+            )
+        if handle.pid == os.getpid():
+            return self._same_process(handle, peer)
+        self._mapped.append(self._map(handle))
+        return self._mapped[-1]
 
     def close(self, address: int) -> None:
-        """Give one use back; the last one unmaps the memory."""
-        if address not in self._uses:
-            raise DeviceError(f"address {address:#x} was asked to be closed and is not open")
-        self._uses[address] -= 1
-        if self._uses[address]:
-            return
-        del self._uses[address]
-        key = next(key for key, value in self._address.items() if value == address)
-        del self._address[key]
-        if key[0] != os.getpid():
+        """Undo an `open`; memory of this process needs nothing."""
+        if address in self._mapped:
+            self._mapped.remove(address)
             with device_errors("unmapping a peer's device memory"):
                 self._runtime.ipcCloseMemHandle(address)
 
     def close_all(self) -> None:
         """Unmap everything."""
-        for address in list(self._uses):
-            self._uses[address] = 1
-            self.close(address)
+        while self._mapped:
+            self.close(self._mapped[-1])
 
     def _same_process(self, handle: MemoryHandle, peer: int) -> int:
         # CUDA refuses to open a handle in the process that made it: the pointer itself is good here.
