@@ -524,7 +524,6 @@ class CudaRunResult:
     stalled: Final[bool]
     aborted: Final[bool]
     stuck: Final[list[tuple[int, int]]]
-    reference_s: Final[float]
     times_s: Final[list[float]]
     host_times: Final[list[tuple[int, float, float]]]
 

@@ -117,7 +117,7 @@ void bind_cuda(nb::module_ &m) {
 
     nb::class_<RunResult> result(m, "CudaRunResult");
     FOR_EACH(FIELD, RunResult, tasks, copy_bytes, issue_s, drain_s, error, operation, file_error, descriptor, fatal,
-             stalled, aborted, stuck, reference_s, times_s, host_times)
+             stalled, aborted, stuck, times_s, host_times)
     nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
         .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,
                       bool>(),

@@ -188,18 +188,18 @@ void Run::mark_reference() {
         const auto before = Clock::now();
         fail("cuEventRecord", d.cuEventRecord(device_.timing_event(0), stream));
         fail("cuStreamSynchronize", d.cuStreamSynchronize(stream));
-        const auto passed = before + (Clock::now() - before) / 2;
-        result_.reference_s = std::chrono::duration<double>(passed.time_since_epoch()).count();
+        reference_ = before + (Clock::now() - before) / 2;
     }
 }
 
 void Run::read_times() {
     const Driver &d = device_.driver();
+    const double reference_s = std::chrono::duration<double>(reference_.time_since_epoch()).count();
     for (std::size_t i = 1; i <= 2 * executor_->num_bodies_ && result_.error.empty() && !result_.stalled; ++i) {
         float milliseconds = 0.0F;
         fail("cuEventElapsedTime",
              d.cuEventElapsedTime(&milliseconds, device_.timing_event(0), device_.timing_event(i)));
-        result_.times_s.push_back(1e-3 * static_cast<double>(milliseconds));
+        result_.times_s.push_back(reference_s + 1e-3 * static_cast<double>(milliseconds));
     }
 }
 
@@ -246,14 +246,15 @@ void Run::issue_gemm(const Step &step) {
         if (factors_[g.factor_c] != 1.0) launch(executor_->combines_[g.scale], step);
         return;
     }
+    const Executor::Lane &lane = executor_->lanes_[step.lane];
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
-             g.tuned->run(g.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta), g.c,
-                          g.workspace, stream_of(step)),
+             g.tuned->run(lane.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta),
+                          g.c, lane.workspace, lane.stream),
              &step, true);
     } else {
-        const Called usual = usual_product(device_.blas(), g.handle, g.shape, alpha, g.a, g.b, beta, g.c);
+        const Called usual = usual_product(device_.blas(), lane.handle, g.shape, alpha, g.a, g.b, beta, g.c);
         fail(usual.name, usual.code, &step, true);
     }
 }

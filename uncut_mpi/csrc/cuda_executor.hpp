@@ -82,8 +82,7 @@ struct RunResult : HostWorker::Result {
     // Lanes that had not finished when the run gave up, and their progress words.
     std::vector<std::pair<int, std::uint32_t>> stuck;
     // Of a traced run; after an error, a stall or an abort incomplete, of other runs empty.
-    double reference_s = 0.0;     // on the system's monotonic clock
-    std::vector<double> times_s;  // start and end of each body of a stream, in list order, after the reference
+    std::vector<double> times_s;  // start and end of each body of a stream, in list order, on the monotonic clock
 };
 
 // What an operation list has become, once for all runs: steps and what each needs, bound to streams and addresses.
@@ -118,14 +117,12 @@ class Executor {
         std::uint32_t first_payload = 0;
     };
     struct Gemm {
-        BlasHandle handle;
         ProductShape shape;
         Address a, b, c;
         std::uint8_t factor_product, factor_c;
         bool tunable;
         std::shared_ptr<const TunedProduct> tuned;  // null: by cuBLAS's own choice
-        Address workspace;
-        std::uint32_t scale;  // index of the COMBINE that replaces it when the product is zero
+        std::uint32_t scale;                        // index of the COMBINE that replaces it when the product is zero
     };
     struct Combine {
         CombineArguments arguments;
@@ -271,7 +268,7 @@ class Run {
     const std::int64_t most_outstanding_;
     const Clock::duration timeout_;
     const Clock::time_point began_;
-    Clock::time_point issued_, last_look_, last_move_;
+    Clock::time_point issued_, last_look_, last_move_, reference_;
     std::vector<Lane> lanes_;
     std::size_t next_step_ = 0, next_event_ = 1;  // the first event is the reference
     std::int64_t outstanding_ = 0;

@@ -247,7 +247,6 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     if (a.dtype != b.dtype || (c.dtype != a.dtype && c.dtype != accumulator_of(a.dtype)))
         refuse(operation, "cuBLAS has no product for its types");
     Gemm gemm{};
-    gemm.handle = lanes_[operation.lane].handle;
     const std::int64_t m = a.op != 0 ? a.cols : a.rows;
     const std::int64_t k = b.op != 0 ? b.cols : b.rows;
     const std::int64_t n = b.op != 0 ? b.rows : b.cols;
@@ -267,10 +266,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
                   .alignment_a = alignment_of(gemm.a),
                   .alignment_b = alignment_of(gemm.b),
                   .alignment_c = alignment_of(gemm.c)};
-    if (is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0) {
-        gemm.tunable = true;
-        gemm.workspace = lanes_[operation.lane].workspace;
-    }
+    gemm.tunable = is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0;
     gemm.factor_product = a.factor;
     gemm.factor_c = zero;
     Operand scaling[2] = {c, c};

@@ -147,7 +147,7 @@ class CudaExecutable(Executable):
         program = self._program
         on_stream = program.lanes["kind"][program.operations["lane"]] != LaneKind.HOST
         bodies = np.flatnonzero((program.operations["code"] <= Code.COMBINE) & on_stream)
-        times = result.reference_s + np.array(result.times_s, np.float64).reshape(-1, 2)
+        times = np.array(result.times_s, np.float64).reshape(-1, 2)
         by_host = np.array(result.host_times, np.float64).reshape(-1, 3)
         tasks = program.operations["task"][np.concatenate((bodies, by_host[:, 0].astype(np.int64)))]
         times = np.concatenate((times, by_host[:, 1:]))
