@@ -104,7 +104,7 @@ class PlanSummary:
     @classmethod
     def of(cls, planned: Planned, machine: Machine, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
         """Return what one of several plans does, by what their caller asked for and the time that all took (s)."""
-        schedule = planned.schedule
+        schedule, copies = planned.schedule, planned.schedule.copies()
         names = "BAC" if schedule.problem.swapped else "ABC"
         in_host = schedule.softbuf_bytes(Space.HOST).tolist()
         return cls(
@@ -114,7 +114,7 @@ class PlanSummary:
             tile=schedule.tile,
             how=describe(schedule, planned.options),
             tasks=len(schedule.tasks),
-            bytes_by_link=schedule.bytes_by_link(),
+            bytes_by_link=schedule.bytes_by_link(copies),
             predicted_s=planned.predicted_s,
             plan_s=plan_s,
             digest=schedule.digest(),
@@ -124,7 +124,7 @@ class PlanSummary:
             device_memory=planned.options.device_memory,
             host_bytes=in_host,
             host_memory=planned.options.host_memory if any(in_host) else 0,
-            longest_s=longest_task_s(schedule, machine),
+            longest_s=longest_task_s(schedule, copies, machine),
         )
 
 

@@ -8,9 +8,8 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Kind, Schedule
 
 
-def longest_task_s(schedule: Schedule, machine: Machine) -> float:
-    """Return about what the longest product or copy takes alone (s); all else is short."""
-    copies = schedule.copies()
+def longest_task_s(schedule: Schedule, copies: np.ndarray, machine: Machine) -> float:
+    """Return about what the longest product or copy takes alone (s); `copies` are those of `Schedule.copies`."""
     rates = 1e9 * machine.bandwidth_gb_per_s[copies[:, 1], copies[:, 2]]
     known = rates > 0.0
     longest = float((copies[known, 3] / rates[known]).max(initial=0.0))
