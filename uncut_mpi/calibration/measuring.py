@@ -19,6 +19,7 @@ import numpy as np
 from uncut_mpi.calibration import power, probes
 from uncut_mpi.calibration.assemble import link_tables
 from uncut_mpi.calibration.effort import Effort
+from uncut_mpi.calibration.issuing import Issuing
 from uncut_mpi.calibration.litmus import run_litmus
 from uncut_mpi.calibration.probes import SMALL_BYTES, GemmProbe, Transfers
 from uncut_mpi.calibration.samples import Link, ProductSample, Samples, TransferSample, link_text
@@ -34,10 +35,7 @@ Progress = Callable[[int, int, str], None]
 """Told how many probes are done, of how many, and what comes next."""
 
 _SMALL_COPIES: Final = 64
-_CHAIN: Final = 100
-_EDGE: Final = 64
 _MAX_COPIES: Final = 128
-_LARGE: Final = 4
 _MAX_PRODUCTS: Final = 32
 _HELD_S: Final = 5e-4
 """How long products are held back until all are issued, at about 10 us each."""
@@ -122,7 +120,9 @@ class _Measurement:
         self._beside_sums()
         self._at_length()
         self._combine()
-        self._costs()
+        Issuing(self.bench, self.samples, self._bandwidth, self._latency).measure(
+            self._step("issue costs and latencies"), asynchronous=self.effort.asynchronous
+        )
         if self.size > 1:
             self._step("litmus of flags and copies")
             self.samples.litmus = run_litmus(self.bench, self.effort.litmus_bytes)
@@ -385,68 +385,6 @@ class _Measurement:
     @functools.cached_property
     def _largest(self) -> GemmProbe:
         return GemmProbe(max(self.effort.shapes, key=math.prod))
-
-    # -- issuing and waiting -----------------------------------------------------------------
-
-    def _costs(self) -> None:
-        areas, costs = self.bench.areas, self.samples.costs
-        what = self._step("issue costs and latencies")
-        hop_s, hop_issue_s = self._each(probes.hops(areas, [0], _CHAIN), what)
-        costs["event_latency_s"] = max(0.0, hop_s - float(self._latency[0, 0]))
-        if self.size > 1:
-            flag_s, _ = self._each(probes.hops(areas, [0, 1], _CHAIN), what)
-            pushed = 0.5 * float(self._latency[0, 1] + self._latency[1, 0])
-            costs["flag_latency_s"] = max(0.0, flag_s - pushed)
-        if not self.effort.asynchronous:
-            return  # the time to issue is the time to run
-        _, (copy_s, *_) = self._each(probes.transfers(areas, [Transfers((0, 0), _CHAIN, SMALL_BYTES)]), what)
-        _, (gemm_s, *_) = self._each(self._product(GemmProbe((64, 64, 64)), DType.f64, _CHAIN), what)
-        start_s, (combine_s, *_) = self._each(self._combines(_EDGE, _EDGE, _CHAIN), what)
-        costs |= {"copy_s": copy_s, "gemm_s": gemm_s, "combine_s": combine_s, "combine_start_s": start_s}
-        self._handing_over(what)
-        # A hop is a copy, an event recorded and an event awaited.
-        costs["event_s"] = 0.5 * max(0.0, hop_issue_s[0] - copy_s)
-        if self.size > 1:
-            _, (signal_s, wait_s, *_) = self._each(probes.signalled(areas, _CHAIN), what)
-            costs |= {"signal_s": max(0.0, signal_s - copy_s), "wait_s": max(0.0, wait_s - copy_s)}
-            self._lane_costs(what)
-            self._beside(what, costs["flag_latency_s"] + pushed)
-
-    def _each(self, probe: probes.Probe, what: str) -> tuple[float, list[float]]:
-        """Return what one task of a chain takes, and what each rank takes to issue one (s)."""
-        timed = self.bench.time(probe, what)
-        return timed.together.median_s / _CHAIN, (timed.issue_s / _CHAIN).tolist()
-
-    def _handing_over(self, what: str) -> None:
-        """
-        Time how soon a COMBINE begins after a COMBINE, and one of a COMBINE and a copy after the other.
-
-        A copy takes what one behind another was found to take, so that a chain of both is simulated as it was timed.
-        """
-        kernels_s, both_s = (
-            self._each(probes.turns(self.bench.areas, _EDGE, _CHAIN, copies=copies), what)[0]
-            for copies in (False, True)
-        )
-        costs, alone_s = self.samples.costs, self.samples.costs["combine_start_s"]
-        costs["kernel_latency_s"] = max(0.0, kernels_s - alone_s)
-        costs["engine_latency_s"] = 0.5 * max(0.0, both_s - alone_s - float(self._latency[self.host, 0]))
-
-    def _lane_costs(self, what: str) -> None:
-        """Time what waiting for a flag that is there and writing one take of a lane."""
-        areas, costs = self.bench.areas, self.samples.costs
-        with_waits, without = (
-            self.bench.time(probes.waiting(areas, _CHAIN, waits=waits), what).by_rank_s for waits in (True, False)
-        )
-        costs["wait_lane_s"] = max(0.0, float(with_waits[1] - without[1]) / _CHAIN)
-        costs["signal_lane_s"] = max(0.0, float(with_waits[0] - without[0]) / _CHAIN)
-
-    def _beside(self, what: str, hop_s: float) -> None:
-        """Find out whether a device serves its copies to others one after another."""
-        areas, large_s = self.bench.areas, _LARGE * self.effort.area_bytes / self._rate((0, 1))
-        rounds = max(_LARGE, math.ceil(0.5 * large_s / hop_s))
-        cases = {"large": (_LARGE, 0), "small": (0, rounds), "together": (_LARGE, rounds)}
-        for name, (large, small) in cases.items():
-            self.samples.beside[name] = self.bench.time(probes.beside(areas, large, small), what).together.median_s
 
     # -- power -------------------------------------------------------------------------------
 
