@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from uncut_mpi.calibration.workbench import Workbench
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.spmd.group import Group
 
+_T = TypeVar("_T")
 _IDLE_S: Final = 0.5
 _WARM_S, _BUSY_S = 0.3, 1.0
 
@@ -24,14 +25,14 @@ def is_known(group: Group, backend: Backend) -> bool:
 
 def at_rest(group: Group, backend: Backend) -> list[float]:
     """Return every device's power while nothing happens (W); 0 where unknown."""
-    return _watts(group, backend, lambda: time.sleep(_IDLE_S))
+    return _watts(group, backend, lambda: time.sleep(_IDLE_S))[0]
 
 
 def under_load(bench: Workbench, probe: Probe, what: str) -> list[float]:
     """Return every device's power while a probe runs again and again (W); 0 where unknown."""
     with bench.bound(probe, what) as executable:
         _repeat(bench, executable, what, _WARM_S)
-        return _watts(bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S))
+        return _watts(bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S))[0]
 
 
 def between_runs(
@@ -51,14 +52,10 @@ def between_runs(
     idle, busy : sequence of float
         Every device's power at rest and under load (W).
     """
-    runs, elapsed_s = 0, 0.0
-
-    def work() -> None:
-        nonlocal runs, elapsed_s
-        runs, elapsed_s = _repeat(bench, executable, what, _BUSY_S, pause_s=seconds)
-
     with bench.bound(probe, what) as executable:
-        mean = _watts(bench.group, bench.backend, work)
+        mean, (runs, elapsed_s) = _watts(
+            bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S, pause_s=seconds)
+        )
     duty = min(runs * seconds / elapsed_s, 0.9)
     found = [(watts - duty * most) / (1.0 - duty) for watts, most in zip(mean, busy, strict=True)]
     return [min(max(one, least), most) for one, least, most in zip(found, idle, busy, strict=True)]
@@ -78,13 +75,13 @@ def _repeat(
             time.sleep(pause_s)
 
 
-def _watts(group: Group, backend: Backend, work: Callable[[], object]) -> list[float]:
-    """Return every device's mean power while something happens; 0 where unknown."""
+def _watts(group: Group, backend: Backend, work: Callable[[], _T]) -> tuple[list[float], _T]:
+    """Return every device's mean power while something happens, 0 where unknown, and what comes of it."""
     before, started = backend.energy_j(), time.perf_counter()
-    work()
+    result = work()
     after, ended = backend.energy_j(), time.perf_counter()
     watts = 0.0
     if before is not None and after is not None:
         watts = max(0.0, after - before) / (ended - started)
     found: list[float] = group.allgather_bytes(np.array([watts]), "gathering the power")[:, 0].tolist()
-    return found
+    return found, result
