@@ -26,9 +26,7 @@ class UncutInput:
     op_a: int
     op_b: int
     reads_c: bool
-    rounds_c: bool
-    itemsize: tuple[int, ...]
-    accumulator_itemsize: int
+    dtypes: tuple[int, int, int]
     caching: bool
     overlap: bool
     batch: bool

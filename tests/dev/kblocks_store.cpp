@@ -12,7 +12,7 @@
 #include "kblocks_steps.cpp"
 
 namespace {
-uncut::KTables tables;
+uncut::Tables tables;
 uncut::kblocks::Arrivals arrivals;
 std::size_t calls = 0;
 

@@ -23,7 +23,7 @@ using FirstAndLast = std::tuple<std::int64_t, std::int64_t>;
 
 Extent extent_of(const FirstAndLast &one) { return {std::get<0>(one), std::get<1>(one)}; }
 
-nb::tuple as_arrays(KTables &&tables, const std::vector<BufferRecord> &buffers) {
+nb::tuple as_arrays(Tables &&tables, const std::vector<BufferRecord> &buffers) {
     return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
                           as_bytes(std::move(tables.lanes)), as_bytes(std::vector(buffers)));
@@ -57,14 +57,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
                const std::array<std::uint8_t, 3> &dtypes, nb::handle locations, nb::handle buffers, nb::handle pieces,
                std::int64_t step, std::int64_t min_slice_bytes, std::int64_t relay_bytes, nb::handle ways) {
-                KProblem made{num_ranks,
-                              serial_copies,
-                              op_a,
-                              op_b,
-                              reads_c,
-                              dtypes,
-                              {},
-                              {},
+                KProblem made{{num_ranks, serial_copies, op_a, op_b, reads_c, dtypes, {}, {}},
                               {},
                               step,
                               min_slice_bytes,
@@ -145,7 +138,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "tables",
             [](const KLayout &self, std::int64_t most_tasks) {
-                KTables tables;
+                Tables tables;
                 {
                     nb::gil_scoped_release unlocked;
                     schedule_kblocks(self, most_tasks, tables);
@@ -177,7 +170,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("tables",
              [](const KRun &self) {
                  require(self.keeps, "tables are kept by who asked for it");
-                 return as_arrays(KTables(self.tables), self.buffers);
+                 return as_arrays(Tables(self.tables), self.buffers);
              })
         .def("times",
              [](const KRun &self) {

@@ -14,9 +14,7 @@ void Scheduler::deliver() {
     for (NextCopy next = next_copy(); next.piece; next = next_copy()) {
         Delivery &of = *next.piece;
         const bool whole = of.runs.size() > 1;
-        const auto some = [&](const Region &run) {
-            return whole ? run : run.columns(of.columns.first, of.columns.last);
-        };
+        const auto some = [&](const Region &run) { return whole ? run : run.columns(of.columns); };
         const int by = sender(next), to = rank_of(next.to->block, of.step);
         for (const Run &run : of.runs) {
             const Region there = some(here(next.to->block, of.step, run.what));
@@ -124,7 +122,7 @@ std::int32_t Scheduler::relay(LaneKind kind, int rank, int to, const Region &the
     std::int32_t came = -1;
     for (std::int64_t at = 0; at < source.cols; at += chunk) {
         const std::int64_t end = std::min(source.cols, at + chunk);
-        Region held = source.columns(at, end);
+        Region held = source.columns({at, end});
         std::vector<std::int32_t> waits = first;
         int from = rank;
         std::int32_t *read_by = nullptr;
@@ -141,7 +139,7 @@ std::int32_t Scheduler::relay(LaneKind kind, int rank, int to, const Region &the
             waits.assign(1, came);
             held = kept, from = over_rank;
         }
-        came = copy(lane_to(from, kind, to), there.columns(at, end), held, waits);
+        came = copy(lane_to(from, kind, to), there.columns({at, end}), held, waits);
         *read_by = came;
     }
     return came;

@@ -298,8 +298,8 @@ void Scheduler::hand_out_one(const Run &run, const KStep &step) {
         const std::int64_t chosen = at_once ? first_taker(from.origin, step.split) : (part + turn) % count;
         const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
         const int by = rank_of(first, step);
-        const Region held = here(first, step, what).columns(slice.first, slice.last);
-        const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice.first, slice.last));
+        const Region held = here(first, step, what).columns(slice);
+        const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice));
         arrives(first, step, what, came);
         if (how_.earliest && !problem_.ways.even()) {
             Delivery one = to_deliver({&run, 1}, slice, step);
@@ -315,7 +315,7 @@ void Scheduler::hand_out_one(const Run &run, const KStep &step) {
             // The one that the origin sends to next comes last: its port is busy meanwhile.
             const std::int64_t at = at_once ? chosen + count - next : next <= chosen ? next - 1 : next;
             const std::size_t other = takers_[static_cast<std::size_t>(at % count)];
-            const Region there = here(other, step, what).columns(slice.first, slice.last);
+            const Region there = here(other, step, what).columns(slice);
             arrives(other, step, what, push(by, rank_of(other, step), there, held, came));
         }
     }

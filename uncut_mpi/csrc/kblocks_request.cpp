@@ -265,8 +265,8 @@ std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int6
     std::vector<std::int64_t> starts;
     starts.reserve(static_cast<std::size_t>(count) + 1);
     for (int block = 0; block < blocks; ++block)
-        starts.push_back(step * kblocks::part_of(units, blocks, block).first);
-    std::int64_t last = kblocks::part_of(units, blocks, blocks - 1).first;
+        starts.push_back(step * part_of(units, blocks, block).first);
+    std::int64_t last = part_of(units, blocks, blocks - 1).first;
     for (int at = blocks; at < count; ++at) {
         last += (units - last + 1) / 2;
         starts.push_back(step * last);

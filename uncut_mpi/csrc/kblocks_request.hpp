@@ -1,5 +1,5 @@
 // What is asked of the scheduler of few large products, which planning/kblocks.py describes. A request is made at once
-// and never changed; kblocks_layout.hpp says where things lie, kblocks_tables.hpp holds what is emitted.
+// and never changed; kblocks_layout.hpp says where things lie, tables.hpp holds what is emitted.
 #pragma once
 
 #include <algorithm>
@@ -12,36 +12,14 @@
 
 namespace uncut {
 
-namespace kblocks {
-
-// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
-inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
-    const std::int64_t size = extent / parts, more = extent % parts;
-    const std::int64_t first = number * size + std::min(number, more);
-    return {first, first + size + (number < more ? 1 : 0)};
-}
-
-}  // namespace kblocks
-
 // What all schedules of one problem on one machine have in common.
-struct KProblem {
-    int num_ranks = 0;
-    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
-    std::uint8_t op_a = op_n, op_b = op_n;
-    bool reads_c = false;
-    std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
-    std::vector<BufferRecord> users;       // the caller's A, B and C
-    Locations locations;
-    Pieces pieces;
-    std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
+struct KProblem : PlacedProblem {
+    std::vector<BufferRecord> users;  // the caller's A, B and C
+    std::int64_t step = 1;            // where blocks of rows and columns start is a multiple of it
     std::int64_t min_slice_bytes = 1;
     std::int64_t relay_bytes = 1;  // what goes over another rank goes in chunks of so many, or of one column
     KWays ways;
 
-    std::uint8_t accumulator() const { return accumulator_of(dtypes[matrix_a]); }
-    std::int64_t itemsize(int matrix) const { return bytes_of(dtypes[static_cast<std::size_t>(matrix)]); }
-    bool rounds_c() const { return dtypes[matrix_c] != accumulator(); }  // once, when all is summed
-    bool transposed(int matrix) const { return (matrix == matrix_a ? op_a : matrix == matrix_b ? op_b : op_n) != op_n; }
     // Whether a part of a matrix lies on a device.
     bool on_device(int matrix) const {
         return std::ranges::any_of(pieces[matrix], [](const KPiece &one) { return !one.origin.on_host; });

@@ -10,7 +10,7 @@
 namespace uncut {
 namespace {
 
-KRun::Progress progress_of(const KTables &tables, const Simulated &times, int num_ranks) {
+KRun::Progress progress_of(const Tables &tables, const Simulated &times, int num_ranks) {
     const auto ranks = static_cast<std::size_t>(num_ranks);
     KRun::Progress found{std::vector<double>(ranks, 0), std::vector<std::int64_t>(ranks, 0)};
     const auto region = [&tables](const OperandRecord &operand) -> const RegionRecord & {
@@ -35,7 +35,7 @@ KRun::Progress progress_of(const KTables &tables, const Simulated &times, int nu
 }
 
 // Returns the bytes that are copied from one memory to another.
-std::int64_t moved_by(const KTables &tables, const KLayout &layout) {
+std::int64_t moved_by(const Tables &tables, const KLayout &layout) {
     std::int64_t moved = 0;
     for (const TaskRecord &task : tables.tasks) {
         if (task.kind != copy_task) continue;
@@ -66,7 +66,7 @@ void KRun::make(Workplace &at) {
         }
     }
     if (fits && num_tasks <= most_tasks) {
-        const KTables &made = at.tables;
+        const Tables &made = at.tables;
         at.simulator.run({{made.tasks, made.operands, made.regions, made.awaits},
                           layout.buffers,
                           made.lanes,

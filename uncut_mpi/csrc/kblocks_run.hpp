@@ -34,7 +34,7 @@ struct KRun {
     std::int64_t moved_bytes = 0;  // by copies from one memory to another
     std::int64_t held_bytes = 0;   // in buffers of all ranks
     // If they are kept.
-    KTables tables{};
+    Tables tables{};
     std::vector<BufferRecord> buffers{};
     Simulated times{};
 

@@ -6,7 +6,7 @@
 namespace uncut {
 namespace kblocks {
 
-Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out,
+Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, Tables *out,
                      std::span<const std::int64_t> pieces)
     : layout_(layout),
       problem_(layout.request.problem),
@@ -169,23 +169,23 @@ void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
     WorkerState &worker = workers_[part.worker];
     const Extent rows = block.rows_of(step), cols = block.cols_of(step);
     const Region target = store_.at(block, part, panel_of_c(part, step), rows, cols);
-    std::array<Operand, 3> reads;
-    std::size_t num_reads = 2;
+    std::array<Operand, 4> operands{{{target}}};
+    std::size_t count = 3;  // without what is added to
     const auto factors = [&](Extent of) {
         const KPiece *a = part.reads_in_place(matrix_a, rows, of), *b = part.reads_in_place(matrix_b, cols, of);
-        reads[0] = {a ? store_.users(matrix_a, *a, rows, of) : store_.at(block, part, matrix_a, rows, of), alpha,
-                    problem_.op_a};
-        reads[1] = {b ? store_.users(matrix_b, *b, of, cols) : store_.at(block, part, matrix_b, of, cols), one,
-                    problem_.op_b};
+        operands[1] = {a ? store_.users(matrix_a, *a, rows, of) : store_.at(block, part, matrix_a, rows, of), alpha,
+                       problem_.op_a};
+        operands[2] = {b ? store_.users(matrix_b, *b, of, cols) : store_.at(block, part, matrix_b, of, cols), one,
+                       problem_.op_b};
     };
     awaits_.clear();
     const Cell &first = cells[block.cell(step.top, step.first)];
     if (first.begun) {
-        reads[num_reads++] = {target, one};
+        operands[count++] = {target, one};
     } else if (in_place(part, step) && problem_.reads_c) {
-        reads[num_reads++] = {target, beta};
+        operands[count++] = {target, beta};
     } else if (first.c_there.count > 0) {
-        reads[num_reads++] = {target, beta};
+        operands[count++] = {target, beta};
         each_cell(block, step, [&](std::size_t at) { await_all(cells[at].c_there); });
     }
     ByLane before = on_no_lane;  // what this part's sums so far were made by
@@ -206,16 +206,16 @@ void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
         if (made >= 0) {
             before[worker.lane] = made;
             awaits_.clear();
-            reads[2] = {target, one}, num_reads = 3;
+            operands[3] = {target, one}, count = 4;
         }
         factors(inner);
         store_.await(part.worker, {matrix_a, rows, all}, {matrix_b, cols, all}, worker.lane, before, out_.count(),
                      awaits_);
-        made = task(gemm_task, on, target, {reads.data(), num_reads}, awaits_);
+        made = task(gemm_task, on, {operands.data(), count}, awaits_);
         if (left > 0) {
             factors({inner.last, all.last});
-            reads[2] = {target, one};
-            made = task(gemm_task, on, target, reads, {});
+            operands[3] = {target, one};
+            made = task(gemm_task, on, operands, {});
         }
     });
     each_cell(block, step, [&](std::size_t at) {
@@ -284,7 +284,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     const std::int32_t on = compute(adder.rank, sum_lane + sums_[static_cast<std::size_t>(adder.rank)]++ % sum_lanes);
     const std::size_t room = max_summands - (problem_.reads_c ? 1 : 0);
     auto sum_up = [&](std::size_t count, const Region &into, const Region *c, const TaskList &c_copies) {
-        summed_.clear();
+        summed_.assign(1, {into});
         awaits_.clear();
         for (std::size_t s = 0; s < count; ++s) {
             summed_.push_back({summands[s].region});
@@ -294,7 +294,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
             summed_.push_back({*c, beta});
             await_all(c_copies);
         }
-        return task(combine_task, on, into, summed_, awaits_);
+        return task(combine_task, on, summed_, awaits_);
     };
     while (summands.size() > room) {
         const Region into = summands.front().region;
@@ -314,7 +314,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
 
 }  // namespace kblocks
 
-void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, KTables &tables) {
+void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, Tables &tables) {
     tables.clear();
     const auto store = kblocks::store_of(layout);
     kblocks::Scheduler(layout, *store, most_tasks, &tables).run();

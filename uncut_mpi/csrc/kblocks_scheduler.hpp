@@ -12,12 +12,12 @@
 
 #include "kblocks_layout.hpp"
 #include "kblocks_store.hpp"
-#include "kblocks_tables.hpp"
+#include "tables.hpp"
 
 namespace uncut {
 
 // Into tables of which the memory is used. Throws TooManyTasks if there are more than `most_tasks`.
-void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, KTables &tables);
+void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, Tables &tables);
 
 // How many tasks that makes; `most_tasks` + 1 if there are more.
 std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks, const std::vector<std::int64_t> &pieces);
@@ -76,7 +76,7 @@ struct Delivery {
 class Scheduler {
   public:
     // Counts if there are no tables. The store keeps its notes.
-    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, KTables *out,
+    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, Tables *out,
               std::span<const std::int64_t> pieces = {});
 
     void run();
@@ -139,12 +139,14 @@ class Scheduler {
 
     // -- tasks -------------------------------------------------------------------------------
 
-    std::int32_t task(Kind kind, std::int32_t on, const Region &write, std::span<const Operand> reads, Tasks awaits) {
-        return out_.task(kind, on, write, reads, awaits, store_.take_note(out_.count(), on, write, reads));
+    // The first operand is written, the others are read.
+    std::int32_t task(Kind kind, std::int32_t on, std::span<const Operand> operands, Tasks awaits) {
+        const Tasks readers = store_.take_note(out_.count(), on, operands.front().region, operands.subspan(1));
+        return out_.task(kind, on, operands, awaits, readers);
     }
     std::int32_t copy(std::int32_t on, const Region &there, const Region &source, Tasks awaits) {
-        const Operand read{source};
-        return task(copy_task, on, there, {&read, 1}, awaits);
+        const std::array<Operand, 2> operands{{{there}, {source}}};
+        return task(copy_task, on, operands, awaits);
     }
     std::int32_t push(int rank, int to, const Region &there, const Region &source, std::int32_t awaited) {
         return send(copy_lane, rank, to, there, source, {&awaited, 1});

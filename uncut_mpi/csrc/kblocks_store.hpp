@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kblocks_layout.hpp"
-#include "kblocks_tables.hpp"
+#include "tables.hpp"
 
 namespace uncut::kblocks {
 
@@ -160,10 +160,7 @@ class Store {
 
     // A rectangle of op(A), op(B) or C where the caller has it.
     Region users(int matrix, const KPiece &piece, Extent rows, Extent cols) const {
-        Region found = stored(piece.buffer, rows.shifted(-piece.rows.first), cols.shifted(-piece.cols.first),
-                              problem_.transposed(matrix));
-        found.row += piece.row, found.col += piece.col;
-        return found;
+        return in_piece(piece, rows, cols, problem_.transposed(matrix));
     }
 
     virtual void arrives(std::size_t worker, const Piece &what, std::int32_t task) {
@@ -178,11 +175,6 @@ class Store {
     }
 
   protected:
-    static Region stored(int buffer, Extent rows, Extent cols, bool turned) {
-        if (turned) std::swap(rows, cols);
-        return {buffer, rows.first, cols.first, rows.size(), cols.size()};
-    }
-
     const KProblem &problem_;
 
   private:

@@ -1,7 +1,7 @@
 // The extension module: inner loops of planning, the CUDA executor and where ranks meet. No policy, no global state.
 #include <nanobind/nanobind.h>
 
-#include "too_many_tasks.hpp"
+#include "tables.hpp"
 
 namespace nb = nanobind;
 

@@ -29,6 +29,13 @@ struct Extent {
     Extent common(Extent other) const { return {std::max(first, other.first), std::min(last, other.last)}; }
 };
 
+// Cuts an extent into contiguous parts whose sizes differ by at most one, larger ones first.
+inline Extent part_of(std::int64_t extent, std::int64_t parts, std::int64_t number) {
+    const std::int64_t size = extent / parts, more = extent % parts;
+    const std::int64_t first = number * size + std::min(number, more);
+    return {first, first + size + (number < more ? 1 : 0)};
+}
+
 // A memory: its number, whose it is, and where lanes to it end.
 struct KOrigin {
     int location = -1, rank = nobody, end = -1;
@@ -48,6 +55,22 @@ struct KPiece {
 
 // Those of A, B and C; of each, those that several have stand together.
 using Pieces = std::array<std::vector<KPiece>, 3>;
+
+// A product, and where its A, B and C are.
+struct PlacedProblem {
+    int num_ranks = 0;
+    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
+    std::uint8_t op_a = op_n, op_b = op_n;
+    bool reads_c = false;
+    std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
+    Locations locations;
+    Pieces pieces;
+
+    std::uint8_t accumulator() const { return accumulator_of(dtypes[matrix_a]); }
+    std::int64_t itemsize(int matrix) const { return bytes_of(dtypes[static_cast<std::size_t>(matrix)]); }
+    bool rounds_c() const { return dtypes[matrix_c] != accumulator(); }  // once, when all is summed
+    bool transposed(int matrix) const { return matrix == matrix_a ? op_a != op_n : matrix == matrix_b && op_b != op_n; }
+};
 
 // From records of A, B and C as they are stored.
 Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::span<const BufferRecord> users,

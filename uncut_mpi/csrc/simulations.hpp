@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "kblocks_tables.hpp"
 #include "simulator_state.hpp"
+#include "tables.hpp"
 
 namespace uncut {
 
@@ -22,7 +22,7 @@ namespace uncut {
 struct Workplace {
     explicit Workplace(const SimulatedMachine &machine) : simulator(machine) {}
     Simulator simulator;
-    KTables tables{};   // of a schedule that is made there and not kept,
+    Tables tables{};    // of a schedule that is made there and not kept,
     Simulated times{};  // and of its run
 };
 

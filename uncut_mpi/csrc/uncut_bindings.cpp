@@ -19,7 +19,7 @@ namespace uncut {
 namespace {
 
 nb::tuple schedule_tables(const Input &input) {
-    Tables tables;
+    UncutTables tables;
     {
         nb::gil_scoped_release unlocked;
         tables = schedule_uncut(input);
@@ -35,11 +35,11 @@ nb::tuple schedule_tables(const Input &input) {
 
 void bind_uncut_scheduler(nb::module_ &m) {
     nb::class_<Input> input(m, "UncutInput", "What the scheduler of the Uncut-GEMMs paper works on.");
-    FOR_EACH(FIELD, Input, m, n, k, tile, num_ranks, most_tasks, op_a, op_b, reads_c, rounds_c, itemsize,
-             accumulator_itemsize, caching, overlap, batch, lazy, eta_order, finish_first, routing, chunks,
-             chunks_per_hop, compute_lanes, serial_copies, min_chunk_columns, min_chunk_bytes, row_starts, col_starts,
-             cell_rank, owned, a_panel, b_panel, c_panel, c_staging, max_hops, relay_gain, first_cache, cache_bytes,
-             tile_shape, tile_bytes, port_ps_per_byte, port_uses, ps_per_byte, latency_ps, ps_per_flop)
+    FOR_EACH(FIELD, Input, m, n, k, tile, num_ranks, most_tasks, op_a, op_b, reads_c, dtypes, caching, overlap, batch,
+             lazy, eta_order, finish_first, routing, chunks, chunks_per_hop, compute_lanes, serial_copies,
+             min_chunk_columns, min_chunk_bytes, row_starts, col_starts, cell_rank, owned, a_panel, b_panel, c_panel,
+             c_staging, max_hops, relay_gain, first_cache, cache_bytes, tile_shape, tile_bytes, port_ps_per_byte,
+             port_uses, ps_per_byte, latency_ps, ps_per_flop)
     input.def(nb::init<>())
         .def(nb::init<const Input &>())
         .def("set_pieces", [](Input &self, nb::handle locations, nb::handle buffers, nb::handle pieces) {

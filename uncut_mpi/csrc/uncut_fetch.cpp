@@ -28,13 +28,14 @@ Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile,
     return {};
 }
 
-std::int32_t Scheduler::held_region(Worker &w, int side, int outer, int p, int location, int chunks) {
+Region Scheduler::held_region(const Worker &w, int side, int outer, int p, int location) {
     const std::size_t tile = tile_index(outer, p);
-    if (location == origins_[side][group_of(w, side)].location[tile]) return origin_region(w, side, outer, p, chunks);
-    if (Worker *worker = sharer(side, group_of(w, side), outer, location))
-        return own_region(*worker, side, outer, p, chunks);
-    Cached &copy = *cached(side, group_of(w, side), tile, location);
-    return chunk_regions(copy.regions, copy.buffer, copy.place, chunks);
+    const int group = group_of(w, side);
+    const Origins &origins = origins_[side][group];
+    if (location == origins.location[tile])
+        return tile_in(in_.pieces[side][origins.piece[tile]], side, outer_extent(w, side, outer), k_extent(p));
+    if (const Worker *worker = sharer(side, group, outer, location)) return own_region(*worker, side, outer, p);
+    return cached(side, group, tile, location)->region;
 }
 
 // Fills `route` for a tile that `w` lacks; returns when it is there.
@@ -48,7 +49,7 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
         destinations_.push_back(w.rank);
     }
     const std::size_t n = destinations_.size();
-    const Rectangle r = shape(w, side, outer, p);
+    const Region r = shape(w, side, outer, p);
     hops_.resize(n);
     first_hops(w, side, tile, r);
     // A fetch for one rank alone needs chunks only where it goes over relays.
@@ -80,7 +81,7 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
 }
 
 // The best first hop into each destination.
-void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r) {
+void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Region &r) {
     const std::size_t n = destinations_.size();
     const int group = group_of(w, side), origin = origins_[side][group].location[tile];
     const int chunks = chunks_of(side, r, n), relayed_chunks = n < 2 ? relay_chunks_of(side, r) : chunks;
@@ -100,11 +101,11 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Rectangl
         };
         auto consider = [&](int source, Time eta) {
             const Time ready = blind() ? 0 : std::max(eta, wait);
-            const Link l = link(source, destination, destination);
+            const Link &l = link(source, destination);
             take(source, false, start_hop(std::max(ready, free_at(l)), cost(l, chunk_bytes), chunks));
             const Detour *d = detour(side, source, destination);
             if (!d || !can_relay(w, side, tile, *d)) return;
-            take(source, true, over(*d, {ready, ready}, relayed_bytes, relayed_chunks));
+            take(source, true, over(*d, {ready, ready}, relayed_bytes, relayed_chunks, blind()));
         };
         consider(origin, 0);
         if (in_.routing == origin_routing || !in_.caching) continue;
@@ -125,7 +126,7 @@ void Scheduler::next_hops(Worker &w, int side, std::size_t tile, std::int64_t ch
     for (std::size_t from = 0; from < n; ++from) {
         for (std::size_t to = 0; to < n; ++to) {
             if (from == to) continue;
-            const Link l = link(destinations_[from], destinations_[to], destinations_[to]);
+            const Link &l = link(destinations_[from], destinations_[to]);
             hops_.free[from * n + to] = free_at(l);
             hops_.cost[from * n + to] = cost(l, chunk_bytes);
             const Detour *d = detour(side, destinations_[from], destinations_[to]);
@@ -161,12 +162,12 @@ Arrival Scheduler::there(Worker &w, int side, std::size_t tile, int location, co
 // have the tile already shorten a chain; others that need it are served on the way.
 void Scheduler::travel(Worker &w, int side, std::size_t tile, int from, int to, Way way, std::int64_t chunk_bytes,
                        Route &route) {
-    const Link l = link(from, to, to);
+    const Link &l = link(from, to);
     const Detour *d = way == Way::direct ? nullptr : detour(side, from, to);
     if (d && way == Way::earlier) {
         const Arrival before = there(w, side, tile, from, route);
         const Arrival direct = next_hop(before, free_at(l), cost(l, chunk_bytes), route.chunks);
-        if (over(*d, before, chunk_bytes, route.chunks).last >= direct.last || !can_relay(w, side, tile, *d))
+        if (over(*d, before, chunk_bytes, route.chunks, blind()).last >= direct.last || !can_relay(w, side, tile, *d))
             d = nullptr;
     }
     if (!d) {
@@ -203,52 +204,54 @@ void Scheduler::fetch(Worker &w, int side, int outer, int p) {
     if (w.sides[side].home[tile] >= 0 || (in_.caching && w.sides[side].eta[tile] < never)) return;
     find_route(w, side, outer, p, route_);
     book(route_, nullptr);
-    const int chunks = route_.chunks, group_number = group_of(w, side);
-    const int group = route_.legs.size() > 1 ? next_group_++ : -1;
-
-    struct Planned {
-        std::int32_t lane, read, write, reader, task;
-    };
-    std::vector<Planned> plan;
+    const int chunks = route_.chunks, group = group_of(w, side);
+    std::vector<LegCopies> &hops = copies_;
+    hops.clear();
     for (const Leg &leg : route_.legs) {
-        Planned next{};
         const int from = leg.link.source, to = leg.link.destination;
-        next.lane = lane_for_copy(leg.link);
-        next.read = leg.parent < 0 ? held_region(w, side, outer, p, from, chunks) : plan[leg.parent].write;
-        next.task = leg.parent < 0 ? holder(w, side, tile, from).task : -1;
-        Worker *target = sharer(side, group_number, outer, to);
+        LegCopies hop{.lane = lane_for_copy(leg.link), .parent = leg.parent};
+        if (leg.parent < 0) {
+            hop.read = writer_.regions(held_region(w, side, outer, p, from), chunks);
+            hop.awaits = holder(w, side, tile, from).task;
+        } else {
+            hop.read = hops[leg.parent].write;
+        }
+        const Worker *target = sharer(side, group, outer, to);
         if (!target) {
             if (cached_[side].empty()) cached_[side].resize(sharers_[side].size());
-            auto &copies = cached_[side][group_number];
+            auto &copies = cached_[side][group];
             if (copies.empty()) copies.resize(w.sides[side].eta.size());
-            const Rectangle r = shape(w, side, outer, p);
-            copies[tile].push_back(keep_copy(to, side, r.rows, r.cols));
+            copies[tile].push_back(keep_copy(to, side, shape(w, side, outer, p)));
         }
-        next.write = held_region(w, side, outer, p, to, chunks);
-        next.reader = in_.caching || !target ? -1 : target->sides[side].reader[tile];
-        plan.push_back(next);
+        hop.write = writer_.regions(held_region(w, side, outer, p, to), chunks);
+        if (target && !in_.caching) hop.reader = target->sides[side].reader[tile];
+        hops.push_back(hop);
     }
-    std::vector<std::int32_t> brought(plan.size());
-    for (int q = 0; q < chunks; ++q) {
-        for (std::size_t h = 0; h < plan.size(); ++h) {
-            const int parent = route_.legs[h].parent;
-            brought[h] = add_task(copy_task, plan[h].lane, group, {{plan[h].write + q, one}, {plan[h].read + q, one}},
-                                  {parent < 0 ? plan[h].task : brought[parent], plan[h].reader});
-        }
-    }
-    for (std::size_t h = 0; h < plan.size(); ++h) {
+    copy_chunks(hops, chunks);
+    for (std::size_t h = 0; h < hops.size(); ++h) {
         const int to = route_.legs[h].link.destination;
         const Time eta = route_.legs[h].arrival.last;
         end_ = std::max(end_, eta);
-        if (Worker *target = sharer(side, group_number, outer, to)) {
-            target->sides[side].task[tile] = brought[h];
+        if (Worker *target = sharer(side, group, outer, to)) {
+            target->sides[side].task[tile] = hops[h].brought;
             arrived(*target, side, outer, p, eta);
         } else {
-            Cached &copy = *cached(side, group_number, tile, to);
-            copy.task = brought[h];
+            Cached &copy = *cached(side, group, tile, to);
+            copy.task = hops[h].brought;
             copy.eta = eta;
         }
     }
+}
+
+// One chunk after the other goes all its way.
+void Scheduler::copy_chunks(std::vector<LegCopies> &hops, int chunks) {
+    const int group = hops.size() > 1 ? next_group_++ : -1;
+    for (int q = 0; q < chunks; ++q)
+        for (LegCopies &hop : hops) {
+            const std::array awaits{hop.parent < 0 ? hop.awaits : hops[hop.parent].brought, hop.reader};
+            const std::array<OperandRecord, 2> regions{{{hop.write + q, one}, {hop.read + q, one}}};
+            hop.brought = writer_.task(copy_task, hop.lane, group, regions, awaits);
+        }
 }
 
 void Scheduler::arrived(Worker &w, int side, int outer, int p, Time eta) {

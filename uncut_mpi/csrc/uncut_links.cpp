@@ -3,7 +3,7 @@
 
 namespace uncut {
 
-Link Scheduler::link(int source, int destination, int worker) const {
+Link Scheduler::make_link(int source, int destination) const {
     Link l;
     l.source = source;
     l.destination = destination;
@@ -15,7 +15,7 @@ Link Scheduler::link(int source, int destination, int worker) const {
         l.issuer = private_rank >= 0 ? private_rank : device;
         if (private_rank >= 0) (inward ? to : from) = private_rank;
     } else {
-        l.issuer = in_.overlap ? source : worker;
+        l.issuer = in_.overlap ? source : destination;
     }
     l.at = l.onward = index(from, to);
     l.ps_per_byte = in_.ps_per_byte[l.at];
@@ -70,7 +70,7 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
     least = never / std::max(1, in_.chunks);  // where there is none
     for (int x = 0; x < in_.num_ranks; ++x) {
         if (x == location) continue;
-        const Link leg = outward ? link(location, x, x) : link(x, location, location);
+        const Link leg = outward ? link(location, x) : link(x, location);
         least = std::min(least, cost(leg, bytes));
     }
     return least;
@@ -79,9 +79,9 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
 // Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way. Of
 // equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
 std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
-    const Rectangle r{0, 0, in_.tile_shape[matrix][0], in_.tile_shape[matrix][1]};
-    if (source == destination || r.rows * r.cols == 0) return -1;
-    std::array<Link, most_relays + 1> direct{link(source, destination, destination)};
+    const Region r{-1, 0, 0, in_.tile_shape[matrix][0], in_.tile_shape[matrix][1]};
+    if (source == destination || r.empty()) return -1;
+    std::array<Link, most_relays + 1> direct{link(source, destination)};
     share_ports(direct, 1);
     const auto limit =
         static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(matrix, r, 1))) * in_.relay_gain);
@@ -96,10 +96,10 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
         Detour d;
         int at = source;
         for (const int relay : relays) {
-            d.leg[d.relays] = link(at, relay, relay);
+            d.leg[d.relays] = link(at, relay);
             d.relay[d.relays++] = at = relay;
         }
-        d.leg[d.relays] = link(at, destination, destination);
+        d.leg[d.relays] = link(at, destination);
         share_ports(d.leg, d.relays + 1);
         Arrival arrival{0, 0};
         for (int l = 0; l <= d.relays; ++l)
@@ -113,7 +113,7 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
         if (x != source && x != destination) consider({x});
     for (int x = 0; in_.max_hops > 1 && x < in_.num_ranks; ++x) {
         if (x == source || x == destination) continue;
-        if (chunks * cost(link(source, x, x), bytes) >= best) continue;
+        if (chunks * cost(link(source, x), bytes) >= best) continue;
         for (int y = 0; y < in_.num_ranks; ++y)
             if (y != source && y != destination && y != x) consider({x, y});
     }

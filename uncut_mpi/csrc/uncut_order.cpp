@@ -173,7 +173,7 @@ const Scheduler::SingleFetch &Scheduler::c_fetch(const Worker &w, int i, int j) 
     SingleFetch &known = single_c_[kind_of_c(w, i, j)];
     if (known.scan == scan_) return known;
     const CWay way = c_way(w, i, j, w.c[c_index(w, i, j)].piece, true, 0);
-    return known = {scan_, way.link.resource, way.arrival, way.busy};
+    return known = {scan_, way.path.leg[0].resource, way.arrival, way.busy()};
 }
 
 const Scheduler::SingleFetch &Scheduler::single_fetch(Worker &w, int side, int outer, int p) {

@@ -15,15 +15,13 @@ Scheduler::Scheduler(const Input &in)
     : in_(in),
       ends_(in.locations.num_ends()),
       locations_(in.locations.count()),
-      outer_is_row_{in.op_a == op_n, in.op_b != op_n},
+      links_(static_cast<std::size_t>(locations_) * locations_),
       cache_bytes_(in.cache_bytes),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}),
+      writer_(&out_, in.num_ranks, in.most_tasks),
       free_(index(ends_, 0) + in.num_ranks, 0),
-      copy_lanes_(index(ends_, 0), -1),
-      result_lanes_(copy_lanes_.size(), -1),
-      lane_of_compute_(static_cast<std::size_t>(in.num_ranks) * in.compute_lanes, -1),
       leg_to_(locations_, -1) {
-    c_is_input_ = in.reads_c && !in.lazy && !in.rounds_c;
+    c_is_input_ = in.reads_c && !in.lazy && !in.rounds_c();
     track_known_ = in.eta_order && in.caching;
     in_parts_ = std::ranges::any_of(in.pieces, [](const auto &pieces) { return pieces.size() > 1; });
     if (in.max_hops) {
@@ -36,7 +34,7 @@ Scheduler::Scheduler(const Input &in)
     reserve();
 }
 
-Tables Scheduler::run() {
+UncutTables Scheduler::run() {
     bool working = true;
     while (working) {
         working = false;
@@ -123,7 +121,6 @@ void Scheduler::find_origins(int side, int group) {
             origins.piece.push_back(piece);
             origins.location.push_back(location_of(side, piece));
         }
-    origins.regions.resize(origins.piece.size());
 }
 
 // Where a worker's tiles of A or B, and the rows or columns of C with them, lie in its panels: one after the other.
@@ -178,9 +175,6 @@ void Scheduler::make_c_tiles(Worker &w) {
     c_tiles_ += static_cast<std::int64_t>(tiles);
     w.remaining = static_cast<std::int64_t>(w.owned.empty() ? tiles : w.owned.size()) * kt_;
     w.c.resize(tiles);
-    w.c_panel.resize(tiles);
-    w.c_staging.resize(tiles);
-    w.c_user.resize(tiles);
     for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
         for (int i = 0; i < w.mt; ++i) {
             CTile &c = w.c[c_index(w, i, j)];
@@ -198,7 +192,7 @@ void Scheduler::make_tiles(Worker &w, int side) const {
     Tiles &t = w.sides[side];
     const std::size_t tiles = static_cast<std::size_t>(outer_tiles(w, side)) * kt_;
     t.buffer = static_cast<int>((side == side_a ? in_.a_panel : in_.b_panel)[w.rank]);
-    t.regions.resize(tiles);
+    t.region.assign(tiles, -1);
     t.eta.assign(tiles, never);
     t.task.assign(tiles, -1);
     t.known.assign(kt_, 0);
@@ -233,10 +227,8 @@ void Scheduler::reserve() {
     const auto most = static_cast<std::size_t>(in_.most_tasks);  // beyond it all is given up
     const std::size_t gemms = std::min(most, static_cast<std::size_t>(c_tiles_) * kt_);
     copies = std::min(most, copies);
-    out_.tasks.reserve(copies + gemms + 3 * c_tiles_);
-    out_.operands.reserve(2 * copies + 4 * gemms + 6 * c_tiles_);
-    out_.regions.reserve(copies + gemms / 4);
-    out_.awaits.reserve(copies + 2 * gemms + 3 * c_tiles_);
+    writer_.reserve(copies + gemms + 3 * c_tiles_, 2 * copies + 4 * gemms + 6 * c_tiles_, copies + gemms / 4,
+                    copies + 2 * gemms + 3 * c_tiles_);
 }
 
 void Scheduler::schedule(Worker &w, const Subproblem &s) {
@@ -251,18 +243,18 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     Tiles &a = w.sides[side_a], &b = w.sides[side_b];
     const std::size_t a_tile = tile_index(s.i, s.p), b_tile = tile_index(s.j, s.p);
     const bool awaits_c = first && c_is_input_;
-    const std::int32_t sum = c_region(w, s.i, s.j, sum_place(c));
-    const OperandSpec a_read{read_region(w, side_a, s.i, s.p), alpha, in_.op_a};
-    const OperandSpec b_read{read_region(w, side_b, s.j, s.p), one, in_.op_b};
-    const bool beta_now = first && in_.reads_c && !in_.rounds_c && (c.home >= 0 || c_is_input_);
-    std::int32_t task;
-    if (first && !beta_now) {
-        task = add_task(gemm_task, c.lane, -1, {{sum, one}, a_read, b_read}, {a.task[a_tile], b.task[b_tile]});
-    } else {
-        task = add_task(gemm_task, c.lane, -1,
-                        {{sum, one}, a_read, b_read, {sum, static_cast<std::uint8_t>(beta_now ? beta : one)}},
-                        {a.task[a_tile], b.task[b_tile], awaits_c ? c.fetch : -1});
-    }
+    // Tiles are read again and again: their regions are looked up once.
+    if (c.sum < 0) c.sum = writer_.region(c_region(w, s.i, s.j, sum_place(c)));
+    if (a.region[a_tile] < 0) a.region[a_tile] = writer_.region(own_region(w, side_a, s.i, s.p));
+    if (b.region[b_tile] < 0) b.region[b_tile] = writer_.region(own_region(w, side_b, s.j, s.p));
+    const bool beta_now = first && in_.reads_c && !in_.rounds_c() && (c.home >= 0 || c_is_input_);
+    const std::array<OperandRecord, 4> operands{{{c.sum, one},
+                                                 {a.region[a_tile], alpha, in_.op_a},
+                                                 {b.region[b_tile], one, in_.op_b},
+                                                 {c.sum, beta_now ? beta : one}}};
+    const std::array awaits{a.task[a_tile], b.task[b_tile], awaits_c ? c.fetch : -1};
+    const std::size_t count = first && !beta_now ? 3 : 4;  // without what is added to
+    const std::int32_t task = writer_.task(gemm_task, c.lane, -1, std::span(operands).first(count), awaits);
     const double flops = 2.0 * static_cast<double>(row_extent(w, s.i).size()) *
                          static_cast<double>(col_extent(w, s.j).size()) * static_cast<double>(k_extent(s.p).size());
     c.computed = run_on(w.rank, std::max({a.eta[a_tile], b.eta[b_tile], awaits_c ? c.fetched : 0}),
@@ -280,6 +272,6 @@ void Scheduler::schedule(Worker &w, const Subproblem &s) {
     }
 }
 
-Tables schedule_uncut(const Input &input) { return Scheduler(input).run(); }
+UncutTables schedule_uncut(const Input &input) { return Scheduler(input).run(); }
 
 }  // namespace uncut

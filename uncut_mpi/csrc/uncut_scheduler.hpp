@@ -8,29 +8,20 @@
 #include <vector>
 
 #include "pieces.hpp"
-#include "records.hpp"
-#include "too_many_tasks.hpp"
+#include "tables.hpp"
 #include "uncut_routing.hpp"
 
 namespace uncut {
 
 enum Routing : int { origin_routing, bw_routing, eta_routing };
 
-struct Input {
+struct Input : PlacedProblem {
     std::int64_t m = 0, n = 0, k = 0, tile = 0;
-    int num_ranks = 0;
     std::int64_t most_tasks = 0;  // a schedule of more is given up
-    std::uint8_t op_a = op_n, op_b = op_n;
-    bool reads_c = false, rounds_c = false;
-    std::array<std::int64_t, 3> itemsize{};  // of A, B and C
-    std::int64_t accumulator_itemsize = 0;
-    Locations locations;
-    Pieces pieces;
 
     bool caching = true, overlap = true, batch = true, lazy = true, eta_order = true;
     bool finish_first = false;  // with eta_order: opening a C tile counts against a sub-problem
     int routing = eta_routing;
-    bool serial_copies = false;  // one lane for a rank's fetches and one for its results to other devices
     int chunks = 1, compute_lanes = 1;
     int chunks_per_hop = 0;  // of a chain, the first hop apart; 0: `chunks`, however long it is
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
@@ -59,16 +50,11 @@ struct Input {
     std::vector<double> ps_per_flop;       // per rank
 };
 
-struct Tables {
-    std::vector<TaskRecord> tasks;
-    std::vector<OperandRecord> operands;
-    std::vector<RegionRecord> regions;
-    std::vector<std::int32_t> awaits;
-    std::vector<LaneRecord> lanes;
+struct UncutTables : Tables {
     std::vector<std::array<int, 3>> caches;  // rank, matrix and number of copies of the caches that relays need
     Time end = 0;                            // when the last task is over, by the model
 };
 
-Tables schedule_uncut(const Input &input);
+UncutTables schedule_uncut(const Input &input);
 
 }  // namespace uncut

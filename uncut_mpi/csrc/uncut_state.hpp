@@ -19,10 +19,6 @@ namespace uncut {
 
 enum Side { side_a = 0, side_b = 1 };
 
-struct Rectangle {
-    std::int64_t row = 0, col = 0, rows = 0, cols = 0;
-};
-
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // The tiles of an extent. Those of a kind have the same size, and who holds what of one of them holds it of all.
@@ -33,24 +29,17 @@ struct Cuts {
     Extent operator[](int tile) const { return {edges[tile], edges[tile + 1]}; }
 };
 
-// Regions of a tile in one buffer, made at first use: the whole tile, and the first of its chunks.
-struct Regions {
-    std::int32_t whole = -1, chunked = -1;
-};
-using RegionTable = std::vector<Regions>;  // of one block of tiles
-
 // The first holders of one block of tiles: their pieces and where these lie.
 struct Origins {
     std::vector<std::int32_t> piece, location;
-    RegionTable regions;
 };
 
 // What one rank holds of A or B. Tile (o, p) has index o * kt + p; o counts along m (A) or n (B).
 struct Tiles {
     std::vector<std::int32_t> home;  // the piece on its own device, which is read in place; -1: there is none
     int buffer = -1;
-    std::vector<std::int64_t> place;  // per o, where its rows or columns begin in the panel; -1: not needed
-    RegionTable regions;
+    std::vector<std::int64_t> place;   // per o, where its rows or columns begin in the panel; -1: not needed
+    std::vector<std::int32_t> region;  // where the rank reads each; -1: nobody has asked
     std::vector<Time> eta;             // never: neither here nor under way
     std::vector<std::int32_t> task;    // last copy that brings it; -1 for none
     std::vector<std::int32_t> reader;  // last GEMM that read this place; used without caching
@@ -60,9 +49,8 @@ struct Tiles {
 
 // A copy of a tile that a relay keeps in its cache.
 struct Cached {
-    int rank = -1, buffer = -1;
-    Rectangle place;
-    Regions regions;
+    int rank = -1;
+    Region region;
     Time eta = never;
     std::int32_t task = -1;  // last copy that brings it
 };
@@ -87,7 +75,7 @@ struct CTile {
     int progress = 0;                   // sub-problems scheduled
     std::int32_t piece = 0, home = -1;  // of its first holder, and the one on the rank's own device if there is one
     std::int32_t own() const { return std::max(piece, home); }  // from where the rank has it
-    std::int32_t lane = -1, fetch = -1, last = -1;
+    std::int32_t lane = -1, sum = -1, fetch = -1, last = -1;    // sum: the region of what is summed
     Time fetched = 0, computed = 0;
 };
 
@@ -97,7 +85,6 @@ struct Worker {
     std::array<const Cuts *, 2> cuts{};  // of its rows and columns
     bool awaits_c = false;               // whether products wait for a part of C
     std::array<Tiles, 2> sides;
-    RegionTable c_panel, c_staging, c_user;
     std::vector<CTile> c;             // [j * mt + i]
     std::vector<std::int64_t> owned;  // those it computes, in order; empty: all
     std::vector<bool> done;
@@ -118,7 +105,7 @@ struct Subproblem {
 // A copy between two locations for the sake of a worker; host memory private to a rank is reached
 // by that rank's link alone, and from there by `onward`. All host memory is one end of links.
 struct Link {
-    int issuer;
+    int issuer = -1;
     std::size_t resource;
     double ps_per_byte;
     Time latency;
@@ -150,10 +137,11 @@ struct Route {
     std::vector<Leg> legs;
 };
 
-struct OperandSpec {
-    std::int32_t region;
-    std::uint8_t factor;
-    std::uint8_t op = op_n;
+// The copies of one leg, with the first region of each end, one for each chunk.
+struct LegCopies {
+    std::int32_t lane, parent;  // parent: the hop that brings what is read; -1: it is there when `awaits` is over
+    std::int32_t read = -1, write = -1, awaits = -1, reader = -1;  // reader: of what was there
+    std::int32_t brought = -1;                                     // the last copy so far
 };
 
 enum class CPlace { user, panel, staging };
@@ -161,7 +149,7 @@ enum class CPlace { user, panel, staging };
 class Scheduler {
   public:
     explicit Scheduler(const Input &in);
-    Tables run();
+    UncutTables run();
 
   private:
     // -- geometry ----------------------------------------------------------------------------
@@ -172,26 +160,24 @@ class Scheduler {
     Extent outer_extent(const Worker &w, int side, int o) const { return (*w.cuts[side])[o]; }
     int outer_tiles(const Worker &w, int side) const { return side == side_a ? w.mt : w.nt; }
     int group_of(const Worker &w, int side) const { return side == side_a ? w.row : w.col; }
-    Rectangle stored(int side, Extent outer, Extent inner) const {
-        if (outer_is_row_[side]) return {outer.first, inner.first, outer.size(), inner.size()};
-        return {inner.first, outer.first, inner.size(), outer.size()};
+    // A tile of A or B in a buffer of which that is a part, and in a piece that has it.
+    Region tile_in(int buffer, int side, Extent outer, Extent inner) const {
+        if (side == side_b) std::swap(outer, inner);
+        return stored(buffer, outer, inner, in_.transposed(side));
     }
-    // A tile of A or B in a piece that has it.
-    Rectangle in_piece(int side, const KPiece &piece, Extent outer, Extent inner) const {
-        const Extent &first = side == side_a ? piece.rows : piece.cols,
-                     &second = side == side_a ? piece.cols : piece.rows;
-        const Rectangle r = stored(side, outer.shifted(-first.first), inner.shifted(-second.first));
-        return {piece.row + r.row, piece.col + r.col, r.rows, r.cols};
+    Region tile_in(const KPiece &piece, int side, Extent outer, Extent inner) const {
+        if (side == side_b) std::swap(outer, inner);
+        return in_piece(piece, outer, inner, in_.transposed(side));
     }
-    Rectangle shape(const Worker &w, int side, int outer, int p) const {
-        return stored(side, outer_extent(w, side, outer), k_extent(p));
+    Region shape(const Worker &w, int side, int outer, int p) const {
+        return tile_in(-1, side, outer_extent(w, side, outer), k_extent(p));
     }
     std::size_t tile_index(int outer, int p) const { return static_cast<std::size_t>(outer) * kt_ + p; }
     std::size_t sub_index(const Worker &w, const Subproblem &s) const {
         return (static_cast<std::size_t>(s.j) * w.mt + s.i) * kt_ + s.p;
     }
     std::int64_t c_bytes(const Worker &w, int i, int j) const {
-        return row_extent(w, i).size() * col_extent(w, j).size() * in_.itemsize[matrix_c];
+        return row_extent(w, i).size() * col_extent(w, j).size() * in_.itemsize(matrix_c);
     }
     std::size_t c_index(const Worker &w, int i, int j) const { return static_cast<std::size_t>(j) * w.mt + i; }
     void make_cuts();
@@ -209,20 +195,13 @@ class Scheduler {
 
     // -- tables ------------------------------------------------------------------------------
 
-    std::int32_t add_region(int buffer, const Rectangle &r);
-    std::int32_t chunk_regions(Regions &known, int buffer, const Rectangle &r, int chunks);
-    std::int32_t origin_region(const Worker &w, int side, int outer, int p, int chunks);
-    std::int32_t own_region(Worker &w, int side, int outer, int p, int chunks);
-    std::int32_t read_region(Worker &w, int side, int outer, int p);
-    std::int32_t c_region(Worker &w, int i, int j, CPlace place, int chunks = 1);
-    std::int32_t held_c_region(Worker &w, int i, int j, std::int32_t piece, int chunks = 1);
-    std::int32_t add_task(Kind kind, std::int32_t lane, int group, std::initializer_list<OperandSpec> operands,
-                          std::initializer_list<std::int32_t> awaits);
-    std::int32_t add_lane(const LaneRecord &lane);
-    std::int32_t lane_for_compute(int rank, int number);
+    Region own_region(const Worker &w, int side, int outer, int p) const;
+    Region c_region(const Worker &w, int i, int j, CPlace place) const;
+    Region held_c_region(const Worker &w, int i, int j, std::int32_t piece) const;
+    std::int32_t lane_for_compute(int rank, int number) { return writer_.lane(rank, compute_lane, no_source, number); }
     std::int32_t lane_for_copy(const Link &l, bool result = false);
     bool can_keep(int rank, int matrix) const { return cache_bytes_[rank] >= in_.tile_bytes[matrix]; }
-    Cached keep_copy(int rank, int matrix, std::int64_t rows, std::int64_t cols);
+    Cached keep_copy(int rank, int matrix, const Region &tile);
 
     // -- links -------------------------------------------------------------------------------
 
@@ -231,7 +210,13 @@ class Scheduler {
         return static_cast<std::size_t>(source) * ends_ + destination;
     }
     std::size_t resource_of(int rank) const { return index(ends_, 0) + rank; }  // its compute
-    Link link(int source, int destination, int worker) const;
+    // As where it ends asks for it.
+    const Link &link(int source, int destination) {
+        Link &known = links_[static_cast<std::size_t>(source) * locations_ + destination];
+        if (known.issuer < 0) known = make_link(source, destination);
+        return known;
+    }
+    Link make_link(int source, int destination) const;
     // The chain to take instead of a link, or null.
     const Detour *detour(int matrix, int source, int destination) {
         if (!in_.max_hops) return nullptr;
@@ -243,20 +228,20 @@ class Scheduler {
     Time least_leg(int matrix, int location, bool outward, std::int64_t bytes);
     void make_ports();
     void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
-    int chunks_of(int matrix, const Rectangle &r, std::size_t destinations) const {
+    int chunks_of(int matrix, const Region &r, std::size_t destinations) const {
         if (destinations < 2) return 1;
         const int most = relay_chunks_of(matrix, r);
         return in_.chunks_per_hop > 0 ? std::min(most, in_.chunks_per_hop * (static_cast<int>(destinations) - 1))
                                       : most;
     }
     // Over relays, whose links are slow: what a chunk costs besides is nothing there.
-    int relay_chunks_of(int matrix, const Rectangle &r) const {
-        const std::int64_t bytes = r.rows * r.cols * in_.itemsize[matrix];
+    int relay_chunks_of(int matrix, const Region &r) const {
+        const std::int64_t bytes = r.elements() * in_.itemsize(matrix);
         return static_cast<int>(std::clamp<std::int64_t>(
             std::min(r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes), 1, in_.chunks));
     }
-    std::int64_t chunk_bytes_of(int matrix, const Rectangle &r, int chunks) const {
-        return ceil_div(r.rows * r.cols * in_.itemsize[matrix], chunks);
+    std::int64_t chunk_bytes_of(int matrix, const Region &r, int chunks) const {
+        return ceil_div(r.elements() * in_.itemsize(matrix), chunks);
     }
 
     // -- A and B -----------------------------------------------------------------------------
@@ -269,19 +254,19 @@ class Scheduler {
     bool blind() const { return in_.routing == bw_routing; }  // to load: an idle network, every copy there
     Time free_at(const Link &l) const { return blind() ? 0 : free_[l.resource]; }
     // When chunks are at the end of a chain, from when they are at its source.
-    Arrival over(const Detour &d, Arrival arrival, std::int64_t chunk_bytes, int chunks) const {
+    Arrival over(const Detour &d, Arrival arrival, std::int64_t chunk_bytes, int chunks, bool idle) const {
         for (int leg = 0; leg <= d.relays; ++leg)
-            arrival = next_hop(arrival, free_at(d.leg[leg]), cost(d.leg[leg], chunk_bytes), chunks);
+            arrival = next_hop(arrival, idle ? 0 : free_[d.leg[leg].resource], cost(d.leg[leg], chunk_bytes), chunks);
         return arrival;
     }
     Worker *sharer(int side, int group, int outer, int location);
     int outer_of(std::size_t tile) const { return static_cast<int>(tile) / kt_; }
     Cached *cached(int side, int group, std::size_t tile, int location);
     Holder holder(const Worker &w, int side, std::size_t tile, int location);
-    std::int32_t held_region(Worker &w, int side, int outer, int p, int location, int chunks);
+    Region held_region(const Worker &w, int side, int outer, int p, int location);
     Time find_route(Worker &w, int side, int outer, int p, Route &route);
     enum class Way { direct, relayed, earlier };
-    void first_hops(Worker &w, int side, std::size_t tile, const Rectangle &r);
+    void first_hops(Worker &w, int side, std::size_t tile, const Region &r);
     void next_hops(Worker &w, int side, std::size_t tile, std::int64_t chunk_bytes);
     void travel(Worker &w, int side, std::size_t tile, int from, int to, Way way, std::int64_t chunk_bytes,
                 Route &route);
@@ -290,34 +275,34 @@ class Scheduler {
     bool can_relay(const Worker &w, int side, std::size_t tile, const Detour &d);
     void book(const Route &route, std::vector<std::pair<std::size_t, Time>> *undo);
     void fetch(Worker &w, int side, int outer, int p);
+    void copy_chunks(std::vector<LegCopies> &hops, int chunks);
     void arrived(Worker &w, int side, int outer, int p, Time eta);
 
     // -- C -----------------------------------------------------------------------------------
 
     // How a tile of C would travel.
     struct CWay {
-        const Detour *detour = nullptr;
-        Link link;         // the only one, or the first of the detour
-        Time arrival = 0;  // of all of it
-        Time busy = 0;     // how long it keeps `link`
+        Detour path;  // without relays the link
+        int chunks = 1;
+        std::int64_t chunk_bytes = 0;
+        Time arrival = 0;                                                      // of all of it
+        Time busy() const { return chunks * cost(path.leg[0], chunk_bytes); }  // how long it keeps the first link
     };
 
     CWay c_way(const Worker &w, int i, int j, std::int32_t piece, bool inward, Time not_before);
     Time copy_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, std::int32_t awaited,
                 Time not_before, std::int32_t &task);
-    Time relay_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, const Detour &d,
-                 std::int32_t awaited, Time not_before, std::int32_t &task);
     void write_back(Worker &w, const CTile &c, int i, int j, CPlace place, std::int32_t awaited, Time not_before);
     bool fetches(const CTile &c) const { return in_.reads_c && c.home < 0; }
     // Sum of products, and where C_in is fetched to and C_out is written back from.
-    CPlace sum_place(const CTile &c) const { return c.home >= 0 && !in_.rounds_c ? CPlace::user : CPlace::panel; }
+    CPlace sum_place(const CTile &c) const { return c.home >= 0 && !in_.rounds_c() ? CPlace::user : CPlace::panel; }
     CPlace in_place(const CTile &c) const {
         if (c.home >= 0) return CPlace::user;
-        return in_.lazy || in_.rounds_c ? CPlace::staging : CPlace::panel;
+        return in_.lazy || in_.rounds_c() ? CPlace::staging : CPlace::panel;
     }
     CPlace out_place(const CTile &c) const {
         if (c.home >= 0) return CPlace::user;
-        return in_.rounds_c ? CPlace::staging : CPlace::panel;
+        return in_.rounds_c() ? CPlace::staging : CPlace::panel;
     }
     void open(Worker &w, CTile &c, int i, int j);
     void close(Worker &w, CTile &c, int i, int j);
@@ -386,8 +371,7 @@ class Scheduler {
     static constexpr std::int32_t unknown = -2;
 
     const Input &in_;
-    const int ends_, locations_;  // of links there are fewer ends, a node's host memory being one
-    const std::array<bool, 2> outer_is_row_;
+    const int ends_, locations_;                   // of links there are fewer ends, a node's host memory being one
     std::array<std::vector<Cuts>, 2> outer_cuts_;  // of rows and columns, per grid row and column
     Cuts k_cuts_;
     std::array<std::size_t, 2> most_kinds_{};  // of rows and columns of one rank
@@ -400,6 +384,7 @@ class Scheduler {
     std::array<std::vector<std::vector<int>>, 2> sharers_;  // per grid row (A) or column (B)
     std::array<std::vector<Origins>, 2> origins_;           // likewise
 
+    std::vector<Link> links_;  // [source * locations + destination], once somebody has asked for it
     // Relays: the chain per matrix and link, once looked for, and the copies they keep per group and tile.
     std::array<std::vector<std::int32_t>, 3> detour_at_;
     std::array<std::array<std::vector<Time>, 2>, 3> least_legs_;  // into and out of each location; unknown: below 0
@@ -407,16 +392,14 @@ class Scheduler {
     std::vector<std::vector<std::pair<int, double>>> ports_at_;  // (port, weight) per link
     std::array<std::vector<std::vector<std::vector<Cached>>>, 2> cached_;
     std::vector<std::int64_t> cache_bytes_;
-    std::vector<std::array<int, 3>> cache_of_rank_;  // index into Tables::caches per matrix, or -1
+    std::vector<std::array<int, 3>> cache_of_rank_;  // index into UncutTables::caches per matrix, or -1
 
-    Tables out_;
+    UncutTables out_;
+    TableWriter writer_;
     Time end_ = 0;
     int next_group_ = 0;
-    std::vector<Time> free_;  // links [source * ends + destination], then compute per rank
-    // The first lane of each link, and of each lane the next one of its link, which another rank issues on: few do.
-    std::vector<std::int32_t> copy_lanes_, result_lanes_, next_lane_;
-    std::vector<std::int32_t> lane_of_compute_;
-
+    std::vector<Time> free_;         // links [source * ends + destination], then compute per rank
+    std::vector<LegCopies> copies_;  // of one route
     // Scratch of routing and selection.
     std::vector<int> destinations_, order_;
     std::vector<int> leg_to_;  // per location, the leg of the route under construction that ends there, or -1

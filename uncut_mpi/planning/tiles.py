@@ -348,9 +348,7 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given = _native.UncutInput()
     given.m, given.n, given.k, given.num_ranks = problem.m, problem.n, problem.k, machine.num_ranks
     given.op_a, given.op_b = Op[problem.trans_a], Op[problem.trans_b]
-    given.reads_c, given.rounds_c = problem.reads_c, problem.rounds_c
-    given.itemsize = tuple(dtype.itemsize for dtype in problem.dtypes)
-    given.accumulator_itemsize = problem.accumulator.itemsize
+    given.reads_c, given.dtypes = problem.reads_c, problem.dtypes
     users = user_table(machine.num_ranks, problem, placement)
     given.set_pieces(with_ends(location_table(machine.num_ranks)), users, user_pieces(problem, placement))
     given.serial_copies = machine.serial_copies
