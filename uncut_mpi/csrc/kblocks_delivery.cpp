@@ -13,8 +13,7 @@ static constexpr std::int64_t least_chunks = 8;
 void Scheduler::deliver() {
     for (NextCopy next = next_copy(); next.piece; next = next_copy()) {
         Delivery &of = *next.piece;
-        const bool whole = of.runs.size() > 1;
-        const auto some = [&](const Region &run) { return whole ? run : run.columns(of.columns); };
+        const auto some = [&](const Region &run) { return of.columns.size() > 0 ? run.columns(of.columns) : run; };
         const int by = sender(next), to = rank_of(next.to->block, of.step);
         for (const Run &run : of.runs) {
             const Region there = some(here(next.to->block, of.step, run.what));

@@ -1,4 +1,6 @@
 // How A and B reach those who need them: who gets a piece from its origin, and who hands it on.
+#include <map>
+
 #include "kblocks_scheduler.hpp"
 
 namespace uncut::kblocks {
@@ -39,12 +41,11 @@ void Scheduler::count_alone() {
         of.assign(layout_.blocks.size(), std::vector<std::int64_t>(splits, 0));
     const auto count = [&](int matrix, const Blocks &blocks, const auto &across) {
         for (std::size_t split = 0; split < splits; ++split) {
-            takers_.clear();
-            for (const std::size_t block : blocks)
-                if (takes(matrix, block_of(block).parts[split])) takers_.push_back(block);
-            if (takers_.size() != 1) continue;
-            const KBlock &block = block_of(takers_.front());
-            alone_[matrix][takers_.front()][split] += across(block).size() * block.parts[split].k.size();
+            const auto takes_it = [&](std::size_t block) { return takes(matrix, block_of(block).parts[split]); };
+            if (std::ranges::count_if(blocks, takes_it) != 1) continue;
+            const std::size_t taker = *std::ranges::find_if(blocks, takes_it);
+            const KBlock &block = block_of(taker);
+            alone_[matrix][taker][split] += across(block).size() * block.parts[split].k.size();
         }
     };
     each_group(count);
@@ -86,7 +87,7 @@ std::int64_t Scheduler::needed_alone(const KOrigin &origin, std::size_t block, i
     return elements;
 }
 
-std::int64_t Scheduler::first_taker(const KOrigin &origin, int split) const {
+std::size_t Scheduler::first_taker(const KOrigin &origin, int split) const {
     std::int64_t most = 0;
     for (const std::size_t taker : takers_)
         most = std::max(most, needed_alone(origin, taker, split));
@@ -95,36 +96,27 @@ std::int64_t Scheduler::first_taker(const KOrigin &origin, int split) const {
     for (std::size_t at = 0; at < takers_.size(); ++at)
         if (needed_alone(origin, takers_[at], split) == most && (best == takers_.size() || sent(at) < sent(best)))
             best = at;
-    return static_cast<std::int64_t>(best);
+    return best;
 }
 
 void Scheduler::fetch(int matrix, Extent strip, const Blocks &blocks, const KStep &step) {
-    if (blocks.empty()) return;
-    if (how_.from_held) {
-        // Those that begin at one place have the same at one time.
-        const auto begin_of = [&](std::size_t block) {
-            const KBlock &one = block_of(block);
-            const auto edges = static_cast<std::int64_t>(matrix == matrix_b ? one.alike : 0);
-            return std::array{member(block, step.split).begins, one.begin_row, one.begin_col, edges};
-        };
-        std::vector<std::array<std::int64_t, 4>> begins;
-        for (const std::size_t block : blocks)
-            begins.push_back(begin_of(block));
-        std::sort(begins.begin(), begins.end());
-        begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
-        for (const std::array<std::int64_t, 4> &from : begins) {
-            Blocks together;
-            for (const std::size_t block : blocks)
-                if (begin_of(block) == from) together.push_back(block);
-            each_extent(member(together.front(), step.split), step, [&](Extent k) {
-                KStep natural = step;
-                natural.first_k = k.first, natural.last_k = k.last;
-                fetch_same_k(matrix, strip, together, natural);
-            });
-        }
+    if (!how_.from_held) {
+        if (!blocks.empty()) fetch_same_k(matrix, strip, blocks, step);
         return;
     }
-    fetch_same_k(matrix, strip, blocks, step);
+    // Those that begin at one place have the same at one time.
+    std::map<std::array<std::int64_t, 4>, Blocks> by_begin;
+    for (const std::size_t block : blocks) {
+        const KBlock &one = block_of(block);
+        const auto edges = static_cast<std::int64_t>(matrix == matrix_b ? one.alike : 0);
+        by_begin[{member(block, step.split).begins, one.begin_row, one.begin_col, edges}].push_back(block);
+    }
+    for (const auto &[begin, together] : by_begin)
+        each_extent(member(together.front(), step.split), step, [&](Extent k) {
+            KStep natural = step;
+            natural.first_k = k.first, natural.last_k = k.last;
+            fetch_same_k(matrix, strip, together, natural);
+        });
 }
 
 void Scheduler::fetch_same_k(int matrix, Extent strip, const Blocks &blocks, const KStep &step) {
@@ -143,16 +135,12 @@ void Scheduler::fetch_same_k(int matrix, Extent strip, const Blocks &blocks, con
     }
     std::sort(cuts.begin(), cuts.end());
     cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    Extent rows{cuts.front(), cuts.front()};
-    for (std::size_t at = 0; at + 1 < cuts.size(); ++at) {
-        if (is_needed(blocks, step, cuts[at])) {
-            rows = {rows.size() > 0 ? rows.first : cuts[at], cuts[at + 1]};
-            continue;
-        }
-        if (rows.size() > 0) fetch_rows(matrix, blocks, step, rows);
-        rows = {cuts[at + 1], cuts[at + 1]};
+    // What is needed between some cuts in a row goes together.
+    for (std::size_t first = 0, at = 0; at < cuts.size(); ++at) {
+        if (at + 1 < cuts.size() && is_needed(blocks, step, cuts[at])) continue;
+        if (at > first) fetch_rows(matrix, blocks, step, {cuts[first], cuts[at]});
+        first = at + 1;
     }
-    if (rows.size() > 0) fetch_rows(matrix, blocks, step, rows);
 }
 
 bool Scheduler::is_needed(const Blocks &blocks, const KStep &step, std::int64_t row) const {
@@ -178,14 +166,10 @@ void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, 
         const KPiece &from = holders[static_cast<std::size_t>(step.first_k / how_.first) % holders.size()];
         const Run run{{matrix, of_rows ? rows : cols, of_rows ? cols : rows}, &from};
         if (!runs_.empty() && !go_together(runs_.back(), run)) hand_out(step);
-        last_takers_.swap(takers_);
-        const bool any = find_takers(run, holders, blocks, step);
-        if (!runs_.empty() && takers_ != last_takers_) {
-            takers_.swap(last_takers_);
-            hand_out(step);
-            takers_.swap(last_takers_);
-        }
-        if (any) runs_.push_back(run);
+        find_takers(run, holders, blocks, step, found_);
+        if (!runs_.empty() && found_ != takers_) hand_out(step);
+        takers_.swap(found_);
+        if (!takers_.empty()) runs_.push_back(run);
     });
     if (!runs_.empty()) hand_out(step);
 }
@@ -198,10 +182,11 @@ bool Scheduler::go_together(const Run &one, const Run &other) const {
     return (problem_.serial_copies || how_.earliest) && is_short(one) && is_short(other);
 }
 
-bool Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step) {
+void Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step,
+                            Blocks &takers) {
     const Piece &what = run.what;
-    takers_.clear();
-    if (source_of(run).empty()) return false;
+    takers.clear();
+    if (source_of(run).empty()) return;
     for (const std::size_t block : blocks) {
         const KPart &part = member(block, step.split);
         if (part.panel[what.matrix] < 0) continue;
@@ -209,44 +194,51 @@ bool Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, con
             std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
         if (!store_.brings(block_of(block), part, what)) continue;
         if (own == holders.end()) {
-            takers_.push_back(block);
+            takers.push_back(block);
         } else if (!part.reads_in_place(what.matrix, what.across, what.k)) {
             const Region held = store_.users(what.matrix, *own, rows_of(what), cols_of(what));
             arrives(block, step, what, push(part.rank, part.rank, here(block, step, what), held, -1));
         }
     }
-    return !takers_.empty();
 }
 
-Delivery Scheduler::to_deliver(std::span<const Run> runs, Extent columns, const KStep &step) const {
-    std::int64_t elements = 0;
-    for (const Run &run : runs) {
-        const Region source = source_of(run);
-        elements += source.rows * (runs.size() > 1 ? source.cols : columns.size());
+void Scheduler::hand_out(const KStep &step) {
+    const bool from_device = !runs_.front().from->origin.on_host;
+    if (how_.earliest && from_device) {
+        deliveries_.push_back(to_deliver({}, step));
+    } else if (problem_.serial_copies && from_device) {
+        hand_out_whole(step);
+    } else {
+        hand_out_in_slices(runs_.front(), step);  // no others go with it
     }
-    Delivery one{{runs.begin(), runs.end()},
-                 step,
-                 runs.front().from->origin,
-                 columns,
-                 static_cast<double>(elements * problem_.itemsize(runs.front().what.matrix)),
-                 elements,
-                 {},
-                 takers_.size()};
+    runs_.clear();
+}
+
+Delivery Scheduler::to_deliver(Extent columns, const KStep &step) const {
+    std::int64_t elements = 0;
+    for (const Run &run : runs_) {
+        const Region source = source_of(run);
+        elements += source.rows * (columns.size() > 0 ? columns.size() : source.cols);
+    }
+    const std::int64_t bytes = elements * problem_.itemsize(runs_.front().what.matrix);
+    Delivery one{runs_, step,          runs_.front().from->origin, columns, static_cast<double>(bytes), elements,
+                 {},    takers_.size()};
     one.takers.reserve(takers_.size());
     for (const std::size_t taker : takers_)
         one.takers.push_back({taker});
     return one;
 }
 
-// Each taker gets a part of them from where they are, and hands it on when all of it is there. So no copy waits between
-// those that follow one another on a lane, and these are one (packing.hpp).
-void Scheduler::hand_out_several(const KStep &step) {
+// A device that serves its copies one after another sends few, long ones: each taker gets some of the runs from there,
+// and hands them on when all of them are there. So no copy waits between those that follow one another on a lane, and
+// these are one (packing.hpp).
+void Scheduler::hand_out_whole(const KStep &step) {
     const KOrigin origin = runs_.front().from->origin;
     const std::size_t count = takers_.size(), parts = std::min(count, runs_.size());
     for (std::size_t part = 0; part < parts; ++part) {
         const std::span<const Run> some = std::span(runs_).subspan(
             runs_.size() * part / parts, runs_.size() * (part + 1) / parts - runs_.size() * part / parts);
-        const auto chosen = static_cast<std::size_t>(first_taker(origin, step.split));
+        const std::size_t chosen = first_taker(origin, step.split);
         const std::size_t first = takers_[chosen];
         const int by = rank_of(first, step);
         std::int32_t came = -1;
@@ -266,58 +258,36 @@ void Scheduler::hand_out_several(const KStep &step) {
     }
 }
 
-void Scheduler::hand_out(const KStep &step) {
-    if (runs_.size() == 1) {
-        hand_out_one(runs_.front(), step);
-    } else if (how_.earliest) {
-        deliveries_.push_back(to_deliver(runs_, {}, step));
-    } else {
-        hand_out_several(step);
-    }
-    runs_.clear();
-}
-
-void Scheduler::hand_out_one(const Run &run, const KStep &step) {
+// Each taker gets a slice, and hands it on.
+void Scheduler::hand_out_in_slices(const Run &run, const KStep &step) {
     const Piece &what = run.what;
-    const KPiece &from = *run.from;
-    const int matrix = what.matrix;
+    const KOrigin &origin = run.from->origin;
     const Region source = source_of(run);
     const auto count = static_cast<std::int64_t>(takers_.size());
-    const std::int64_t size = source.rows * source.cols * problem_.itemsize(matrix);
-    // A device that serves its copies one after another sends fewer, longer ones.
-    const bool at_once = problem_.serial_copies && !from.origin.on_host;
-    if (how_.earliest && !from.origin.on_host) {
-        deliveries_.push_back(to_deliver({&run, 1}, {0, source.cols}, step));
-        return;
-    }
+    const std::int64_t size = source.elements() * problem_.itemsize(what.matrix);
     const std::int64_t parts =
-        at_once ? 1 : std::max<std::int64_t>(1, std::min({count, source.cols, size / problem_.min_slice_bytes}));
-    const std::int64_t turn = step.first_k / how_.first + (matrix == matrix_a ? step.top : 0);
+        std::max<std::int64_t>(1, std::min({count, source.cols, size / problem_.min_slice_bytes}));
+    const std::int64_t turn = step.first_k / how_.first + (what.matrix == matrix_a ? step.top : 0);
     for (std::int64_t part = 0; part < parts; ++part) {
         const Extent slice = part_of(source.cols, parts, part);
-        const std::int64_t chosen = at_once ? first_taker(from.origin, step.split) : (part + turn) % count;
-        const std::size_t first = takers_[static_cast<std::size_t>(chosen)];
+        const auto chosen = static_cast<std::size_t>((part + turn) % count);
+        const std::size_t first = takers_[chosen];
         const int by = rank_of(first, step);
         const Region held = here(first, step, what).columns(slice);
-        const std::int32_t came = copy_in(from.origin, by, held, source.columns(slice));
+        const std::int32_t came = copy_in(origin, by, held, source.columns(slice));
         arrives(first, step, what, came);
         if (how_.earliest && !problem_.ways.even()) {
-            Delivery one = to_deliver({&run, 1}, slice, step);
-            Delivery::Taker &has = one.takers[static_cast<std::size_t>(chosen)];
+            Delivery one = to_deliver(slice, step);
             const auto at = static_cast<std::size_t>(by);
-            has.task = came;
-            has.there = host_until_[at] += one.bytes * problem_.ways.from_host[at];
+            one.takers[chosen].task = came;
+            one.takers[chosen].there = host_until_[at] += one.bytes * problem_.ways.from_host[at];
             if (--one.left > 0) deliveries_.push_back(std::move(one));
             continue;
         }
-        if (at_once) sent_[by] += (count - 1) * source.rows * source.cols;
-        for (std::int64_t next = 1; next < count; ++next) {
-            // The one that the origin sends to next comes last: its port is busy meanwhile.
-            const std::int64_t at = at_once ? chosen + count - next : next <= chosen ? next - 1 : next;
-            const std::size_t other = takers_[static_cast<std::size_t>(at % count)];
-            const Region there = here(other, step, what).columns(slice);
-            arrives(other, step, what, push(by, rank_of(other, step), there, held, came));
-        }
+        for (const std::size_t other : takers_)
+            if (other != first)
+                arrives(other, step, what,
+                        push(by, rank_of(other, step), here(other, step, what).columns(slice), held, came));
     }
 }
 

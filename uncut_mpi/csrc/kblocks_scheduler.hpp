@@ -66,7 +66,7 @@ struct Delivery {
     std::vector<Run> runs;
     KStep step;
     KOrigin origin;
-    Extent columns;  // of a run as it is stored, of which this is some; all of several
+    Extent columns;  // of the run as it is stored, if it is a slice of one
     double bytes;
     std::int64_t elements;
     std::vector<Taker> takers;
@@ -206,7 +206,7 @@ class Scheduler {
     // Which of the takers of a piece gets it from its origin and hands it on. It is one of those that get most from
     // there alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the
     // origin's next copy finds its target's port free.
-    std::int64_t first_taker(const KOrigin &origin, int split) const;
+    std::size_t first_taker(const KOrigin &origin, int split) const;
 
     // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
     // between all their cuts go when the first of them needs them.
@@ -249,18 +249,20 @@ class Scheduler {
 
     // Brings some rows of a piece of A, or a piece of B: a slice to each, and from each to the others.
     void fetch_rows(int matrix, const Blocks &blocks, const KStep &step, Extent of_a);
-    // Finds who needs it from another one, if anybody does, and has those that hold it copy it where they use it.
     Region source_of(const Run &run) const {
         return store_.users(run.what.matrix, *run.from, rows_of(run.what), cols_of(run.what));
     }
-    Delivery to_deliver(std::span<const Run> runs, Extent columns, const KStep &step) const;
-    bool find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step);
+    // Finds who needs a run from another one, and has those that hold it copy it where they use it.
+    void find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step,
+                     Blocks &takers);
     // Whether two runs, one after the other, are brought as one.
     bool go_together(const Run &one, const Run &other) const;
-    // Brings what came together to those who take it.
+    // Brings runs that go together to those who take them.
     void hand_out(const KStep &step);
-    void hand_out_one(const Run &run, const KStep &step);
-    void hand_out_several(const KStep &step);
+    void hand_out_whole(const KStep &step);
+    void hand_out_in_slices(const Run &run, const KStep &step);
+    // Some columns of the runs, or all.
+    Delivery to_deliver(Extent columns, const KStep &step) const;
 
     int rank_of(std::size_t block, const KStep &step) const { return member(block, step.split).rank; }
     // What a step brings to a block; of A these rows.
@@ -380,8 +382,8 @@ class Scheduler {
     std::vector<std::int64_t> sent_;                               // elements, of each rank
     std::vector<WorkerState> workers_;
     std::vector<BlockState> blocks_;
-    std::vector<std::size_t> takers_, last_takers_;  // of one run, and of those before it
-    std::vector<Run> runs_;
+    std::vector<Run> runs_;  // that go together,
+    Blocks takers_, found_;  // who takes them, and who takes the next one
     std::vector<std::int64_t> cuts_;
     std::vector<Summand> summands_;  // of one part of C
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.

@@ -111,15 +111,23 @@ class Maker {
         }
     }
 
-    void make_by_columns() {
+    // All that the first column block, or its first row block, needs.
+    void make_first_block(bool early) {
         if (how_.far_apart) fetches_.push_back(fetch_b_of(0, extent_, 0));
+        if (early) fetches_.push_back(of_block(fetch_c, 0, true));
         for (const Extent &k : ramp_) {
             fetches_.push_back({.kind = fetch_a, .first_k = k.first, .last_k = k.last});
             if (!how_.far_apart) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
-            work({.kind = multiply, .first_k = k.first, .last_k = k.last, .last = 1});
+            KStep product = of_block(multiply, 0, early);
+            product.first_k = k.first, product.last_k = k.last;
+            work(product);
         }
-        fetches_.push_back(of_block(fetch_c, 0, false));
-        work(of_block(finish, 0, false));
+        if (!early) fetches_.push_back(of_block(fetch_c, 0, false));
+        work(of_block(finish, 0, early));
+    }
+
+    void make_by_columns() {
+        make_first_block(false);
         for (int at = 1; at < columns_; ++at) {
             fetches_.push_back(of_block(fetch_c, at, true));
             const bool at_once = how_.far_apart || at < how_.columns;
@@ -135,19 +143,7 @@ class Maker {
     }
 
     void make_from_corner() {
-        const bool early = ramp_.size() == 1;
-        const KStep c = of_block(fetch_c, 0, early);
-        if (how_.far_apart) fetches_.push_back(fetch_b_of(0, extent_, 0));
-        if (early) fetches_.push_back(c);
-        for (const Extent &k : ramp_) {
-            fetches_.push_back({.kind = fetch_a, .first_k = k.first, .last_k = k.last});
-            if (!how_.far_apart) fetches_.push_back(fetch_b_of(k.first, k.last, 0));
-            KStep product = of_block(multiply, 0, early);
-            product.first_k = k.first, product.last_k = k.last;
-            work(product);
-        }
-        if (!early) fetches_.push_back(c);
-        work(of_block(finish, 0, early));
+        make_first_block(ramp_.size() == 1);
         int right = 1, bottom = 1;  // what is there of B and A
         while (right < columns_ || bottom < rows_) {
             // Whichever has less of its blocks there.
