@@ -251,17 +251,27 @@ def block_edges(extent: int, blocks: int, step: int) -> list[int]:
 def contract() -> dict[str, Any]:
     """Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits."""
 
+# -- the tables of a schedule -----------------------------------------------------------------
+
+class ScheduleTables:
+    """The tables of a schedule, contiguous, where they are; ValueError if one ends inside a record."""
+
+    def __init__(
+        self,
+        tasks: np.ndarray,
+        operands: np.ndarray,
+        regions: np.ndarray,
+        awaits: np.ndarray,
+        buffers: np.ndarray,
+        lanes: np.ndarray,
+        locations: np.ndarray,
+        /,
+    ) -> None: ...
+
 # -- lowering ----------------------------------------------------------------------------------
 
 def lower(
-    tasks: np.ndarray,
-    operands: np.ndarray,
-    regions: np.ndarray,
-    awaits: np.ndarray,
-    lanes: np.ndarray,
-    buffers: np.ndarray,
-    num_ranks: int,
-    rank: int,
+    tables: ScheduleTables, num_ranks: int, rank: int
 ) -> tuple[list[tuple[np.ndarray, np.ndarray, int, np.ndarray]], np.ndarray, int]:
     """
     Return lists of operations, waits and the span; with `rank` below 0 lists of all ranks are made, else others empty.
@@ -270,9 +280,7 @@ def lower(
     rank's memory (int32), made of all ranks. Waits are the waiting and the awaited task of each, in turns (int32).
     """
 
-def prove_lists(
-    tasks: np.ndarray, awaits: np.ndarray, lanes: np.ndarray, lists: list[tuple[np.ndarray, np.ndarray, int]], span: int
-) -> int:
+def prove_lists(tables: ScheduleTables, lists: list[tuple[np.ndarray, np.ndarray, int]], span: int) -> int:
     """
     Return how many awaits between lanes the lists of all ranks, (operations, lanes of flags, events), imply.
 
@@ -298,18 +306,14 @@ class Follower:
 
     Parameters
     ----------
-    buffers : ndarray of int64, shape (n, 5)
-        Owner (rank; −1: all reach it), whether in host memory, element type, rows, columns.
-    lanes : ndarray of LANE_DTYPE
-        Of all ranks.
+    tables : ScheduleTables
+        Of which buffers, lanes and locations are looked at.
     op_a, op_b : int
     dtypes : tuple of int
         The problem's.
     """
 
-    def __init__(
-        self, buffers: np.ndarray, lanes: np.ndarray, op_a: int, op_b: int, dtypes: tuple[int, int, int]
-    ) -> None: ...
+    def __init__(self, tables: ScheduleTables, op_a: int, op_b: int, dtypes: tuple[int, int, int], /) -> None: ...
     def give(
         self,
         buffer: int,
@@ -350,7 +354,7 @@ class Follower:
     def take_held(self) -> np.ndarray:
         """Return what was kept since the last time, as the bytes of `planning.verify.HELD_DTYPE`."""
 
-    def follow(self, tasks: np.ndarray, operands: np.ndarray, regions: np.ndarray, awaits: np.ndarray) -> None:
+    def follow(self, tables: ScheduleTables, /) -> None:
         """Follow all tasks, once. ValueError if a table points outside of another."""
 
     def finish(self) -> None:
@@ -444,21 +448,6 @@ class SimulatedMachine:
     serial_copies: bool
     def __init__(self) -> None: ...
 
-class ScheduleTables:
-    """The tables of a checked schedule, contiguous, where they are; ValueError if one ends inside a record."""
-
-    def __init__(
-        self,
-        tasks: np.ndarray,
-        operands: np.ndarray,
-        regions: np.ndarray,
-        awaits: np.ndarray,
-        buffers: np.ndarray,
-        lanes: np.ndarray,
-        locations: np.ndarray,
-        /,
-    ) -> None: ...
-
 def simulate(machine: SimulatedMachine, tables: ScheduleTables, /) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (start, end) of every task, and by rank what products take longer at the power limit, in seconds."""
 
@@ -470,13 +459,10 @@ class Simulations:
         """Return a ticket for `wait`; IndexError after `close`."""
 
     def begin_kblocks(self, run: KBlocksRun, /) -> int:
-        """Return the same, for `wait_for_run`, for a schedule that is to be made first."""
+        """Return the same for a schedule that is to be made first; there is nothing then that `wait` returns."""
 
     def wait(self, ticket: int, /) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what `simulate` returns, once for each ticket; IndexError else."""
-
-    def wait_for_run(self, ticket: int, /) -> None:
-        """Return when a run is made, once for each ticket; IndexError else."""
 
     def close(self) -> None:
         """End the thread; what was not waited for is dropped."""

@@ -21,6 +21,7 @@ from uncut_mpi.model.locations import Location, host_index, location_index
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify import Proof, follower_of, verify
@@ -980,7 +981,7 @@ def test_a_lane_of_the_host_copies_within_host_memory_and_no_other_does(
 
 
 def follow(schedule: Schedule) -> None:
-    follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
+    follower_of(schedule).follow(tables_in_core(schedule))
 
 
 def test_operations_on_another_rank_s_tasks_are_refused() -> None:

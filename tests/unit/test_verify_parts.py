@@ -15,6 +15,7 @@ from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import follower_of, verify
@@ -197,7 +198,7 @@ def test_several_pieces_may_say_what_a_buffer_has_the_other_way_round() -> None:
         half[along][1] = half[of_matrix][1] = half[extent][0] = 2
         half[extent][1] -= 2
     follower = follower_of(dataclasses.replace(schedule, pieces=np.concatenate((halves[0], b, halves[1]))))
-    follower.follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
+    follower.follow(tables_in_core(schedule))
     follower.finish()
 
 
@@ -247,4 +248,4 @@ def test_a_device_transposes_its_own_memory_alone(places: tuple[str, str]) -> No
     builder.task(Kind.COPY, builder.copy_lane(0, 0, 0), to, [(of, Factor.ONE, Op.T)])
     schedule = builder.build(scheduler="hand", grid=(1, 1), tile=0)
     with pytest.raises(_native.RuleBroken, match="operands of a COPY that transposes lie in the issuing rank's device"):
-        follower_of(schedule).follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
+        follower_of(schedule).follow(tables_in_core(schedule))

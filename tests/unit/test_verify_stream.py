@@ -15,10 +15,12 @@ from tests.helpers.schedules import random_case
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
@@ -27,15 +29,11 @@ from uncut_mpi.planning.verify import follower_of, verify
 from uncut_mpi.planning.verify_room import verify_room
 
 
-def tables_of(schedule: Schedule) -> dict[str, np.ndarray]:
-    return {name: getattr(schedule, name) for name in ("tasks", "operands", "regions", "awaits")}
-
-
 def followed(schedule: Schedule) -> str:
     """Return what is said against a schedule."""
     follower = follower_of(schedule)
     try:
-        follower.follow(**tables_of(schedule))
+        follower.follow(tables_in_core(schedule))
         follower.finish()
     except _native.RuleBroken as broken:
         return str(broken)
@@ -64,12 +62,13 @@ def followed(schedule: Schedule) -> str:
 )
 def test_tables_that_point_elsewhere_are_refused(table: str, field: str, value: int) -> None:
     schedule = random_case(random.Random(4))
-    tables = tables_of(schedule)
-    follower_of(schedule).follow(**tables)
-    changed = tables[table].copy()
-    (changed[field] if field else changed)[:] = value
+    names = ("tasks", "operands", "regions", "awaits", "buffers", "lanes")
+    tables = {name: getattr(schedule, name) for name in names}
+    follower_of(schedule).follow(tables_in_core(schedule))
+    tables[table] = tables[table].copy()
+    (tables[table][field] if field else tables[table])[:] = value
     with pytest.raises(ValueError, match=r"outside its tables|does not exist|leaves its buffer|not earlier"):
-        follower_of(schedule).follow(**{**tables, table: changed})
+        follower_of(schedule).follow(_native.ScheduleTables(*tables.values(), with_ends(schedule.locations)))
 
 
 def test_what_rectangles_hold_is_what_single_elements_hold() -> None:

@@ -24,8 +24,6 @@ std::span<const Record> part_of(std::span<const Record> table, std::int64_t firs
     return table.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
 }
 
-Rect whole(const FollowedBuffer &buffer) { return {0, 0, buffer.rows, buffer.cols}; }
-
 bool contains(const Rect &all, const Rect &rect) {
     return rect.top >= all.top && rect.left >= all.left && rect.top <= rect.bottom && rect.left <= rect.right &&
            rect.bottom <= all.bottom && rect.right <= all.right;
@@ -49,15 +47,18 @@ std::string why_wrong(const Content &found, const Content &expected) {
 
 }  // namespace
 
-Follower::Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers,
-                   std::span<const LaneRecord> lanes)
+Follower::Follower(const FollowedProblem &problem, const ScheduleTables &tables)
     : problem_(problem),
-      buffers_(buffers.begin(), buffers.end()),
-      inputs_(buffers.size()),
-      clocks_(lanes.size()),
-      lanes_(lanes.begin(), lanes.end()) {
-    for (const FollowedBuffer &buffer : buffers_)
-        memories_.emplace_back(whole(buffer), Content{});
+      inputs_(tables.buffers.size()),
+      clocks_(tables.lanes.size()),
+      lanes_(tables.lanes.begin(), tables.lanes.end()) {
+    const Locations &memories = *tables.locations;
+    for (const BufferRecord &one : tables.buffers) {
+        if (!memories.has(one.location)) throw std::invalid_argument("a buffer's location does not exist");
+        const int at = one.location;
+        buffers_.push_back({memories.rank(at), memories.in_host(at), one.dtype, {0, 0, one.rows, one.cols}});
+        memories_.emplace_back(buffers_.back().all, Content{});
+    }
 }
 
 void Follower::give(std::int32_t buffer, const Rect &rect, const Content &content) {
@@ -65,9 +66,9 @@ void Follower::give(std::int32_t buffer, const Rect &rect, const Content &conten
 }
 
 void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &content) {
-    const FollowedBuffer &of = buffers_.at(static_cast<std::size_t>(buffer));
+    const Rect &all = buffers_.at(static_cast<std::size_t>(buffer)).all;
     const std::string place = buffer_text(buffer) + " " + text_of(rect);
-    if (!contains(whole(of), rect)) throw RuleBroken(place + " is to hold something, but is not all there");
+    if (!contains(all, rect)) throw RuleBroken(place + " is to hold something, but is not all there");
     memories_[buffer].find(rect, tiles_);
     for (const auto &[there, fragment] : tiles_)
         if (fragment->writer.task == given.task) throw RuleBroken("what " + place + " is to hold is said twice");
@@ -118,9 +119,9 @@ void Follower::take_operands(const TaskTables &tables, const TaskRecord &task) {
     operands_.clear();
     for (const OperandRecord &operand : part_of(tables.operands, task.first_operand, task.num_operands)) {
         const RegionRecord &region = part_of(tables.regions, operand.region, 1)[0];
-        const FollowedBuffer &buffer = part_of(std::span<const FollowedBuffer>(buffers_), region.buffer, 1)[0];
+        const Buffer &buffer = part_of(std::span<const Buffer>(buffers_), region.buffer, 1)[0];
         const Rect rect{region.row, region.col, region.row + region.rows, region.col + region.cols};
-        if (!contains(whole(buffer), rect)) throw std::invalid_argument("a region leaves its buffer");
+        if (!contains(buffer.all, rect)) throw std::invalid_argument("a region leaves its buffer");
         operands_.push_back({region.buffer, rect, operand.factor, operand.op});
     }
 }
@@ -130,7 +131,7 @@ void Follower::check_issuer(const TaskRecord &task) const {
     require(operands_[0].factor == one && operands_[0].op == not_transposed,
             "the written operand has a factor or is transposed");
     const std::string rank = "rank " + std::to_string(task.rank);
-    const auto lies_in_host = [this](const Operand &operand) { return buffers_[operand.buffer].in_host != 0; };
+    const auto lies_in_host = [this](const Operand &operand) { return buffers_[operand.buffer].in_host; };
     const bool within_host = task.kind == copy_task && std::ranges::all_of(operands_, lies_in_host);
     require(within_host || lanes_[task.lane].kind != host_lane,
             "a lane of the host makes copies within host memory, and no other tasks");
@@ -138,7 +139,7 @@ void Follower::check_issuer(const TaskRecord &task) const {
             "a copy within host memory keeps the thread that issues it: it belongs on a lane of the host");
     const bool transposes = task.kind == copy_task && operands_.back().op != not_transposed;
     for (const Operand &operand : operands_) {
-        const FollowedBuffer &buffer = buffers_[operand.buffer];
+        const Buffer &buffer = buffers_[operand.buffer];
         if ((task.kind != copy_task || (transposes && !within_host)) && (buffer.in_host || buffer.owner != task.rank))
             throw RuleBroken(rank + " cannot compute on " + buffer_text(operand.buffer) + ": operands of " +
                              (transposes ? "a COPY that transposes" : "GEMM and COMBINE") +
@@ -165,7 +166,7 @@ void Follower::copy() {
         const Content &content = fragment->content;
         if (content.kind == Content::Kind::nothing) refuse_unwritten(from);
         parts_.push_back({(transposes ? rect.transposed() : rect).moved(rows, cols),
-                          (transposes ? content.transposed() : content).moved(rows, cols)});
+                          Content(transposes ? content.transposed() : content).moved(rows, cols)});
     }
     write(to);
 }
@@ -365,7 +366,7 @@ void Follower::write(const Operand &operand) {
 
 // Whether writing a sum to a region rounds it to the type of C; types other than that and the sums' are refused.
 bool Follower::rounds(const Operand &operand) const {
-    const auto dtype = static_cast<std::size_t>(buffers_[operand.buffer].dtype);
+    const std::uint8_t dtype = buffers_[operand.buffer].dtype;
     const ElementType &multiplied = element_types.at(problem_.dtypes[matrix_a]), &found = element_types.at(dtype);
     if (dtype != problem_.dtypes[matrix_c] && dtype != multiplied.accumulator)
         throw RuleBroken(std::string("a sum of ") + multiplied.name + " products is kept as " + found.name + " in " +
@@ -394,7 +395,7 @@ void Follower::finish() {
     for (const Expected &expected : expected_)
         elements[expected.buffer] += expected.rect.rows() * expected.rect.cols();
     for (const auto &[buffer, count] : elements)
-        if (count != buffers_[buffer].rows * buffers_[buffer].cols)
+        if (const Rect &all = buffers_[buffer].all; count != all.rows() * all.cols())
             throw RuleBroken("of some elements of " + buffer_text(buffer) + " nothing says what they are to hold");
     for (const auto &[buffer, rect, expected] : expected_) {
         memories_[buffer].find(rect, tiles_);

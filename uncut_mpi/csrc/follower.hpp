@@ -15,15 +15,9 @@
 #include "follower_clocks.hpp"
 #include "follower_contents.hpp"
 #include "follower_memory.hpp"
-#include "records.hpp"
+#include "locations.hpp"
 
 namespace uncut {
-
-// A buffer, as Python describes it.
-struct FollowedBuffer {
-    std::int64_t owner = 0;  // rank; negative for memory that all ranks reach
-    std::int64_t in_host = 0, dtype = 0, rows = 0, cols = 0;
-};
 
 // What the rules need to know of the problem.
 struct FollowedProblem {
@@ -39,8 +33,7 @@ struct HeldRecord {
 
 class Follower {
   public:
-    Follower(const FollowedProblem &problem, std::span<const FollowedBuffer> buffers,
-             std::span<const LaneRecord> lanes);
+    Follower(const FollowedProblem &problem, const ScheduleTables &tables);
 
     // Says what a rectangle of the caller's A or B holds, which is only read, or not even that.
     void give(std::int32_t buffer, const Rect &rect, const Content &content);
@@ -99,7 +92,13 @@ class Follower {
     [[noreturn]] void refuse_unwritten(const Operand &operand) const;
 
     FollowedProblem problem_;
-    std::vector<FollowedBuffer> buffers_;
+    struct Buffer {
+        std::int32_t owner;  // rank; negative for memory that all ranks reach
+        bool in_host;
+        std::uint8_t dtype;
+        Rect all;
+    };
+    std::vector<Buffer> buffers_;
     // What the caller's A and B hold, of which no history is kept.
     struct Input {
         Rect rect;

@@ -38,11 +38,10 @@ void expect(Follower &follower, std::int32_t buffer, const Range &rows, const Ra
     follower.expect(buffer, {rows.first, cols.first, rows.second, cols.second}, content);
 }
 
-void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits) {
-    const TaskBytes held(tasks, operands, regions, awaits);
-    const TaskTables tables = held.tables();
+void follow(Follower &follower, const HeldTables &tables) {
+    const ScheduleTables view = tables.view();
     nb::gil_scoped_release unlocked;
-    follower.follow(tables);
+    follower.follow(view);
 }
 
 }  // namespace
@@ -50,18 +49,15 @@ void follow(Follower &follower, nb::handle tasks, nb::handle operands, nb::handl
 void bind_follower(nb::module_ &m) {
     nb::exception<RuleBroken>(m, "RuleBroken");
     nb::class_<Follower>(m, "Follower", "What memory holds while tasks run, derived from them alone.")
-        .def("__init__",
-             [](Follower *self, nb::handle buffers, nb::handle lanes, std::uint8_t op_a, std::uint8_t op_b,
-                const std::array<std::uint8_t, 3> &dtypes) {
-                 const ArrayBytes held(buffers), lane_bytes(lanes);
-                 const FollowedProblem problem{op_a, op_b, dtypes};
-                 new (self) Follower(problem, held.records<FollowedBuffer>(), lane_bytes.records<LaneRecord>());
-             })
+        .def(
+            "__init__",
+            [](Follower *self, const HeldTables &tables, std::uint8_t op_a, std::uint8_t op_b,
+               const std::array<std::uint8_t, 3> &dtypes) { new (self) Follower({op_a, op_b, dtypes}, tables.view()); })
         .def("give", &give)
         .def("expect", &expect)
         .def("keep_held", &Follower::keep_held)
         .def("take_held", [](Follower &self) { return as_bytes(self.take_held()); })
-        .def("follow", &follow, nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"), nb::arg("awaits"))
+        .def("follow", &follow)
         .def("finish", &Follower::finish, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("reads", &Follower::reads)
         .def_prop_ro("writes", &Follower::writes);

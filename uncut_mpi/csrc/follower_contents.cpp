@@ -26,8 +26,6 @@ void add_interval(Intervals &summed, const Interval &added) {
 
 }  // namespace
 
-Content Content::moved(std::int64_t rows, std::int64_t cols) const & { return Content(*this).moved(rows, cols); }
-
 Content Content::moved(std::int64_t rows, std::int64_t cols) && {
     if (turned) std::swap(rows, cols);
     if (!is_zero()) row += rows, col += cols;

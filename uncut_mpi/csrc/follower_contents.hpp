@@ -47,7 +47,6 @@ struct Content {
     // The empty sum.
     bool is_zero() const { return kind == Kind::partial && summed.empty() && c_in == CIn::absent; }
     // Of a copy whose region starts so many rows and columns before its source's.
-    Content moved(std::int64_t rows, std::int64_t cols) const &;
     Content moved(std::int64_t rows, std::int64_t cols) &&;
     // Of a copy whose rows are its source's columns, both from 0 on.
     Content transposed() const;

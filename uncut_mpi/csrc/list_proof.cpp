@@ -23,17 +23,10 @@ bool holds(std::int32_t index, std::size_t size) { return index >= 0 && static_c
 
 }  // namespace
 
-ListProof::ListProof(std::span<const TaskRecord> tasks, std::span<const std::int32_t> awaits,
-                     std::span<const LaneRecord> lanes, std::vector<ListView> lists, std::int32_t span)
-    : tasks_(tasks),
-      awaits_(awaits),
-      lane_records_(lanes),
-      lists_(std::move(lists)),
-      span_(span),
-      lanes_(lanes.size()),
-      ranks_(lists_.size()) {
-    for (std::size_t l = 0; l < lanes.size(); ++l) {
-        std::vector<std::int32_t> &of_rank = ranks_.at(lanes[l].rank).lanes;
+ListProof::ListProof(const ScheduleTables &tables, std::vector<ListView> lists, std::int32_t span)
+    : tables_(tables), lists_(std::move(lists)), span_(span), lanes_(tables.lanes.size()), ranks_(lists_.size()) {
+    for (std::size_t l = 0; l < lanes_.size(); ++l) {
+        std::vector<std::int32_t> &of_rank = ranks_.at(tables.lanes[l].rank).lanes;
         lanes_[l].number = static_cast<std::int32_t>(of_rank.size());
         of_rank.push_back(static_cast<std::int32_t>(l));
     }
@@ -45,8 +38,8 @@ ListProof::ListProof(std::span<const TaskRecord> tasks, std::span<const std::int
 
 std::int64_t ListProof::run() {
     std::int64_t proven = 0;
-    sequence_.reserve(tasks_.size());
-    for (const TaskRecord &task : tasks_) {
+    sequence_.reserve(tables_.tasks.size());
+    for (const TaskRecord &task : tables_.tasks) {
         task_ = static_cast<std::int32_t>(sequence_.size());
         lane_ = task.lane;
         rank_ = task.rank;
@@ -55,13 +48,13 @@ std::int64_t ListProof::run() {
         const std::span<const OperationRecord> operations = lists_[rank_].operations;
         for (; rank.next < operations.size() && operations[rank.next].task == task_; ++rank.next)
             operate(operations[rank.next]);
-        for (const std::int32_t awaited : awaits_.subspan(task.first_await, task.num_awaits)) {
-            const std::int32_t lane = tasks_[awaited].lane;
+        for (const std::int32_t awaited : tables_.awaits.subspan(task.first_await, task.num_awaits)) {
+            const std::int32_t lane = tables_.tasks[awaited].lane;
             if (lane == lane_) continue;
             if (!is_over({lane, sequence_[awaited]}))
                 throw std::invalid_argument("rank " + text(rank_) + ": the lists let task " + text(task_) + " (lane " +
                                             text(lane_) + ") start before task " + text(awaited) + " (rank " +
-                                            text(tasks_[awaited].rank) + ", lane " + text(lane) +
+                                            text(tables_.tasks[awaited].rank) + ", lane " + text(lane) +
                                             "), which it awaits, is over");
             ++proven;
         }
@@ -70,7 +63,7 @@ std::int64_t ListProof::run() {
 }
 
 void ListProof::operate(const OperationRecord &operation) {
-    if (lane_records_[lane_].kind == host_lane && operation.code > code_combine && operation.in_host == 0)
+    if (tables_.lanes[lane_].kind == host_lane && operation.code > code_combine && operation.in_host == 0)
         refuse(operation, "is on a lane of the host, which waits and tells by flags in host memory alone");
     switch (operation.code) {
         case code_wait_event:
@@ -112,9 +105,9 @@ ListProof::Reach ListProof::awaited_by(const OperationRecord &wait) const {
     const Flag &flag = rank.flags[wait.slot];
     const auto what = [&] { return "waits for " + text(value) + " in flag " + text(wait.slot); };
     if (value <= 0 || value > flag.value) refuse(wait, what() + never);
-    if (lane_records_[flag.lane].rank != wait.peer)
+    if (tables_.lanes[flag.lane].rank != wait.peer)
         refuse(wait, what() + " as if rank " + text(wait.peer) + " signalled it; rank " +
-                         text(lane_records_[flag.lane].rank) + " does");
+                         text(tables_.lanes[flag.lane].rank) + " does");
     // The first signal of so much or more stands behind task `value` of the lane: values are sequences.
     return {flag.lane, value};
 }
@@ -130,38 +123,40 @@ void ListProof::record(const OperationRecord &operation) {
     rank.events[operation.slot] = own;
 }
 
+// Returns what a signal says in a flag that said so much before: the sequence of its task, once.
+template <typename What>
+std::int32_t ListProof::told(const OperationRecord &operation, std::int32_t before, const What &what) const {
+    const auto value = static_cast<std::int32_t>(operation.value);
+    const std::int32_t sequence = lanes_[lane_].length;
+    if (value != sequence) refuse(operation, what() + ", but its task is task " + text(sequence) + " of its lane");
+    if (value == before) refuse(operation, what() + " twice");
+    if (value > span_) refuse(operation, what() + ", beyond the span of " + text(span_));
+    return value;
+}
+
 // The flag is the lane's own, which no other can name.
 void ListProof::tell_host(const OperationRecord &operation) {
-    const auto value = static_cast<std::int32_t>(operation.value);
     Lane &lane = lanes_[lane_];
-    const auto what = [&] { return "signals " + text(value) + " to the host"; };
+    const auto what = [&] { return "signals " + text(operation.value) + " to the host"; };
     if (operation.slot != lane.number || operation.peer != -1) refuse(operation, what() + " in a flag of another lane");
-    if (value != lane.length)
-        refuse(operation, what() + ", but its task is task " + text(lane.length) + " of its lane");
-    if (value == lane.told) refuse(operation, what() + " twice");
-    if (value > span_) refuse(operation, what() + ", beyond the span of " + text(span_));
-    lane.told = value;
+    lane.told = told(operation, lane.told, what);
 }
 
 void ListProof::signal(const OperationRecord &operation) {
     if (operation.in_host != 0) return tell_host(operation);
-    const auto value = static_cast<std::int32_t>(operation.value);
     if (!holds(operation.peer, ranks_.size()) || operation.peer == rank_ ||
         !holds(operation.slot, ranks_[operation.peer].flags.size()))
         refuse(operation, "names a flag of rank " + text(operation.peer) + " that does not exist");
     Flag &flag = ranks_[operation.peer].flags[operation.slot];
     const auto what = [&] {
-        return "signals " + text(value) + " to flag " + text(operation.slot) + " of rank " + text(operation.peer);
+        return "signals " + text(operation.value) + " to flag " + text(operation.slot) + " of rank " +
+               text(operation.peer);
     };
-    if (std::memcmp(&lists_[operation.peer].flag_lanes[operation.slot], &lane_records_[lane_], sizeof(LaneRecord)) != 0)
+    if (std::memcmp(&lists_[operation.peer].flag_lanes[operation.slot], &tables_.lanes[lane_], sizeof(LaneRecord)) != 0)
         refuse(operation, what() + ", whose list says that another lane does");
     if (flag.lane >= 0 && flag.lane != lane_)
         refuse(operation, what() + ", which lane " + text(flag.lane) + " signals too");
-    if (value != lanes_[lane_].length)
-        refuse(operation, what() + ", but its task is task " + text(lanes_[lane_].length) + " of its lane");
-    if (value == flag.value) refuse(operation, what() + " twice");
-    if (value > span_) refuse(operation, what() + ", beyond the span of " + text(span_));
-    flag = {lane_, value};
+    flag = {lane_, told(operation, flag.value, what)};
 }
 
 // Whether the task at hand starts after `awaited`: mostly its lane has waited for that, or for more.

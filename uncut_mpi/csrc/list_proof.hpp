@@ -8,7 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "records.hpp"
+#include "locations.hpp"
 
 namespace uncut {
 
@@ -21,8 +21,7 @@ struct ListView {
 
 class ListProof {
   public:
-    ListProof(std::span<const TaskRecord> tasks, std::span<const std::int32_t> awaits,
-              std::span<const LaneRecord> lanes, std::vector<ListView> lists, std::int32_t span);
+    ListProof(const ScheduleTables &tables, std::vector<ListView> lists, std::int32_t span);
 
     // Return how many awaits between lanes the lists imply. What is wrong first, in the global order, is a
     // std::invalid_argument.
@@ -60,14 +59,14 @@ class ListProof {
     void record(const OperationRecord &operation);
     void signal(const OperationRecord &operation);
     void tell_host(const OperationRecord &operation);
+    template <typename What>
+    std::int32_t told(const OperationRecord &operation, std::int32_t before, const What &what) const;
     void operate(const OperationRecord &operation);
     bool is_over(const Reach &awaited);
     bool search(const Reach &awaited);
     [[noreturn]] void refuse(const OperationRecord &operation, const std::string &what) const;
 
-    std::span<const TaskRecord> tasks_;
-    std::span<const std::int32_t> awaits_;
-    std::span<const LaneRecord> lane_records_;
+    ScheduleTables tables_;
     std::vector<ListView> lists_;
     std::int32_t span_;
     std::vector<Lane> lanes_;

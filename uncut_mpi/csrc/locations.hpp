@@ -29,4 +29,11 @@ class Locations {
     int num_ends_ = 0;
 };
 
+// All tables of a schedule.
+struct ScheduleTables : TaskTables {
+    std::span<const BufferRecord> buffers;
+    std::span<const LaneRecord> lanes;
+    const Locations *locations = nullptr;
+};
+
 }  // namespace uncut

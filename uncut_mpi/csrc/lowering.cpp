@@ -12,20 +12,19 @@ std::uint64_t key_of(std::int32_t first, std::int32_t second) {
 
 }  // namespace
 
-Lowerer::Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord> buffers, std::size_t num_ranks,
-                 std::int32_t rank)
-    : buffers_(buffers), ranks_(num_ranks) {
+Lowerer::Lowerer(const ScheduleTables &tables, std::size_t num_ranks, std::int32_t rank)
+    : tables_(tables), ranks_(num_ranks) {
     for (std::size_t r = 0; r < num_ranks; ++r)
         ranks_[r].wanted = rank < 0 || static_cast<std::size_t>(rank) == r;
     std::vector<std::int32_t> count(num_ranks, 0);
-    for (const LaneRecord &lane : lanes)
+    for (const LaneRecord &lane : tables.lanes)
         lanes_.push_back({lane.rank, count.at(lane.rank)++, lane.kind == host_lane});
 }
 
-void Lowerer::run(const TaskTables &tables) {
-    tasks_.reserve(tables.tasks.size());
-    for (const TaskRecord &task : tables.tasks)
-        take_task(tables, task);
+void Lowerer::run() {
+    tasks_.reserve(tables_.tasks.size());
+    for (const TaskRecord &task : tables_.tasks)
+        take_task(task);
     // What a task tells others is known when all that await it are.
     const Wait *waits_of_task = waits_.data();
     for (std::size_t number = 0; number < tasks_.size(); ++number) {
@@ -34,12 +33,12 @@ void Lowerer::run(const TaskTables &tables) {
     }
 }
 
-void Lowerer::take_task(const TaskTables &tables, const TaskRecord &task) {
+void Lowerer::take_task(const TaskRecord &task) {
     Lane &lane = lanes_.at(task.lane);
     const auto number = static_cast<std::int32_t>(tasks_.size());
     Task waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
     // Of the awaited tasks on one lane the furthest is looked at first, which implies the others.
-    const auto awaits = tables.awaits.subspan(task.first_await, task.num_awaits);
+    const auto awaits = tables_.awaits.subspan(task.first_await, task.num_awaits);
     awaited_.assign(awaits.begin(), awaits.end());
     std::sort(awaited_.begin(), awaited_.end(), std::greater<>());
     std::size_t kept = 0;
@@ -62,7 +61,7 @@ void Lowerer::take_task(const TaskTables &tables, const TaskRecord &task) {
             await_task(waiting, producer);
         }
     Rank &rank = ranks_[lane.rank];
-    if (rank.wanted) bind_operands(tables, task, rank.list.operands);
+    if (rank.wanted) bind_operands(task, rank.list.operands);
     tasks_.push_back(waiting);
 }
 
@@ -102,11 +101,10 @@ void Lowerer::signal(Task &task, std::int32_t rank, std::int32_t slot) {
     span_ = std::max(span_, task.sequence);
 }
 
-void Lowerer::bind_operands(const TaskTables &tables, const TaskRecord &task,
-                            std::vector<BoundOperandRecord> &bound) const {
-    for (const OperandRecord &operand : tables.operands.subspan(task.first_operand, task.num_operands)) {
-        const RegionRecord &region = tables.regions[operand.region];
-        const BufferRecord &buffer = buffers_[region.buffer];
+void Lowerer::bind_operands(const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const {
+    for (const OperandRecord &operand : tables_.operands.subspan(task.first_operand, task.num_operands)) {
+        const RegionRecord &region = tables_.regions[operand.region];
+        const BufferRecord &buffer = tables_.buffers[region.buffer];
         BoundOperandRecord &made = bound.emplace_back();
         made.buffer = region.buffer;
         made.dtype = buffer.dtype;

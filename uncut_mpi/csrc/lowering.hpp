@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "records.hpp"
+#include "locations.hpp"
 
 namespace uncut {
 
@@ -22,11 +22,10 @@ struct RankOperations {
 class Lowerer {
   public:
     // With `rank` below 0 lists of all ranks are made.
-    Lowerer(std::span<const LaneRecord> lanes, std::span<const BufferRecord> buffers, std::size_t num_ranks,
-            std::int32_t rank);
+    Lowerer(const ScheduleTables &tables, std::size_t num_ranks, std::int32_t rank);
 
     // Lower all tasks, once.
-    void run(const TaskTables &tables);
+    void run();
 
     RankOperations &list(std::size_t rank) { return ranks_.at(rank).list; }
     // By slot, the lane that writes each flag in a rank's memory.
@@ -68,15 +67,15 @@ class Lowerer {
         std::int32_t num_operands = 0;  // of operations in the list
     };
 
-    void take_task(const TaskTables &tables, const TaskRecord &task);
+    void take_task(const TaskRecord &task);
     void await_task(const Task &waiting, Task &awaited);
     void signal(Task &task, std::int32_t rank, std::int32_t slot);
-    void bind_operands(const TaskTables &tables, const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
+    void bind_operands(const TaskRecord &task, std::vector<BoundOperandRecord> &bound) const;
     void emit(std::int32_t number, const Task &task, const Wait *first_wait);
     std::int32_t take_event(Rank &rank);
 
     std::vector<Lane> lanes_;
-    std::span<const BufferRecord> buffers_;
+    ScheduleTables tables_;
     std::vector<Rank> ranks_;
     std::unordered_map<std::uint64_t, std::int32_t> furthest_;  // (waiting lane, awaited lane): sequence waited for
     std::unordered_map<std::uint64_t, std::int32_t> flags_;     // (producing lane, waiting rank): slot

@@ -15,15 +15,11 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-nb::tuple lower(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle lanes,
-                nb::handle buffers, std::size_t num_ranks, std::int32_t rank) {
-    const TaskBytes held(tasks, operands, regions, awaits);
-    const ArrayBytes lane_bytes(lanes), buffer_bytes(buffers);
-    const TaskTables tables = held.tables();
-    Lowerer lowerer(lane_bytes.records<LaneRecord>(), buffer_bytes.records<BufferRecord>(), num_ranks, rank);
+nb::tuple lower(const HeldTables &held, std::size_t num_ranks, std::int32_t rank) {
+    Lowerer lowerer(held.view(), num_ranks, rank);
     {
         nb::gil_scoped_release unlocked;
-        lowerer.run(tables);
+        lowerer.run();
     }
     nb::list lists;
     for (std::size_t r = 0; r < num_ranks; ++r) {
@@ -34,9 +30,7 @@ nb::tuple lower(nb::handle tasks, nb::handle operands, nb::handle regions, nb::h
     return nb::make_tuple(lists, as_array<std::int32_t>(std::move(lowerer.waits)), lowerer.span());
 }
 
-std::int64_t prove_lists(nb::handle tasks, nb::handle awaits, nb::handle lanes, const nb::list &lists,
-                         std::int32_t span) {
-    const ArrayBytes task_bytes(tasks), await_bytes(awaits), lane_bytes(lanes);
+std::int64_t prove_lists(const HeldTables &tables, const nb::list &lists, std::int32_t span) {
     std::deque<ArrayBytes> held;  // as long as the views
     std::vector<ListView> views;
     for (const nb::handle list : lists) {
@@ -44,8 +38,7 @@ std::int64_t prove_lists(nb::handle tasks, nb::handle awaits, nb::handle lanes, 
         views.push_back(
             {operations.records<OperationRecord>(), flag_lanes.records<LaneRecord>(), nb::cast<std::int32_t>(list[2])});
     }
-    ListProof proof(task_bytes.records<TaskRecord>(), await_bytes.records<std::int32_t>(),
-                    lane_bytes.records<LaneRecord>(), std::move(views), span);
+    ListProof proof(tables.view(), std::move(views), span);
     nb::gil_scoped_release unlocked;
     return proof.run();
 }
@@ -53,10 +46,9 @@ std::int64_t prove_lists(nb::handle tasks, nb::handle awaits, nb::handle lanes, 
 }  // namespace
 
 void bind_lowering(nb::module_ &m) {
-    m.def("lower", &lower, nb::arg("tasks"), nb::arg("operands"), nb::arg("regions"), nb::arg("awaits"),
-          nb::arg("lanes"), nb::arg("buffers"), nb::arg("num_ranks"), nb::arg("rank"));
-    m.def("prove_lists", &prove_lists, nb::arg("tasks"), nb::arg("awaits"), nb::arg("lanes"), nb::arg("lists"),
-          nb::arg("span"), "Return how many awaits between lanes the lists imply. ValueError: what is wrong.");
+    m.def("lower", &lower, nb::arg("tables"), nb::arg("num_ranks"), nb::arg("rank"));
+    m.def("prove_lists", &prove_lists, nb::arg("tables"), nb::arg("lists"), nb::arg("span"),
+          "Return how many awaits between lanes the lists imply. ValueError: what is wrong.");
 }
 
 }  // namespace uncut

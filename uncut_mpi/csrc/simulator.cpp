@@ -11,7 +11,7 @@ constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
 
 }  // namespace
 
-void Simulator::run(const SimulatedTables &tables, Simulated &result) {
+void Simulator::run(const ScheduleTables &tables, Simulated &result) {
     const std::size_t count = tables.tasks.size();
     if (tables.locations->num_ends() != m_.num_ends)
         throw std::invalid_argument("the schedule's lanes have other ends than the machine's links");

@@ -44,12 +44,6 @@ struct SimulatedMachine {
     bool serial_copies = false;  // a device serves its copies one way one after another
 };
 
-struct SimulatedTables : TaskTables {
-    std::span<const BufferRecord> buffers;
-    std::span<const LaneRecord> lanes;
-    const Locations *locations = nullptr;
-};
-
 struct Simulated {
     std::vector<double> start, end;  // by task
     std::vector<double> throttled;   // by rank: what its products take longer at the power limit

@@ -18,28 +18,8 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-// A schedule's tables, held for as long as this lives.
-class HeldTables {
-  public:
-    HeldTables(nb::handle tasks, nb::handle operands, nb::handle regions, nb::handle awaits, nb::handle buffers,
-               nb::handle lanes, nb::handle locations)
-        : tasks_(tasks, operands, regions, awaits),
-          buffers_(buffers),
-          lanes_(lanes),
-          locations_(ArrayBytes(locations).records<LocationRecord>()) {}
-
-    SimulatedTables view() const {
-        return {tasks_.tables(), buffers_.records<BufferRecord>(), lanes_.records<LaneRecord>(), &locations_};
-    }
-
-  private:
-    TaskBytes tasks_;
-    ArrayBytes buffers_, lanes_;
-    Locations locations_;
-};
-
 nb::tuple simulate_tables(const SimulatedMachine &machine, const HeldTables &held) {
-    const SimulatedTables tables = held.view();
+    const ScheduleTables tables = held.view();
     Simulated result;
     {
         nb::gil_scoped_release unlocked;
@@ -55,7 +35,7 @@ class HeldSimulations {
     ~HeldSimulations() { close(); }
 
     std::int64_t begin(const nb::object &tables) {
-        const SimulatedTables view = nb::cast<const HeldTables &>(tables).view();
+        const ScheduleTables view = nb::cast<const HeldTables &>(tables).view();
         return begin(tables, [view](Workplace &at) {
             Simulated result;
             at.simulator.run(view, result);
@@ -74,11 +54,14 @@ class HeldSimulations {
     }
 
     nb::tuple wait(std::int64_t ticket) {
-        Simulated result = wait_for(ticket);
+        const auto held = held_.extract(ticket);  // until this returns
+        Simulated result;
+        {
+            nb::gil_scoped_release unlocked;
+            result = simulations_.wait(ticket);
+        }
         return times_of(std::move(result));
     }
-
-    void wait_for_run(std::int64_t ticket) { wait_for(ticket); }
 
     void close() {
         {
@@ -98,12 +81,6 @@ class HeldSimulations {
             throw;
         }
         return next_++;
-    }
-
-    Simulated wait_for(std::int64_t ticket) {
-        const auto held = held_.extract(ticket);  // until this returns
-        nb::gil_scoped_release unlocked;
-        return simulations_.wait(ticket);
     }
 
     std::int64_t next_ = 0;
@@ -139,14 +116,13 @@ void bind_simulator(nb::module_ &m) {
              engine_latency_s, kernel_latency_s, flag_latency_s, wait_lane_s, signal_lane_s, host_copy_rate,
              file_read_rate, file_write_rate, file_call_s, on_disk, host_transposed_rate, transposing_share, call_s,
              issuing_threads, serial_copies)
-    nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a checked schedule.")
+    nb::class_<HeldTables>(m, "ScheduleTables", "The tables of a schedule.")
         .def(nb::init<nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle, nb::handle>());
     nb::class_<HeldSimulations>(m, "Simulations", "Simulations on a thread of their own.")
         .def(nb::init<const SimulatedMachine &>())
         .def("begin", nb::overload_cast<const nb::object &>(&HeldSimulations::begin))
         .def("begin_kblocks", &HeldSimulations::begin_kblocks)
         .def("wait", &HeldSimulations::wait)
-        .def("wait_for_run", &HeldSimulations::wait_for_run)
         .def("close", &HeldSimulations::close);
     m.def("simulate", &simulate_tables, "Return (start, end) of every task and what throttles every rank, in seconds.");
 }

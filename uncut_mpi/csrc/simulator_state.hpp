@@ -23,7 +23,7 @@ class Simulator {
           engines_(static_cast<std::size_t>(machine.num_ranks * ways + 2)) {}  // of ranks, then the disk's two ways
 
     // Of a checked schedule; throws std::invalid_argument for ranks that the machine lacks or a type without a rate.
-    void run(const SimulatedTables &tables, Simulated &result);
+    void run(const ScheduleTables &tables, Simulated &result);
 
   private:
     static constexpr double infinity = std::numeric_limits<double>::infinity();
@@ -167,7 +167,7 @@ class Simulator {
     void share_out(Device &device, std::size_t number);
     void set_rate(std::int32_t id, double rate, double now);
 
-    SimulatedTables t_;
+    ScheduleTables t_;
     const SimulatedMachine &m_;
     SharedRates rates_;
 

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "records.hpp"
+#include "locations.hpp"
 
 namespace uncut {
 
@@ -59,19 +59,30 @@ class ArrayBytes {
     Py_buffer view_{};
 };
 
-// Arrays of tasks and of the tables that they point into.
-class TaskBytes {
+// A schedule's tables, held for as long as this lives.
+class HeldTables {
   public:
-    TaskBytes(nanobind::handle tasks, nanobind::handle operands, nanobind::handle regions, nanobind::handle awaits)
-        : tasks_(tasks), operands_(operands), regions_(regions), awaits_(awaits) {}
+    HeldTables(nanobind::handle tasks, nanobind::handle operands, nanobind::handle regions, nanobind::handle awaits,
+               nanobind::handle buffers, nanobind::handle lanes, nanobind::handle locations)
+        : tasks_(tasks),
+          operands_(operands),
+          regions_(regions),
+          awaits_(awaits),
+          buffers_(buffers),
+          lanes_(lanes),
+          locations_(ArrayBytes(locations).records<LocationRecord>()) {}
 
-    TaskTables tables() const {
-        return {tasks_.records<TaskRecord>(), operands_.records<OperandRecord>(), regions_.records<RegionRecord>(),
-                awaits_.records<std::int32_t>()};
+    ScheduleTables view() const {
+        return {{tasks_.records<TaskRecord>(), operands_.records<OperandRecord>(), regions_.records<RegionRecord>(),
+                 awaits_.records<std::int32_t>()},
+                buffers_.records<BufferRecord>(),
+                lanes_.records<LaneRecord>(),
+                &locations_};
     }
 
   private:
-    ArrayBytes tasks_, operands_, regions_, awaits_;
+    ArrayBytes tasks_, operands_, regions_, awaits_, buffers_, lanes_;
+    Locations locations_;
 };
 
 }  // namespace uncut

@@ -22,6 +22,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.model.locations import in_host
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.schedule import Schedule
 
 
@@ -169,8 +170,7 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
     rank : int, optional
         Make the list of this rank alone.
     """
-    tables = (schedule.tasks, schedule.operands, schedule.regions, schedule.awaits, schedule.lanes, schedule.buffers)
-    made, waits, span = _native.lower(*tables, schedule.num_ranks, -1 if rank is None else rank)
+    made, waits, span = _native.lower(tables_in_core(schedule), schedule.num_ranks, -1 if rank is None else rank)
     lists: dict[int, OperationList] = {}
     for number in range(schedule.num_ranks) if rank is None else (rank,):
         operations, operands, num_events, flag_lanes = made[number]

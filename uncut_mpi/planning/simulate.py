@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
 
@@ -25,8 +24,8 @@ from uncut_mpi.model.costs import (
     GemmShape,
 )
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import with_ends
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.schedule import Kind, Schedule, rows_by_rank
 
 
@@ -145,7 +144,7 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     _check(schedule, machine)
     native = _native_machine(machine, issuing_threads)
     try:
-        return Simulation(schedule, machine, *_native.simulate(native, _tables(schedule)))
+        return Simulation(schedule, machine, *_native.simulate(native, tables_in_core(schedule)))
     except ValueError as error:
         raise _cannot(machine, error) from None
 
@@ -190,12 +189,12 @@ class Simulations:
         """
         _check(schedule, self._machine)
         try:
-            ticket = self._native.begin(_tables(schedule))
+            ticket = self._native.begin(tables_in_core(schedule))
         except IndexError:
             raise ParamError(_OVER) from None
-        return functools.partial(self._wait, schedule, ticket)
+        return lambda: Simulation(schedule, self._machine, *self._wait(ticket))
 
-    def begin_kblocks(self, run: _native.KBlocksRun, dtype: DType) -> Callable[[], None]:
+    def begin_kblocks(self, run: _native.KBlocksRun, dtype: DType) -> Callable[[], object]:
         """
         Begin to make a schedule of `kblocks` and to simulate it, and return what waits for its end, once.
 
@@ -216,21 +215,17 @@ class Simulations:
             ticket = self._native.begin_kblocks(run)
         except IndexError:
             raise ParamError(_OVER) from None
-        return functools.partial(self._waited, self._native.wait_for_run, ticket)
+        return functools.partial(self._wait, ticket)
 
-    def _wait(self, schedule: Schedule, ticket: int) -> Simulation:
-        return Simulation(schedule, self._machine, *self._waited(self._native.wait, ticket))
-
-    def _waited(self, wait: Callable[[int], _Waited], ticket: int) -> _Waited:
+    def _wait(self, ticket: int) -> tuple[np.ndarray, ...]:
         try:
-            return wait(ticket)
+            return self._native.wait(ticket)
         except IndexError:
             raise ParamError(_OVER) from None
         except ValueError as error:
             raise _cannot(self._machine, error) from None
 
 
-_Waited = TypeVar("_Waited")
 _OVER = "this simulation is over: wait for it once, before its Simulations end"
 
 
@@ -242,12 +237,6 @@ def _check(schedule: Schedule, machine: Machine) -> None:
         )
     if schedule.problem.has_product:
         machine.typical_gemm_rate(schedule.problem.arithmetic)  # raises where there is none
-
-
-def _tables(schedule: Schedule) -> _native.ScheduleTables:
-    names = ("tasks", "operands", "regions", "awaits", "buffers", "lanes")
-    tables = [np.ascontiguousarray(getattr(schedule, name)) for name in names]
-    return _native.ScheduleTables(*[*tables, with_ends(schedule.locations)])
 
 
 def _cannot(machine: Machine, error: ValueError) -> TopologyError:

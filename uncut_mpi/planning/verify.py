@@ -20,6 +20,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.locations import location_at
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.lower import Lowering
 from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
@@ -98,14 +99,7 @@ def verify(schedule: Schedule, lowering: Lowering | None = None) -> Proof:
 def follower_of(schedule: Schedule) -> _native.Follower:
     """Return a follower for the tasks of `schedule`, which has followed none of them yet."""
     problem, buffers = schedule.problem, schedule.buffers
-    columns = (schedule.owners(), schedule.in_host(), buffers["dtype"], buffers["rows"], buffers["cols"])
-    follower = _native.Follower(
-        np.stack(columns, axis=1).astype(np.int64),
-        schedule.lanes,
-        Op[problem.trans_a],
-        Op[problem.trans_b],
-        problem.dtypes,
-    )
+    follower = _native.Follower(tables_in_core(schedule), Op[problem.trans_a], Op[problem.trans_b], problem.dtypes)
     for part in problem.result:
         if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):
             (top, bottom), (left, right) = part.rows, part.cols
@@ -152,7 +146,7 @@ def _followed(schedule: Schedule, *, keeps_held: bool = False) -> _native.Follow
         follower = follower_of(schedule)
         if keeps_held:
             follower.keep_held()
-        follower.follow(schedule.tasks, schedule.operands, schedule.regions, schedule.awaits)
+        follower.follow(tables_in_core(schedule))
         follower.finish()
     except _native.RuleBroken as error:
         describe = {"task": _describe_task, "buffer": describe_buffer}

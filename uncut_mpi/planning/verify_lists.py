@@ -18,6 +18,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.dtypes import ITEMSIZES
+from uncut_mpi.planning.in_core import tables_in_core
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges, rows_by_rank
 
@@ -50,7 +51,7 @@ def verify_lists(schedule: Schedule, lists: Sequence[OperationList]) -> int:
         _verify_bodies(schedule, rank, lists[rank], expected)
     views = [(np.ascontiguousarray(p.operations), np.ascontiguousarray(p.flag_lanes), p.num_events) for p in lists]
     try:
-        return _native.prove_lists(schedule.tasks, schedule.awaits, schedule.lanes, views, lists[0].span)
+        return _native.prove_lists(tables_in_core(schedule), views, lists[0].span)
     except ValueError as error:
         raise ScheduleError(reason(error)) from None
 
