@@ -63,19 +63,15 @@ void Executor::pack(const Program &program, const Operation &operation) {
     Pack &pack = lane.packed.pack;
     Copy &copy = copies_.back();
     const auto bytes = static_cast<std::int64_t>(copy.bytes);
-    const Memcpy2D &shape = copy.shape;
-    const std::int64_t lines = copy.contiguous || bytes == 0 ? 1 : static_cast<std::int64_t>(shape.height);
-    const PackedCopy one{shape.dst_device,
-                         shape.src_device,
-                         static_cast<std::int64_t>(shape.dst_pitch),
-                         static_cast<std::int64_t>(shape.src_pitch),
-                         lines,
-                         bytes / lines};
-    if (ends.kind != compute_lane && ends.source != ends.destination) {
-        if (bytes > 0) add_to_series(lane, one, &program.operands[operation.first_operand]);
+    const Operand *operands = &program.operands[operation.first_operand];
+    const Operand &to = operands[0];
+    const PackedCopy one =
+        packed_copy(copy.shape.dst_device, copy.shape.src_device, to.rows, to.cols, to.ld, operands[1].ld, bytes_of(to.dtype));
+    if (goes_between(ends)) {
+        if (bytes > 0) add_to_series(lane, one, operands);
         return;
     }
-    if (ends.kind != copy_lane || bytes == 0 || bytes > most_bytes_of_one) {
+    if (!Pack::may_have(ends, bytes)) {
         end_pack(program, lane);
         return;
     }

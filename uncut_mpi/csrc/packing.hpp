@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "records.hpp"
+
 namespace uncut {
 
 // Where a copy reads and writes: bytes, in lines of so many that are so far apart.
@@ -15,6 +17,23 @@ struct PackedCopy {
     std::int64_t to_apart, from_apart, lines, width;
 };
 static_assert(sizeof(PackedCopy) == 48);  // the kernel declares the same
+
+// A region's place, and where it comes from: what is contiguous at both ends is one line.
+inline PackedCopy packed_copy(std::uint64_t to, std::uint64_t from, std::int64_t rows, std::int64_t cols,
+                              std::int64_t to_ld, std::int64_t from_ld, std::int64_t itemsize) {
+    const bool contiguous = cols <= 1 || (rows == to_ld && rows == from_ld);
+    return {to,
+            from,
+            to_ld * itemsize,
+            from_ld * itemsize,
+            contiguous ? 1 : cols,
+            (contiguous ? rows * cols : rows) * itemsize};
+}
+
+// Whether a lane's copies may be in a series: they go from one memory to another.
+inline bool goes_between(const LaneRecord &lane) {
+    return (lane.kind == copy_lane || lane.kind == result_lane) && lane.source != lane.destination;
+}
 
 // One of more bytes is issued by itself. So many bytes in one kernel hold up no product for longer than some 0.1 ms.
 constexpr std::int64_t most_bytes_of_one = std::int64_t{2} << 20, most_bytes_packed = std::int64_t{128} << 20;
@@ -26,6 +45,10 @@ struct Pack {
     std::int64_t bytes = 0;
     std::size_t count = 0;
 
+    // Whether a copy within a device may be in one.
+    static bool may_have(const LaneRecord &lane, std::int64_t its) {
+        return lane.kind == copy_lane && lane.source == lane.destination && its > 0 && its <= most_bytes_of_one;
+    }
     bool takes(std::int64_t more) const {
         return count > 0 && count < most_packed && bytes + more <= most_bytes_packed;
     }

@@ -37,27 +37,24 @@ class Fit {
     }
 
     FittedShares best() {
-        const Row mean = mean_of_rows();
+        const Row mean = columns([&](std::size_t j) {
+            double of = 0;
+            for (std::size_t i = 0; i < rows_; i++)
+                of += log(i, j) / static_cast<double>(rows_);
+            return of;
+        });
         try_columns(mean);
         try_columns(Row(cols_, 0.0));
-        Row start(cols_);
-        for (std::size_t j = 0; j < cols_; j++) {
-            start[j] = log_sum(rows_, [&](std::size_t i) { return log(i, j); });
-        }
-        try_columns(start);
-        for (std::size_t i = 0; i < rows_; i++) {
-            for (std::size_t j = 0; j < cols_; j++)
-                start[j] = log(i, j);
-            try_columns(start);
-        }
-        for (std::size_t at = 0; at < cols_; at++) {
-            for (std::size_t j = 0; j < cols_; j++) {
-                start[j] = std::numeric_limits<double>::infinity();
+        try_columns(columns([&](std::size_t j) { return log_sum(rows_, [&](std::size_t i) { return log(i, j); }); }));
+        for (std::size_t i = 0; i < rows_; i++)
+            try_columns(columns([&](std::size_t j) { return log(i, j); }));
+        for (std::size_t at = 0; at < cols_; at++)
+            try_columns(columns([&](std::size_t j) {
+                double least = std::numeric_limits<double>::infinity();
                 for (std::size_t i = 0; i < rows_; i++)
-                    start[j] = std::min(start[j], log(i, j) - log(i, at));
-            }
-            try_columns(start);
-        }
+                    least = std::min(least, log(i, j) - log(i, at));
+                return least;
+            }));
         try_columns(smoothed(mean));
         return best_;
     }
@@ -66,13 +63,12 @@ class Fit {
     double speed(std::size_t i, std::size_t j) const { return speeds_[i * cols_ + j]; }
     double log(std::size_t i, std::size_t j) const { return logs_[i * cols_ + j]; }
 
-    Row mean_of_rows() const {
-        Row mean(cols_, 0.0);
-        for (std::size_t i = 0; i < rows_; i++) {
-            for (std::size_t j = 0; j < cols_; j++)
-                mean[j] += log(i, j) / static_cast<double>(rows_);
-        }
-        return mean;
+    template <typename Value>
+    Row columns(const Value &value) const {
+        Row made(cols_);
+        for (std::size_t j = 0; j < cols_; j++)
+            made[j] = value(j);
+        return made;
     }
 
     // Keeps the largest rows that these columns allow under r_i c_j ≤ s_ij, and the largest columns that those allow.

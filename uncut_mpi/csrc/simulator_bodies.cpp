@@ -76,17 +76,17 @@ void Simulator::pack_copies() {
         if (pack.count > 1) {
             Task &first = tasks_[pack.first];
             first.is_kernel = true;
-            first.body = {};
-            const double seconds = 2 * static_cast<double>(pack.bytes) / m_.combine_rate[first.rank];
-            first.body.amount = m_.combine_start_s + seconds;
+            first.body = {.amount = kernel_s(2 * static_cast<double>(pack.bytes), m_.combine_rate[first.rank])};
         }
         pack.end();
     };
     for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
         const TaskRecord &task = t_.tasks[i];
         const LaneRecord &ends = t_.lanes[task.lane];
-        if ((ends.kind == copy_lane || ends.kind == result_lane) && ends.source != ends.destination) add_to_series(i);
-        if (ends.kind != copy_lane || ends.source != ends.destination) continue;
+        if (goes_between(ends)) {
+            add_to_series(i);
+            continue;
+        }
         Pack &pack = packs_[task.lane];
         if (task.kind != copy_task) {
             make(pack);
@@ -96,7 +96,7 @@ void Simulator::pack_copies() {
         const std::int64_t bytes = to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype);
         const bool is_users = t_.buffers[from.buffer].role == user_role;
         const bool brings = is_users != (t_.buffers[to.buffer].role == user_role);
-        if (tasks_[i].is_kernel || !brings || bytes == 0 || bytes > most_bytes_of_one) {
+        if (tasks_[i].is_kernel || !brings || !Pack::may_have(ends, bytes)) {
             make(pack);
         } else if (task.num_awaits == 0 && pack.takes(bytes)) {
             pack.add(bytes);
@@ -128,12 +128,10 @@ void Simulator::add_to_series(std::size_t task) {
     const RegionRecord &to = t_.regions[operand(record, 0).region], &from = t_.regions[operand(record, 1).region];
     const BufferRecord &target = t_.buffers[to.buffer], &source = t_.buffers[from.buffer];
     const std::int64_t item = bytes_of(target.dtype);
-    const bool contiguous = to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
     const auto place = [item](const RegionRecord &region, const BufferRecord &buffer) {
         return static_cast<std::uint64_t>((region.col * buffer.ld + region.row) * item);
     };
-    PackedCopy one{place(to, target), place(from, source),      target.ld * item,
-                   source.ld * item,  contiguous ? 1 : to.cols, (contiguous ? to.rows * to.cols : to.rows) * item};
+    PackedCopy one = packed_copy(place(to, target), place(from, source), to.rows, to.cols, target.ld, source.ld, item);
     bool goes_on = series.count > 0 && !issues_[task].waits;
     if (goes_on) {
         const bool to_same = to.buffer == serial.buffers[0], from_same = from.buffer == serial.buffers[1];
@@ -229,7 +227,7 @@ Simulator::Body Simulator::copy_body(const TaskRecord &task) {
     }
     const std::size_t link = link_of(from_at, to_at);
     limit = std::min(limit, m_.bandwidth[link]);
-    const bool contiguous = in_file || to.cols <= 1 || (to.rows == target.ld && from.rows == source.ld);
+    const bool contiguous = in_file || packed_copy(0, 0, to.rows, to.cols, target.ld, source.ld, item).lines == 1;
     if (!contiguous && to.rows > 0 && there != nullptr) {
         // Memory of all ranks begins at a line (segments.py), a caller's own anywhere.
         const BufferRecord &memory = t_.buffers[there->buffer];
@@ -296,9 +294,7 @@ Simulator::Body Simulator::gemm_body(const TaskRecord &task) {
 Simulator::Body Simulator::transposing_body(const TaskRecord &task) const {
     const RegionRecord &to = t_.regions[operand(task, 0).region];
     const auto bytes = static_cast<double>(to.rows * to.cols * bytes_of(t_.buffers[to.buffer].dtype));
-    Body body;
-    if (bytes > 0) body.amount = m_.combine_start_s + 2 * bytes / (m_.transposing_share * m_.combine_rate[task.rank]);
-    return body;
+    return {.amount = kernel_s(2 * bytes, m_.transposing_share * m_.combine_rate[task.rank])};
 }
 
 Simulator::Body Simulator::combine_body(const TaskRecord &task) const {
@@ -307,11 +303,8 @@ Simulator::Body Simulator::combine_body(const TaskRecord &task) const {
         const RegionRecord &region = t_.regions[operand(task, o).region];
         bytes += static_cast<double>(region.rows * region.cols * bytes_of(t_.buffers[region.buffer].dtype));
     }
-    Body body;
     const int dtype = t_.buffers[t_.regions[operand(task, 0).region].buffer].dtype;
-    body.amount = bytes / (sums_wider(dtype) ? m_.half_combine_rate : m_.combine_rate)[task.rank];
-    if (bytes > 0) body.amount += m_.combine_start_s;
-    return body;
+    return {.amount = kernel_s(bytes, (sums_wider(dtype) ? m_.half_combine_rate : m_.combine_rate)[task.rank])};
 }
 
 }  // namespace uncut

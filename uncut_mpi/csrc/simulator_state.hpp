@@ -132,6 +132,8 @@ class Simulator {
     void add_to_series(std::size_t task);
     void end_series(Serial &serial);
     bool are_beside(std::int32_t one, std::int32_t other) const;  // parts of a matrix in one memory
+    // Of one that reads and writes so many bytes.
+    double kernel_s(double bytes, double rate) const { return bytes > 0 ? bytes / rate + m_.combine_start_s : 0; }
     bool is_aligned(const RegionRecord &region) const;
     bool is_aligned(const TaskRecord &task) const;
 

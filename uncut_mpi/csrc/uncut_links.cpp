@@ -30,12 +30,6 @@ Link Scheduler::make_link(int source, int destination) const {
     return l;
 }
 
-void Scheduler::make_ports() {
-    ports_at_.resize(index(ends_, 0));
-    for (const auto &[port, source, destination, weight] : in_.port_uses)
-        ports_at_[index(source, destination)].emplace_back(port, weight);
-}
-
 // Slows legs that are busy at once, each with the same bytes per second, to what their ports let through.
 void Scheduler::share_ports(std::array<Link, most_relays + 1> &legs, int count) const {
     if (in_.port_uses.empty()) return;

@@ -27,7 +27,9 @@ Scheduler::Scheduler(const Input &in)
     if (in.max_hops) {
         for (auto &table : detour_at_)
             table.assign(static_cast<std::size_t>(locations_) * locations_, unknown);
-        make_ports();
+        ports_at_.resize(index(ends_, 0));
+        for (const auto &[port, source, destination, weight] : in.port_uses)
+            ports_at_[index(source, destination)].emplace_back(port, weight);
     }
     make_cuts();
     make_workers();

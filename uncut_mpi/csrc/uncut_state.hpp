@@ -58,8 +58,7 @@ struct Cached {
 struct Ready {
     Time eta;
     int j, i, p;
-    auto key() const { return std::tie(eta, j, i, p); }
-    bool operator>(const Ready &other) const { return key() > other.key(); }
+    auto operator<=>(const Ready &) const = default;
 };
 using ReadyHeap = std::priority_queue<Ready, std::vector<Ready>, std::greater<>>;
 
@@ -226,7 +225,6 @@ class Scheduler {
     }
     std::int32_t find_detour(int matrix, int source, int destination);
     Time least_leg(int matrix, int location, bool outward, std::int64_t bytes);
-    void make_ports();
     void share_ports(std::array<Link, most_relays + 1> &legs, int count) const;
     int chunks_of(int matrix, const Region &r, std::size_t destinations) const {
         if (destinations < 2) return 1;
