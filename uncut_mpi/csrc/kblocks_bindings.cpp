@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "for_each.hpp"
 #include "kblocks_run.hpp"
 #include "kblocks_scheduler.hpp"
 #include "table_bytes.hpp"
@@ -29,26 +30,26 @@ nb::tuple as_arrays(Tables &&tables, const std::vector<BufferRecord> &buffers) {
                           as_bytes(std::move(tables.lanes)), as_bytes(std::vector(buffers)));
 }
 
-// An option of planning.options.Blocking that the core takes as it is.
+// An attribute of a value of Python's that the core takes as it is, into `made`.
 template <typename Value>
-void take(nb::handle how, const char *name, Value &value) {
-    value = nb::cast<Value>(how.attr(name));
+void take(nb::handle from, const char *name, Value &value) {
+    value = nb::cast<Value>(from.attr(name));
 }
+#define TAKE(from, name) take(from, #name, made.name);
 
 // `Ways` of planning/ways.py.
 KWays ways_of(nb::handle ways, int num_ranks) {
     KWays made;
     made.num_ranks = num_ranks;
-    take(ways, "links", made.links);
-    take(ways, "sends", made.sends);
-    take(ways, "receives", made.receives);
-    take(ways, "from_host", made.from_host);
+    FOR_EACH(TAKE, ways, links, sends, receives, from_host)
     for (const auto &[cost, first, second] : nb::cast<std::vector<std::tuple<double, int, int>>>(ways.attr("ways")))
         made.ways.push_back({cost, {first, second}});
     return made;
 }
 
 }  // namespace
+
+#define READ(of, name) run.def_ro(#name, &of::name);
 
 void bind_kblocks_scheduler(nb::module_ &m) {
     nb::class_<KProblem>(m, "KBlocksProblem", "What all schedules of a problem on a machine have in common.")
@@ -79,18 +80,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, bool far_apart,
                bool from_held, bool returns) {
                 KBlocking made;
-                take(how, "first", made.first);
-                take(how, "block", made.block);
-                take(how, "growth", made.growth);
-                take(how, "columns", made.columns);
-                take(how, "rows", made.rows);
-                take(how, "lanes", made.lanes);
-                take(how, "c_rows", made.c_rows);
-                take(how, "c_cols", made.c_cols);
+                FOR_EACH(TAKE, how, first, block, growth, columns, rows, lanes, c_rows, c_cols, c_slots)
                 take(how, "slots", made.slots[matrix_a]);
                 take(how, "b_slots", made.slots[matrix_b]);
                 if (made.slots[matrix_b] == 0) made.slots[matrix_b] = made.slots[matrix_a];
-                take(how, "c_slots", made.c_slots);
                 made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
                 made.far_apart = far_apart, made.from_held = from_held, made.returns = returns;
@@ -146,19 +139,13 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 return as_arrays(std::move(tables), self.buffers);
             },
             "most_tasks"_a);
-    nb::class_<KRun>(m, "KBlocksRun", "A schedule of few large products and its simulated run.")
-        .def(
-            "__init__",
-            [](KRun *self, const KRequest &request, std::vector<std::int64_t> room, std::int64_t most_tasks,
-               bool keeps) { new (self) KRun{request, std::move(room), most_tasks, keeps}; },
-            nb::keep_alive<1, 2>(), "request"_a, "room"_a, "most_tasks"_a, "keeps"_a = false)
-        .def_ro("keeps", &KRun::keeps)
-        .def_ro("fits", &KRun::fits)
-        .def_ro("num_tasks", &KRun::num_tasks)
-        .def_ro("seconds", &KRun::seconds)
-        .def_ro("num_products", &KRun::num_products)
-        .def_ro("moved_bytes", &KRun::moved_bytes)
-        .def_ro("held_bytes", &KRun::held_bytes)
+    nb::class_<KRun> run(m, "KBlocksRun", "A schedule of few large products and its simulated run.");
+    FOR_EACH(READ, KRun, keeps, fits, num_tasks, seconds, num_products, moved_bytes, held_bytes)
+    run.def(
+           "__init__",
+           [](KRun *self, const KRequest &request, std::vector<std::int64_t> room, std::int64_t most_tasks,
+              bool keeps) { new (self) KRun{request, std::move(room), most_tasks, keeps}; },
+           nb::keep_alive<1, 2>(), "request"_a, "room"_a, "most_tasks"_a, "keeps"_a = false)
         .def("make",
              [](KRun &self, const SimulatedMachine &machine) {
                  require(!self.begun, "a run is begun once");

@@ -35,41 +35,34 @@ bool Scheduler::is_shared(int matrix, const Blocks &blocks, int split) const {
     return takers > 1;
 }
 
-void Scheduler::count_alone() {
+void Scheduler::count() {
     const std::size_t splits = layout_.request.splits();
     for (auto &of : alone_)
         of.assign(layout_.blocks.size(), std::vector<std::int64_t>(splits, 0));
-    const auto count = [&](int matrix, const Blocks &blocks, const auto &across) {
-        for (std::size_t split = 0; split < splits; ++split) {
-            const auto takes_it = [&](std::size_t block) { return takes(matrix, block_of(block).parts[split]); };
-            if (std::ranges::count_if(blocks, takes_it) != 1) continue;
-            const std::size_t taker = *std::ranges::find_if(blocks, takes_it);
-            const KBlock &block = block_of(taker);
-            alone_[matrix][taker][split] += across(block).size() * block.parts[split].k.size();
-        }
-    };
-    each_group(count);
-}
-
-void Scheduler::count_sent() {
-    const auto send = [&](const KOrigin &origin, std::int64_t elements) {
-        if (!origin.on_host) sent_[static_cast<std::size_t>(origin.rank)] += elements;
-    };
     const auto send_all = [&](int matrix, Extent rows, Extent cols) {
         problem_.each_piece(matrix, rows, cols, [&](const KPiece &from, Extent of_rows, Extent of_cols) {
-            send(from.origin, of_rows.size() * of_cols.size());
+            if (from.origin.on_host) return;
+            sent_[static_cast<std::size_t>(from.origin.rank)] += of_rows.size() * of_cols.size();
         });
     };
-    each_group([&](int matrix, const Blocks &blocks, const auto &across) {
-        for (std::size_t split = 0; split < layout_.request.splits(); ++split)
-            for (const std::size_t block : blocks) {
-                const KPart &part = block_of(block).parts[split];
-                if (!takes(matrix, part)) continue;
-                const Piece what{matrix, across(block_of(block)), part.k};
-                send_all(matrix, rows_of(what), cols_of(what));
-                break;
-            }
-    });
+    // Of blocks that share rows of A or columns of B, which each takes: `across` says which of them a block has.
+    const auto count_group = [&](int matrix, const Blocks &blocks, const auto &across) {
+        for (std::size_t split = 0; split < splits; ++split) {
+            const auto takes_it = [&](std::size_t block) { return takes(matrix, block_of(block).parts[split]); };
+            const auto first = std::ranges::find_if(blocks, takes_it);
+            if (first == blocks.end()) continue;
+            const Piece what{matrix, across(block_of(*first)), block_of(*first).parts[split].k};
+            send_all(matrix, rows_of(what), cols_of(what));
+            if (std::none_of(first + 1, blocks.end(), takes_it))
+                alone_[matrix][*first][split] += what.across.size() * what.k.size();
+        }
+    };
+    for (const KRequest::Round &round : layout_.request.rounds) {
+        for (std::size_t row = 0; row < round.of_row.size(); ++row)
+            count_group(matrix_a, round.of_row[row], [&](const KBlock &) { return round.strips[row]; });
+        for (const Blocks &blocks : round.of_col)
+            count_group(matrix_b, blocks, [](const KBlock &block) { return block.cols; });
+    }
     for (const KBlock &block : layout_.blocks)
         for (const KPart &part : block.parts) {
             if (part.home[matrix_c]) continue;

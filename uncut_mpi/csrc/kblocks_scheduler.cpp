@@ -33,10 +33,7 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
         state.c_in.assign(block.adders.size(), std::vector<TaskList>(count));
         state.finished.assign(count, 0);
     }
-    if (in_stretches()) {
-        count_alone();
-        count_sent();
-    }
+    if (in_stretches()) count();
 }
 
 void Scheduler::run() {

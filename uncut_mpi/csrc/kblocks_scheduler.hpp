@@ -185,23 +185,10 @@ class Scheduler {
 
     // -- A and B -----------------------------------------------------------------------------
 
-    // Calls for each matrix, blocks that share a strip of rows of A or columns of B, and which of these a block has.
-    template <typename What>
-    void each_group(const What &what) const {
-        for (const KRequest::Round &round : layout_.request.rounds) {
-            for (std::size_t row = 0; row < round.of_row.size(); ++row)
-                what(matrix_a, round.of_row[row], [&](const KBlock &) { return round.strips[row]; });
-            for (const Blocks &blocks : round.of_col)
-                what(matrix_b, blocks, [](const KBlock &block) { return block.cols; });
-        }
-    }
-
-    // Elements that each rank alone needs, by block and split: nobody hands these on to it.
-    void count_alone();
-
-    // Elements that each rank sends, whoever hands on what. These are what it holds of A and B, once to a group of
-    // takers, C to those who add to it, and its own results.
-    void count_sent();
+    // Counts elements that each rank alone needs, by block and split: nobody hands these on to it. And those that each
+    // rank sends, whoever hands on what. These are what it holds of A and B, once to a group of takers, C to those who
+    // add to it, and its own results.
+    void count();
 
     // Which of the takers of a piece gets it from its origin and hands it on. It is one of those that get most from
     // there alone, and of these one that sends least so far. What is handed on goes to the others' ports, so that the

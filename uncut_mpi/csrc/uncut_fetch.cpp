@@ -21,7 +21,7 @@ Cached *Scheduler::cached(int side, int group, std::size_t tile, int location) {
 
 // When a location has a tile of the group of `w`, and the last copy that brings it there.
 Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile, int location) {
-    if (location == origins_[side][group_of(w, side)].location[tile]) return {0, -1};
+    if (location == origin(side, group_of(w, side), tile).location) return {0, -1};
     if (const Worker *worker = sharer(side, group_of(w, side), outer_of(tile), location))
         return {worker->sides[side].eta[tile], worker->sides[side].task[tile]};
     if (const Cached *copy = cached(side, group_of(w, side), tile, location)) return {copy->eta, copy->task};
@@ -31,9 +31,8 @@ Scheduler::Holder Scheduler::holder(const Worker &w, int side, std::size_t tile,
 Region Scheduler::held_region(const Worker &w, int side, int outer, int p, int location) {
     const std::size_t tile = tile_index(outer, p);
     const int group = group_of(w, side);
-    const Origins &origins = origins_[side][group];
-    if (location == origins.location[tile])
-        return tile_in(in_.pieces[side][origins.piece[tile]], side, outer_extent(w, side, outer), k_extent(p));
+    if (location == origin(side, group, tile).location)
+        return tile_in(in_.pieces[side][origins_[side][group][tile]], side, outer_extent(w, side, outer), k_extent(p));
     if (const Worker *worker = sharer(side, group, outer, location)) return own_region(*worker, side, outer, p);
     return cached(side, group, tile, location)->region;
 }
@@ -53,7 +52,7 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
     hops_.resize(n);
     first_hops(w, side, tile, r);
     // A fetch for one rank alone needs chunks only where it goes over relays.
-    route.chunks = n == 1 && hops_.relayed[0] ? relay_chunks_of(side, r) : chunks_of(side, r, n);
+    route.chunks = n == 1 && hops_.first[0].relayed ? relay_chunks_of(side, r) : chunks_of(side, r, n);
     const std::int64_t chunk_bytes = chunk_bytes_of(side, r, route.chunks);
     if (n > 1) next_hops(w, side, tile, chunk_bytes);
     if (in_.routing == origin_routing) {
@@ -66,11 +65,11 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
 
     // Arrivals with the load as it is, also for a route chosen blindly.
     route.legs.clear();
-    int from = hops_.source[order_[0]];
+    int from = hops_.first[order_[0]].source;
     for (std::size_t h = 0; h < n; ++h) {
         const int to = destinations_[order_[h]];
         if (leg_to_[to] >= 0) continue;  // it was a relay on the way to one before it
-        const Way way = h ? Way::earlier : hops_.relayed[order_[0]] ? Way::relayed : Way::direct;
+        const Way way = h ? Way::earlier : hops_.first[order_[0]].relayed ? Way::relayed : Way::direct;
         travel(w, side, tile, from, to, way, chunk_bytes, route);
         from = to;
     }
@@ -83,7 +82,7 @@ Time Scheduler::find_route(Worker &w, int side, int outer, int p, Route &route) 
 // The best first hop into each destination.
 void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Region &r) {
     const std::size_t n = destinations_.size();
-    const int group = group_of(w, side), origin = origins_[side][group].location[tile];
+    const int group = group_of(w, side), holder = origin(side, group, tile).location;
     const int chunks = chunks_of(side, r, n), relayed_chunks = n < 2 ? relay_chunks_of(side, r) : chunks;
     const std::int64_t chunk_bytes = chunk_bytes_of(side, r, chunks),
                        relayed_bytes = chunk_bytes_of(side, r, relayed_chunks);
@@ -95,9 +94,7 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Region &
         auto take = [&](int source, bool relayed, const Arrival &arrival) {
             if (arrival.last >= best) return;
             best = arrival.last;
-            hops_.source[to] = source;
-            hops_.relayed[to] = relayed;
-            hops_.first[to] = arrival;
+            hops_.first[to] = {source, relayed, arrival};
         };
         auto consider = [&](int source, Time eta) {
             const Time ready = blind() ? 0 : std::max(eta, wait);
@@ -107,12 +104,12 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Region &
             if (!d || !can_relay(w, side, tile, *d)) return;
             take(source, true, over(*d, {ready, ready}, relayed_bytes, relayed_chunks, blind()));
         };
-        consider(origin, 0);
+        consider(holder, 0);
         if (in_.routing == origin_routing || !in_.caching) continue;
         for (const int index : sharers_[side][group]) {
             const Worker &worker = workers_[index];
             const Time eta = worker.sides[side].eta[tile];
-            if (worker.rank != origin && eta < never) consider(worker.rank, eta);
+            if (worker.rank != holder && eta < never) consider(worker.rank, eta);
         }
         if (cached_[side].empty() || cached_[side][group].empty()) continue;
         for (const Cached &copy : cached_[side][group][tile])
@@ -127,15 +124,16 @@ void Scheduler::next_hops(Worker &w, int side, std::size_t tile, std::int64_t ch
         for (std::size_t to = 0; to < n; ++to) {
             if (from == to) continue;
             const Link &l = link(destinations_[from], destinations_[to]);
-            hops_.free[from * n + to] = free_at(l);
-            hops_.cost[from * n + to] = cost(l, chunk_bytes);
+            NextHop &next = hops_.next[from * n + to];
+            next.direct = {free_at(l), cost(l, chunk_bytes)};
             const Detour *d = detour(side, destinations_[from], destinations_[to]);
             if (!d || !can_relay(w, side, tile, *d)) continue;
             RelayedHop hop;
             hop.legs = d->relays + 1;
             for (int leg = 0; leg < hop.legs; ++leg)
                 hop.leg[leg] = {free_at(d->leg[leg]), cost(d->leg[leg], chunk_bytes)};
-            hops_.add_relays(from, to, hop);
+            next.other = static_cast<int>(hops_.relayed.size());
+            hops_.relayed.push_back(hop);
         }
     }
 }

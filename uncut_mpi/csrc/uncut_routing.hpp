@@ -27,42 +27,41 @@ struct Arrival {
 // Most ranks that a hop may be relayed over.
 inline constexpr int most_relays = 2;
 
-// One link of a relayed hop: when it is free, and what one chunk takes on it.
-struct RelayLeg {
+// One link of a hop: when it is free, and what one chunk takes on it.
+struct HopLink {
     Time free = 0, cost = 0;
 };
 
 // The other way between two destinations, over relays.
 struct RelayedHop {
     int legs = 0;
-    std::array<RelayLeg, most_relays + 1> leg;
+    std::array<HopLink, most_relays + 1> leg;
+};
+
+// A hop into a destination, from the best source.
+struct FirstHop {
+    int source = -1;
+    bool relayed = false;
+    Arrival arrival{0, 0};
+};
+
+struct NextHop {
+    HopLink direct;
+    int other = -1;  // of the relayed hops; -1: there is none
 };
 
 // The hops a chain over n destinations may be made of.
 struct Hops {
-    std::vector<int> source;            // best source of a first hop into each destination
-    std::vector<std::uint8_t> relayed;  // whether that hop goes over relays
-    std::vector<Arrival> first;         // when its chunks arrive
-    std::vector<Time> free;             // [from * n + to], when the link is free
-    std::vector<Time> cost;             // [from * n + to], of one chunk
-    std::vector<int> other;             // [from * n + to], index into `relays`, or -1; empty: there are none
-    std::vector<RelayedHop> relays;
+    std::vector<FirstHop> first;
+    std::vector<NextHop> next;  // [from * n + to]
+    std::vector<RelayedHop> relayed;
 
     void resize(std::size_t n) {
-        source.assign(n, -1);
-        relayed.assign(n, false);
-        first.assign(n, {0, 0});
-        free.assign(n * n, 0);
-        cost.assign(n * n, 0);
-        other.clear();
-        relays.clear();
+        first.assign(n, {});
+        next.assign(n * n, {});
+        relayed.clear();
     }
-    std::size_t size() const { return source.size(); }
-    void add_relays(std::size_t from, std::size_t to, const RelayedHop &hop) {
-        if (other.empty()) other.assign(size() * size(), -1);
-        other[from * size() + to] = static_cast<int>(relays.size());
-        relays.push_back(hop);
-    }
+    std::size_t size() const { return first.size(); }
 };
 
 inline Arrival start_hop(Time start, Time cost, int chunks) { return {start + cost, start + chunks * cost}; }
@@ -97,11 +96,11 @@ class ChainSearch {
 
   private:
     Arrival hop(int from, int to, Arrival before) const {
-        if (from < 0) return hops_->first[to];
-        const std::size_t link = static_cast<std::size_t>(from) * hops_->size() + to;
-        const Arrival direct = next_hop(before, hops_->free[link], hops_->cost[link], chunks_);
-        if (hops_->other.empty() || hops_->other[link] < 0) return direct;
-        const RelayedHop &other = hops_->relays[hops_->other[link]];
+        if (from < 0) return hops_->first[to].arrival;
+        const NextHop &of = hops_->next[static_cast<std::size_t>(from) * hops_->size() + to];
+        const Arrival direct = next_hop(before, of.direct.free, of.direct.cost, chunks_);
+        if (of.other < 0) return direct;
+        const RelayedHop &other = hops_->relayed[of.other];
         for (int l = 0; l < other.legs; ++l)
             before = next_hop(before, other.leg[l].free, other.leg[l].cost, chunks_);
         return before.last < direct.last ? before : direct;

@@ -113,15 +113,13 @@ std::int32_t Scheduler::home_of(int matrix, std::int32_t piece, int rank) const 
 }
 
 void Scheduler::find_origins(int side, int group) {
-    Origins &origins = origins_[side][group];
     const Cuts &outer = outer_cuts_[side][group];
     std::int32_t piece = 0;
     for (int o = 0; o < outer.count(); ++o)
         for (int p = 0; p < kt_; ++p) {
             piece = side == side_a ? piece_of(side, outer[o], k_cuts_[p], piece)
                                    : piece_of(side, k_cuts_[p], outer[o], piece);
-            origins.piece.push_back(piece);
-            origins.location.push_back(location_of(side, piece));
+            origins_[side][group].push_back(piece);
         }
 }
 
@@ -198,7 +196,7 @@ void Scheduler::make_tiles(Worker &w, int side) const {
     t.eta.assign(tiles, never);
     t.task.assign(tiles, -1);
     t.known.assign(kt_, 0);
-    const std::vector<std::int32_t> &pieces = origins_[side][group_of(w, side)].piece;
+    const std::vector<std::int32_t> &pieces = origins_[side][group_of(w, side)];
     t.home.resize(tiles);
     for (std::size_t tile = 0; tile < tiles; ++tile) {
         t.home[tile] = home_of(side, pieces[tile], w.rank);

@@ -29,11 +29,6 @@ struct Cuts {
     Extent operator[](int tile) const { return {edges[tile], edges[tile + 1]}; }
 };
 
-// The first holders of one block of tiles: their pieces and where these lie.
-struct Origins {
-    std::vector<std::int32_t> piece, location;
-};
-
 // What one rank holds of A or B. Tile (o, p) has index o * kt + p; o counts along m (A) or n (B).
 struct Tiles {
     std::vector<std::int32_t> home;  // the piece on its own device, which is read in place; -1: there is none
@@ -185,6 +180,9 @@ class Scheduler {
     std::int32_t home_of(int matrix, std::int32_t piece, int rank) const;
     int location_of(int matrix, std::int32_t piece) const { return in_.pieces[matrix][piece].origin.location; }
     void find_origins(int side, int group);
+    const KOrigin &origin(int side, int group, std::size_t tile) const {
+        return in_.pieces[side][origins_[side][group][tile]].origin;
+    }
     void make_workers();
     void make_c_tiles(Worker &w);
     void make_tiles(Worker &w, int side) const;
@@ -378,9 +376,9 @@ class Scheduler {
     std::int64_t c_tiles_ = 0;
 
     std::vector<Worker> workers_;
-    std::vector<int> workers_of_rank_;                      // -1: computes nothing
-    std::array<std::vector<std::vector<int>>, 2> sharers_;  // per grid row (A) or column (B)
-    std::array<std::vector<Origins>, 2> origins_;           // likewise
+    std::vector<int> workers_of_rank_;                               // -1: computes nothing
+    std::array<std::vector<std::vector<int>>, 2> sharers_;           // per grid row (A) or column (B)
+    std::array<std::vector<std::vector<std::int32_t>>, 2> origins_;  // likewise, of each tile its first holder's piece
 
     std::vector<Link> links_;  // [source * locations + destination], once somebody has asked for it
     // Relays: the chain per matrix and link, once looked for, and the copies they keep per group and tile.
