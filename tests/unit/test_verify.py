@@ -888,6 +888,16 @@ def test_a_dropped_operation_is_refused_unless_another_implies_it(make: Callable
     assert lost >= 15
 
 
+@pytest.mark.parametrize("value", [0, 2**32 - 1])
+@pytest.mark.parametrize("make", [busy_case, host_case])
+def test_a_wait_for_less_than_one_task_is_refused(make: Callable[[int], Case], value: int) -> None:
+    _, schedule, lists = make(1)
+    rank, at = (host_flags(lists, Code.WAIT_FLAG) or places(lists, Code.WAIT_FLAG))[0]
+    operations = lists[rank].operations.copy()
+    operations["value"][at] = value
+    assert "which is signalled not earlier" in list_refusal(schedule, with_operations(lists, rank, operations))
+
+
 @pytest.mark.parametrize("field", ["in_host", "slot", "value", "peer"])
 @pytest.mark.parametrize("code", [Code.WAIT_FLAG, Code.SIGNAL])
 def test_any_changed_field_of_a_flag_in_host_memory_is_refused(code: Code, field: str) -> None:

@@ -58,18 +58,12 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
                const std::array<std::uint8_t, 3> &dtypes, nb::handle locations, nb::handle buffers, nb::handle pieces,
                std::int64_t step, std::int64_t min_slice_bytes, std::int64_t relay_bytes, nb::handle ways) {
-                KProblem made{{num_ranks, serial_copies, op_a, op_b, reads_c, dtypes, {}, {}},
-                              {},
+                KProblem made{{num_ranks, serial_copies, op_a, op_b, reads_c, dtypes, {}, {}, {}},
                               step,
                               min_slice_bytes,
                               relay_bytes,
                               ways_of(ways, num_ranks)};
-                const ArrayBytes location_bytes(locations), buffer_bytes(buffers), piece_bytes(pieces);
-                const auto users = buffer_bytes.records<BufferRecord>();
-                made.users.assign(users.begin(), users.end());
-                made.locations = Locations(location_bytes.records<LocationRecord>());
-                made.pieces =
-                    pieces_of(made.locations, op_a != op_n, op_b != op_n, users, piece_bytes.records<PieceRecord>());
+                place(made, locations, buffers, pieces);
                 new (self) KProblem(std::move(made));
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "dtypes"_a, "locations"_a,
@@ -109,15 +103,9 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             "__init__",
             [](KRequest *self, const KProblem &problem, const KBlocking &how, bool combines, bool at_owner,
                int first_at_worker, std::vector<std::int64_t> k_starts, std::vector<int> devices,
-               std::vector<const KPlaces *> rounds,
-               const std::vector<std::tuple<int, int, int, bool, bool, bool, std::int64_t>> &aligned) {
-                KAsked asked{combines,          at_owner, first_at_worker, std::move(k_starts), std::move(devices),
-                             std::move(rounds), {}};
-                for (const auto &[round, place, split, copies_a, copies_b, apart, k_step] : aligned)
-                    asked.aligned.push_back({static_cast<std::size_t>(round),
-                                             static_cast<std::size_t>(place),
-                                             static_cast<std::size_t>(split),
-                                             {{copies_a, copies_b}, apart, k_step}});
+               std::vector<const KPlaces *> rounds, decltype(KAsked::aligned) aligned) {
+                KAsked asked{combines,           at_owner,          first_at_worker,   std::move(k_starts),
+                             std::move(devices), std::move(rounds), std::move(aligned)};
                 new (self) KRequest(make_request(problem, how, std::move(asked)));
             },
             nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a,
@@ -164,7 +152,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                  require(self.keeps, "times are kept by who asked for it");
                  return times_of(self.times);
              })
-        .def("progress", [](const KRun &self) { return std::make_tuple(self.progress.end, self.progress.elements); });
+        .def("progress", [](const KRun &self) { return std::make_tuple(self.end, self.elements); });
     m.def(
         "block_edges",
         [](std::int64_t extent, int blocks, std::int64_t step) { return block_edges(extent, blocks, step); },

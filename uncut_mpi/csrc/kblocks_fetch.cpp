@@ -51,7 +51,7 @@ void Scheduler::count() {
             const auto takes_it = [&](std::size_t block) { return takes(matrix, block_of(block).parts[split]); };
             const auto first = std::ranges::find_if(blocks, takes_it);
             if (first == blocks.end()) continue;
-            const Piece what{matrix, across(block_of(*first)), block_of(*first).parts[split].k};
+            const Rectangle what{matrix, across(block_of(*first)), block_of(*first).parts[split].k};
             send_all(matrix, rows_of(what), cols_of(what));
             if (std::none_of(first + 1, blocks.end(), takes_it))
                 alone_[matrix][*first][split] += what.across.size() * what.k.size();
@@ -150,7 +150,7 @@ bool Scheduler::is_needed(const Blocks &blocks, const KStep &step, std::int64_t 
 }
 
 void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, Extent of_a) {
-    const Piece what = piece(matrix, blocks.front(), step, of_a);
+    const Rectangle what = piece(matrix, blocks.front(), step, of_a);
     const bool of_rows = matrix == matrix_a;
     runs_.clear();
     problem_.each_piece(matrix, rows_of(what), cols_of(what), [&](const KPiece &first, Extent rows, Extent cols) {
@@ -177,7 +177,7 @@ bool Scheduler::go_together(const Run &one, const Run &other) const {
 
 void Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step,
                             Blocks &takers) {
-    const Piece &what = run.what;
+    const Rectangle &what = run.what;
     takers.clear();
     if (source_of(run).empty()) return;
     for (const std::size_t block : blocks) {
@@ -253,7 +253,7 @@ void Scheduler::hand_out_whole(const KStep &step) {
 
 // Each taker gets a slice, and hands it on.
 void Scheduler::hand_out_in_slices(const Run &run, const KStep &step) {
-    const Piece &what = run.what;
+    const Rectangle &what = run.what;
     const KOrigin &origin = run.from->origin;
     const Region source = source_of(run);
     const auto count = static_cast<std::int64_t>(takers_.size());

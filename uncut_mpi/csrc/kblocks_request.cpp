@@ -162,13 +162,14 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
         for (std::size_t split = 0; split < splits; ++split)
             ranks.push_back(asked.devices[split * count + place]);
     }
-    for (const KAsked::Aligned &one : asked.aligned) {
-        if (one.round != round) continue;
-        require(one.how.k_step >= 1, "products have at least one element along k");
-        require(one.place < count && number[one.place] >= 0 && one.split < splits, "there is no such block");
-        std::vector<KAlignment> &alignment = request.blocks[static_cast<std::size_t>(number[one.place])].alignment;
+    for (const auto &[of_round, of_place, of_split, copies_a, copies_b, apart, k_step] : asked.aligned) {
+        if (static_cast<std::size_t>(of_round) != round) continue;
+        const auto place = static_cast<std::size_t>(of_place), split = static_cast<std::size_t>(of_split);
+        require(k_step >= 1, "products have at least one element along k");
+        require(place < count && number[place] >= 0 && split < splits, "there is no such block");
+        std::vector<KAlignment> &alignment = request.blocks[static_cast<std::size_t>(number[place])].alignment;
         alignment.resize(splits);
-        alignment[one.split] = one.how;
+        alignment[split] = {{copies_a, copies_b}, apart, k_step};
     }
     group(request.blocks, request.rounds.emplace_back(KRequest::Round{first, request.blocks.size(), {}, {}, {}}));
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "kblocks_ways.hpp"
@@ -14,8 +15,7 @@ namespace uncut {
 
 // What all schedules of one problem on one machine have in common.
 struct KProblem : PlacedProblem {
-    std::vector<BufferRecord> users;  // the caller's A, B and C
-    std::int64_t step = 1;            // where blocks of rows and columns start is a multiple of it
+    std::int64_t step = 1;  // where blocks of rows and columns start is a multiple of it
     std::int64_t min_slice_bytes = 1;
     std::int64_t relay_bytes = 1;  // what goes over another rank goes in chunks of so many, or of one column
     KWays ways;
@@ -170,16 +170,13 @@ struct KRequest {
 
 // What a request is made of: part s of k of place p goes to number s * places + p of `devices`.
 struct KAsked {
-    struct Aligned {
-        std::size_t round, place, split;
-        KAlignment how;
-    };
     bool combines = false, at_owner = false;
     int first_at_worker = 0;
     std::vector<std::int64_t> k_starts;
     std::vector<int> devices;
     std::vector<const KPlaces *> rounds;
-    std::vector<Aligned> aligned;
+    // Round, place, part of k, and an alignment: copies A, copies B, sums apart, k step.
+    std::vector<std::tuple<int, int, int, bool, bool, bool, std::int64_t>> aligned;
 };
 
 // Refuses what would be read or written outside of its table, divide by zero or never end.

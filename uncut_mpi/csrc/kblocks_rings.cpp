@@ -18,12 +18,12 @@ Rings::Rings(const KLayout &layout) : Store(layout), slots_(layout.workers.size(
         }
 }
 
-Extent Rings::k_block(const Piece &what) const {
+Extent Rings::k_block(const Rectangle &what) const {
     const std::int64_t first = first_k_ + (what.k.first - first_k_) / depth_ * depth_;
     return {first, first + depth_};
 }
 
-Rings::Slot *Rings::slot_of(std::size_t worker, const Piece &what) {
+Rings::Slot *Rings::slot_of(std::size_t worker, const Rectangle &what) {
     for (Slot &slot : slots_[worker][static_cast<std::size_t>(what.matrix)])
         if (slot.has.matrix == what.matrix && slot.has.across.contains(what.across) && slot.has.k.contains(what.k))
             return &slot;
@@ -33,7 +33,7 @@ Rings::Slot *Rings::slot_of(std::size_t worker, const Piece &what) {
 Region Rings::at(const KBlock &block, const KPart &part, int panel, Extent rows, Extent cols) const {
     if (part.panel[panel] < 0 || panel > matrix_b) return Store::at(block, part, panel, rows, cols);
     const bool of_a = panel == matrix_a;
-    const Piece what{panel, of_a ? rows : cols, of_a ? cols : rows};
+    const Rectangle what{panel, of_a ? rows : cols, of_a ? cols : rows};
     const Slot *slot = slot_of(part.worker, what);
     if (!slot) throw std::logic_error("what is read of A and B is in no slot");
     const auto number = slot - slots_[part.worker][static_cast<std::size_t>(panel)].data();
@@ -56,8 +56,8 @@ void Rings::add(std::vector<Reader> &readers, Reader by) {
         readers.push_back(by);
 }
 
-bool Rings::brings(const KBlock &block, const KPart &part, const Piece &what) {
-    const Piece wanted{what.matrix, what.matrix == matrix_a ? block.rows : block.cols, k_block(what)};
+bool Rings::brings(const KBlock &block, const KPart &part, const Rectangle &what) {
+    const Rectangle wanted{what.matrix, what.matrix == matrix_a ? block.rows : block.cols, k_block(what)};
     Slots &slots = slots_[part.worker][static_cast<std::size_t>(what.matrix)];
     Slot *slot = slot_of(part.worker, wanted);
     if (!slot) {  // the one that was asked for the longest time ago
@@ -69,7 +69,7 @@ bool Rings::brings(const KBlock &block, const KPart &part, const Piece &what) {
     }
     slot->asked = ++asked_;
     std::int64_t there = 0;
-    for (const Piece &piece : slot->filled) {
+    for (const Rectangle &piece : slot->filled) {
         const std::int64_t across = piece.across.common(what.across).size(), k = piece.k.common(what.k).size();
         there += across > 0 && k > 0 ? across * k : 0;
     }
@@ -79,13 +79,13 @@ bool Rings::brings(const KBlock &block, const KPart &part, const Piece &what) {
     return true;
 }
 
-void Rings::arrives(std::size_t worker, const Piece &what, std::int32_t task) {
+void Rings::arrives(std::size_t worker, const Rectangle &what, std::int32_t task) {
     slot_of(worker, what)->arrivals.add(what, task);
 }
 
-void Rings::await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &,
+void Rings::await(std::size_t worker, const Rectangle &a, const Rectangle &b, std::size_t lane, const ByLane &,
                   std::int32_t next, std::vector<std::int32_t> &awaits) {
-    for (const Piece &read : {a, b})  // what is in no slot is read where the caller has it
+    for (const Rectangle &read : {a, b})  // what is in no slot is read where the caller has it
         if (Slot *slot = slot_of(worker, read)) slot->arrivals.await(read, lane, on_no_lane, next, awaits);
 }
 

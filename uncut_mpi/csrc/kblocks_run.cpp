@@ -8,47 +8,30 @@
 #include "kblocks_scheduler.hpp"
 
 namespace uncut {
-namespace {
-
-KRun::Progress progress_of(const Tables &tables, const Simulated &times, int num_ranks) {
-    const auto ranks = static_cast<std::size_t>(num_ranks);
-    KRun::Progress found{std::vector<double>(ranks, 0), std::vector<std::int64_t>(ranks, 0)};
-    const auto region = [&tables](const OperandRecord &operand) -> const RegionRecord & {
-        return tables.regions[static_cast<std::size_t>(operand.region)];
-    };
-    for (std::size_t i = 0; i < times.end.size(); ++i) {
-        const TaskRecord &task = tables.tasks[i];
+// What the tasks of a schedule are together.
+void KRun::sum_up(const Tables &made, const Simulated &run, const KLayout &layout) {
+    const auto ranks = static_cast<std::size_t>(request.problem.num_ranks);
+    end.assign(ranks, 0);
+    elements.assign(ranks, 0);
+    for (std::size_t i = 0; i < run.end.size(); ++i) {
+        const TaskRecord &task = made.tasks[i];
         const auto rank = static_cast<std::size_t>(task.rank);
-        const LaneRecord &lane = tables.lanes[static_cast<std::size_t>(task.lane)];
-        const bool sends = task.kind == copy_task && lane.source == task.rank && lane.destination != lane.source;
-        if (sends) found.end[rank] = std::max(found.end[rank], times.end[i]);
-        if (task.kind != gemm_task) continue;
-        const OperandRecord *operands = &tables.operands[static_cast<std::size_t>(task.first_operand)];
-        const RegionRecord &c = region(operands[0]), &a = region(operands[1]);
-        const std::int64_t depth = operands[1].op != 0 ? a.rows : a.cols;
-        found.end[rank] = std::max(found.end[rank], times.end[i]);
-        found.elements[rank] += c.rows * c.cols * depth;
+        const LaneRecord &lane = made.lanes[static_cast<std::size_t>(task.lane)];
+        const OperandRecord *operands = &made.operands[static_cast<std::size_t>(task.first_operand)];
+        const RegionRecord &to = made.regions[static_cast<std::size_t>(operands[0].region)];
+        const bool goes = task.kind == copy_task && lane.source != lane.destination;
+        if (goes)
+            moved_bytes += to.rows * to.cols * bytes_of(layout.buffers[static_cast<std::size_t>(to.buffer)].dtype);
+        if (task.kind == gemm_task) {
+            const RegionRecord &a = made.regions[static_cast<std::size_t>(operands[1].region)];
+            elements[rank] += to.rows * to.cols * (operands[1].op != 0 ? a.rows : a.cols);
+            ++num_products;
+        }
+        if (task.kind == gemm_task || (goes && lane.source == task.rank)) end[rank] = std::max(end[rank], run.end[i]);
     }
     for (std::size_t rank = 0; rank < ranks; ++rank)
-        if (found.end[rank] > 0) found.end[rank] += times.throttled[rank];
-    return found;
+        if (end[rank] > 0) end[rank] += run.throttled[rank];
 }
-
-// Returns the bytes that are copied from one memory to another.
-std::int64_t moved_by(const Tables &tables, const KLayout &layout) {
-    std::int64_t moved = 0;
-    for (const TaskRecord &task : tables.tasks) {
-        if (task.kind != copy_task) continue;
-        const LaneRecord &lane = tables.lanes[static_cast<std::size_t>(task.lane)];
-        if (lane.source == lane.destination) continue;
-        const OperandRecord &to = tables.operands[static_cast<std::size_t>(task.first_operand)];
-        const RegionRecord &region = tables.regions[static_cast<std::size_t>(to.region)];
-        moved += region.rows * region.cols * bytes_of(layout.buffers[static_cast<std::size_t>(region.buffer)].dtype);
-    }
-    return moved;
-}
-
-}  // namespace
 
 void KRun::make(Workplace &at) {
     KLayout layout(request);
@@ -73,10 +56,7 @@ void KRun::make(Workplace &at) {
                           &request.problem.locations},
                          at.times);
         seconds = at.times.seconds();
-        progress = progress_of(made, at.times, request.problem.num_ranks);
-        moved_bytes = moved_by(made, layout);
-        num_products = std::count_if(made.tasks.begin(), made.tasks.end(),
-                                     [](const TaskRecord &task) { return task.kind == gemm_task; });
+        sum_up(made, at.times, layout);
         held_bytes = std::accumulate(taken.begin(), taken.end(), std::int64_t{0});
     }
     if (keeps) {

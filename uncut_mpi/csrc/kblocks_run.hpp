@@ -10,13 +10,6 @@
 namespace uncut {
 
 struct KRun {
-    // Of each rank the end of the last product or copy from its device, at the power limit, 0 without any, and how many
-    // numbers it multiplies.
-    struct Progress {
-        std::vector<double> end;
-        std::vector<std::int64_t> elements;
-    };
-
     const KRequest &request;
     std::vector<std::int64_t> room;  // bytes that each rank has for its buffers
     std::int64_t most_tasks = 0;     // a schedule of more is given up
@@ -29,7 +22,10 @@ struct KRun {
     std::int64_t num_tasks = 0;  // one more than there may be if there are too many
     // Nothing if there are too many tasks.
     double seconds = 0;  // until the last task has ended, at the power limit
-    Progress progress{};
+    // Of each rank the end of the last product or copy from its device, at the power limit, 0 without any, and how many
+    // numbers it multiplies.
+    std::vector<double> end{};
+    std::vector<std::int64_t> elements{};
     std::int64_t num_products = 0;
     std::int64_t moved_bytes = 0;  // by copies from one memory to another
     std::int64_t held_bytes = 0;   // in buffers of all ranks
@@ -40,6 +36,9 @@ struct KRun {
 
     // Once.
     void make(Workplace &at);
+
+  private:
+    void sum_up(const Tables &made, const Simulated &run, const KLayout &layout);
 };
 
 }  // namespace uncut

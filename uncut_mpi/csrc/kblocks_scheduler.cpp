@@ -119,9 +119,15 @@ TaskList Scheduler::copy_c_in(int rank, Extent rows, Extent cols, const There &t
 template <typename From>
 void Scheduler::copy_c_out(int rank, Extent rows, Extent cols, const KPiece *but, const From &from, Tasks awaits) {
     problem_.each_piece(matrix_c, rows, cols, [&](const KPiece &first, Extent of_rows, Extent of_cols) {
-        for (const KPiece &to : std::span<const KPiece>(&first, first.holders))
-            if (&to != but)
-                copy_out(rank, to.origin, store_.users(matrix_c, to, of_rows, of_cols), from(of_rows, of_cols), awaits);
+        for (const KPiece &to : std::span<const KPiece>(&first, first.holders)) {
+            if (&to == but) continue;
+            const Region there = store_.users(matrix_c, to, of_rows, of_cols), source = from(of_rows, of_cols);
+            if (to.origin.on_host) {
+                copy(host_lane(to.origin, rank, false), there, source, awaits);
+            } else {
+                push_result(rank, to.origin.rank, there, source, awaits);
+            }
+        }
     });
 }
 
@@ -279,7 +285,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     const KBlock &block = block_of(number);
     const KAdder &adder = block.adders[a];
     const std::int32_t on = compute(adder.rank, sum_lane + sums_[static_cast<std::size_t>(adder.rank)]++ % sum_lanes);
-    const std::size_t room = max_summands - (problem_.reads_c ? 1 : 0);
+    const std::size_t most = max_summands - (problem_.reads_c ? 1 : 0);
     auto sum_up = [&](std::size_t count, const Region &into, const Region *c, const TaskList &c_copies) {
         summed_.assign(1, {into});
         awaits_.clear();
@@ -293,7 +299,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
         }
         return task(combine_task, on, summed_, awaits_);
     };
-    while (summands.size() > room) {
+    while (summands.size() > most) {
         const Region into = summands.front().region;
         const std::size_t count = std::min(max_summands, summands.size());
         const std::int32_t sum = sum_up(count, into, nullptr, {});

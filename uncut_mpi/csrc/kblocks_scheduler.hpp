@@ -51,7 +51,7 @@ struct Summand {
 
 // A rectangle of A or B that comes from one piece.
 struct Run {
-    Piece what;
+    Rectangle what;
     const KPiece *from;
 };
 
@@ -165,14 +165,6 @@ class Scheduler {
         if (!origin.on_host) return push(origin.rank, rank, there, source, -1);
         return copy(host_lane(origin, rank, true), there, source, {});
     }
-    void copy_out(int rank, const KOrigin &goal, const Region &there, const Region &source, Tasks awaits) {
-        if (!goal.on_host) {
-            push_result(rank, goal.rank, there, source, awaits);
-        } else {
-            copy(host_lane(goal, rank, false), there, source, awaits);
-        }
-    }
-
     // The ends of lanes that are no device have their names here alone.
     std::int32_t lane_to(int rank, LaneKind kind, int to) {
         return out_.lane(rank, kind, rank, problem_.serial_copies && to != rank ? any_device : to);
@@ -253,17 +245,17 @@ class Scheduler {
 
     int rank_of(std::size_t block, const KStep &step) const { return member(block, step.split).rank; }
     // What a step brings to a block; of A these rows.
-    Piece piece(int matrix, std::size_t number, const KStep &step, Extent of_a) const {
+    Rectangle piece(int matrix, std::size_t number, const KStep &step, Extent of_a) const {
         const Extent inner = Extent{step.first_k, step.last_k}.shifted(member(number, step.split).k.first);
         return {matrix, matrix == matrix_a ? of_a : block_of(number).cols_of(step), inner};
     }
     // Where that is in a block's panel, or in the caller's matrix.
-    Region here(std::size_t number, const KStep &step, const Piece &what) const {
+    Region here(std::size_t number, const KStep &step, const Rectangle &what) const {
         return store_.at(block_of(number), member(number, step.split), what.matrix, rows_of(what), cols_of(what));
     }
-    static Extent rows_of(const Piece &what) { return what.matrix == matrix_a ? what.across : what.k; }
-    static Extent cols_of(const Piece &what) { return what.matrix == matrix_a ? what.k : what.across; }
-    void arrives(std::size_t block, const KStep &step, const Piece &what, std::int32_t task) {
+    static Extent rows_of(const Rectangle &what) { return what.matrix == matrix_a ? what.across : what.k; }
+    static Extent cols_of(const Rectangle &what) { return what.matrix == matrix_a ? what.k : what.across; }
+    void arrives(std::size_t block, const KStep &step, const Rectangle &what, std::int32_t task) {
         store_.arrives(member(block, step.split).worker, what, task);
     }
     // Elements that a rank alone needs of matrices with a part on the device of a piece.

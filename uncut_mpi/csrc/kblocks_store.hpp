@@ -27,7 +27,7 @@ using ByLane = std::array<std::int32_t, product_lanes.size()>;
 constexpr ByLane on_no_lane{-1, -1};
 
 // A rectangle of op(A) or op(B).
-struct Piece {
+struct Rectangle {
     int matrix;
     Extent across, k;  // rows of A or columns of B
 };
@@ -40,7 +40,7 @@ class Arrivals {
         strips_.reserve(usual_strips);
     }
 
-    void add(const Piece &what, std::int32_t task) {
+    void add(const Rectangle &what, std::int32_t task) {
         auto strip = std::ranges::upper_bound(strips_, what.across, {}, &Strip::across);
         if (strip != strips_.begin() && strip[-1].takes(what)) {
             --strip;
@@ -56,7 +56,7 @@ class Arrivals {
 
     // Adds what the next product on a lane awaits. A lane is in order: what one product awaits the next ones need not,
     // nor those that await it: `before` are those that this one awaits.
-    void await(const Piece &read, std::size_t lane, const ByLane &before, std::int32_t next,
+    void await(const Rectangle &read, std::size_t lane, const ByLane &before, std::int32_t next,
                std::vector<std::int32_t> &awaits) {
         const Extent beside{read.across.first - widest_, read.across.first};
         for (auto strip = std::ranges::upper_bound(strips_, beside, {}, &Strip::across);
@@ -90,7 +90,7 @@ class Arrivals {
         std::array<std::size_t, product_lanes.size()> awaited{};  // how many on each lane
 
         bool is_done(std::size_t lane) const { return awaited[lane] == pieces.size(); }
-        bool takes(const Piece &what) const {
+        bool takes(const Rectangle &what) const {
             return across == what.across && pieces.back().k.first <= what.k.first &&
                    pieces.back().k.last <= what.k.last;
         }
@@ -151,7 +151,7 @@ class Store {
 
     // Whether a rectangle of op(A) or op(B) has to be brought to a rank for its part of a block, which then has a place
     // for it. No tasks that read what was there before are asked for later.
-    virtual bool brings(const KBlock &, const KPart &, const Piece &) { return true; }
+    virtual bool brings(const KBlock &, const KPart &, const Rectangle &) { return true; }
 
     // Where an adder has some of its columns of C, or of what a part of k brings, by the buffer.
     static Region beside(const KAdder &adder, int buffer, Extent rows, std::int64_t place, std::int64_t columns) {
@@ -163,14 +163,14 @@ class Store {
         return in_piece(piece, rows, cols, problem_.transposed(matrix));
     }
 
-    virtual void arrives(std::size_t worker, const Piece &what, std::int32_t task) {
+    virtual void arrives(std::size_t worker, const Rectangle &what, std::int32_t task) {
         arriving_[worker][static_cast<std::size_t>(what.matrix)].add(what, task);
     }
 
     // Adds what the next product on a lane awaits for what it reads of A and B, as `Arrivals` say.
-    virtual void await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &before,
-                       std::int32_t next, std::vector<std::int32_t> &awaits) {
-        for (const Piece &read : {a, b})
+    virtual void await(std::size_t worker, const Rectangle &a, const Rectangle &b, std::size_t lane,
+                       const ByLane &before, std::int32_t next, std::vector<std::int32_t> &awaits) {
+        for (const Rectangle &read : {a, b})
             arriving_[worker][static_cast<std::size_t>(read.matrix)].await(read, lane, before, next, awaits);
     }
 
@@ -179,8 +179,8 @@ class Store {
 
   private:
     // Has room for the pieces of a usual schedule, of which a search makes many.
-    alignas(std::max_align_t) std::array<std::byte, 1 << 15> room_;
-    std::pmr::monotonic_buffer_resource memory_{room_.data(), room_.size()};
+    alignas(std::max_align_t) std::array<std::byte, 1 << 15> arena_;
+    std::pmr::monotonic_buffer_resource memory_{arena_.data(), arena_.size()};
     std::vector<std::array<Arrivals, 2>> arriving_;  // of each worker, A's and B's
 };
 
@@ -194,9 +194,9 @@ class Rings final : public Store {
     Tasks take_note(std::int32_t task, std::int32_t lane, const Region &overwritten,
                     std::span<const Operand> read) override;
     void begin(int round) override { round_ = round; }
-    bool brings(const KBlock &block, const KPart &part, const Piece &what) override;
-    void arrives(std::size_t worker, const Piece &what, std::int32_t task) override;
-    void await(std::size_t worker, const Piece &a, const Piece &b, std::size_t lane, const ByLane &before,
+    bool brings(const KBlock &block, const KPart &part, const Rectangle &what) override;
+    void arrives(std::size_t worker, const Rectangle &what, std::int32_t task) override;
+    void await(std::size_t worker, const Rectangle &a, const Rectangle &b, std::size_t lane, const ByLane &before,
                std::int32_t next, std::vector<std::int32_t> &awaits) override;
 
   private:
@@ -205,9 +205,9 @@ class Rings final : public Store {
         std::int32_t lane, task;
     };
     struct Slot {
-        Piece has{no_matrix, {}, {}};  // a k-block and the rows or columns for which it is there
-        std::int64_t asked = 0;        // when it was last asked for
-        std::vector<Piece> filled;     // what of it comes or is there
+        Rectangle has{no_matrix, {}, {}};  // a k-block and the rows or columns for which it is there
+        std::int64_t asked = 0;            // when it was last asked for
+        std::vector<Rectangle> filled;     // what of it comes or is there
         Arrivals arrivals;
         std::vector<Reader> readers, before;  // of what it has, and of what it had
     };
@@ -223,11 +223,11 @@ class Rings final : public Store {
     };
 
     using Slots = std::vector<Slot>;
-    Slot *slot_of(std::size_t worker, const Piece &what);
-    const Slot *slot_of(std::size_t worker, const Piece &what) const {
+    Slot *slot_of(std::size_t worker, const Rectangle &what);
+    const Slot *slot_of(std::size_t worker, const Rectangle &what) const {
         return const_cast<Rings *>(this)->slot_of(worker, what);
     }
-    Extent k_block(const Piece &what) const;
+    Extent k_block(const Rectangle &what) const;
     std::size_t slot_at(int ring, const Region &region) const;
     static void add(std::vector<Reader> &readers, Reader by);
 

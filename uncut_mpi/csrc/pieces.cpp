@@ -4,10 +4,11 @@
 
 namespace uncut {
 
-Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
-                 std::span<const PieceRecord> records) {
-    const std::array<bool, 3> transposed{trans_a, trans_b, false};
-    Pieces made;
+void PlacedProblem::place(std::span<const LocationRecord> memories, std::span<const BufferRecord> buffers,
+                          std::span<const PieceRecord> records) {
+    locations = Locations(memories);
+    users.assign(buffers.begin(), buffers.end());
+    pieces = {};
     for (const PieceRecord &one : records) {
         require(one.buffer >= 0 && static_cast<std::size_t>(one.buffer) < users.size(), "there is no such buffer");
         require(one.turned == 0, "a piece is stored as its matrix is");
@@ -17,9 +18,9 @@ Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::sp
         require(locations.has(at), "a matrix is on a rank or the host");
         KPiece piece{
             {one.top, one.top + one.rows}, {one.left, one.left + one.cols}, one.buffer, one.row, one.col, {}, 1};
-        if (transposed[buffer.matrix]) std::swap(piece.rows, piece.cols);
+        if (transposed(buffer.matrix)) std::swap(piece.rows, piece.cols);
         piece.origin = {at, locations.rank(at), locations.end(at), locations.in_host(at)};
-        std::vector<KPiece> &known = made[buffer.matrix];
+        std::vector<KPiece> &known = pieces[buffer.matrix];
         const auto same = std::ranges::find_if(
             known, [&](const KPiece &other) { return other.rows == piece.rows && other.cols == piece.cols; });
         if (same == known.end()) {
@@ -29,7 +30,6 @@ Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::sp
         const auto behind = same + static_cast<std::ptrdiff_t>(same->holders++);
         known.insert(behind, piece);
     }
-    return made;
 }
 
 }  // namespace uncut

@@ -64,16 +64,16 @@ struct PlacedProblem {
     bool reads_c = false;
     std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
     Locations locations;
-    Pieces pieces;
+    std::vector<BufferRecord> users;  // the caller's A, B and C,
+    Pieces pieces;                    // and what each buffer has of them
 
+    // Says where A, B and C are, as they are stored.
+    void place(std::span<const LocationRecord> memories, std::span<const BufferRecord> buffers,
+               std::span<const PieceRecord> records);
     std::uint8_t accumulator() const { return accumulator_of(dtypes[matrix_a]); }
     std::int64_t itemsize(int matrix) const { return bytes_of(dtypes[static_cast<std::size_t>(matrix)]); }
     bool rounds_c() const { return dtypes[matrix_c] != accumulator(); }  // once, when all is summed
     bool transposed(int matrix) const { return matrix == matrix_a ? op_a != op_n : matrix == matrix_b && op_b != op_n; }
 };
-
-// From records of A, B and C as they are stored.
-Pieces pieces_of(const Locations &locations, bool trans_a, bool trans_b, std::span<const BufferRecord> users,
-                 std::span<const PieceRecord> records);
 
 }  // namespace uncut

@@ -11,8 +11,8 @@ namespace {
 using Row = std::vector<double>;
 
 constexpr double norms[] = {2, 4, 8, 16, 32, 64, 128};
-constexpr int rounds_per_norm = 40;
-// Below it a round changes no share by more than a rounding error makes of it.
+constexpr int steps_per_norm = 40;
+// Below it a step changes no share by more than a rounding error makes of it.
 constexpr double converged = 1e-13;
 
 double sum(const Row &values) { return std::accumulate(values.begin(), values.end(), 0.0); }
@@ -94,7 +94,7 @@ class Fit {
     Row smoothed(Row cols) const {
         Row rows(rows_), before;
         for (double norm : norms) {
-            for (int round = 0; round < rounds_per_norm; round++) {
+            for (int step = 0; step < steps_per_norm; step++) {
                 before = cols;
                 for (std::size_t i = 0; i < rows_; i++) {
                     rows[i] = -log_sum(cols_, [&](std::size_t j) { return norm * (cols[j] - log(i, j)); }) / (norm - 1);

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "locations.hpp"
+#include "pieces.hpp"
 
 namespace uncut {
 
@@ -58,6 +58,13 @@ class ArrayBytes {
   private:
     Py_buffer view_{};
 };
+
+// From arrays of records.
+inline void place(PlacedProblem &problem, nanobind::handle locations, nanobind::handle buffers,
+                  nanobind::handle pieces) {
+    problem.place(ArrayBytes(locations).records<LocationRecord>(), ArrayBytes(buffers).records<BufferRecord>(),
+                  ArrayBytes(pieces).records<PieceRecord>());
+}
 
 // A schedule's tables, held for as long as this lives.
 class HeldTables {

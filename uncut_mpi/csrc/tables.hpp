@@ -71,24 +71,24 @@ using Tasks = std::span<const std::int32_t>;
 class RegionIndex {
   public:
     std::int32_t find_or_add(const Region &r, std::vector<RegionRecord> &table) {
-        if (2 * (table.size() + 1) > slots_.size()) reserve(2 * table.size(), table);
-        std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (slots_.size() - 1);
-        for (; slots_[at] >= 0; at = (at + 1) & (slots_.size() - 1))
-            if (r == table[static_cast<std::size_t>(slots_[at])]) return slots_[at];
-        slots_[at] = static_cast<std::int32_t>(table.size());
+        if (2 * (table.size() + 1) > places_.size()) reserve(2 * table.size(), table);
+        std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (places_.size() - 1);
+        for (; places_[at] >= 0; at = (at + 1) & (places_.size() - 1))
+            if (r == table[static_cast<std::size_t>(places_[at])]) return places_[at];
+        places_[at] = static_cast<std::int32_t>(table.size());
         table.push_back(r.record());
-        return slots_[at];
+        return places_[at];
     }
 
     // Room for so many without finding places anew.
     void reserve(std::size_t count, const std::vector<RegionRecord> &table) {
-        slots_.assign(std::bit_ceil(std::max<std::size_t>(1024, 2 * count)), -1);
+        places_.assign(std::bit_ceil(std::max<std::size_t>(1024, 2 * count)), -1);
         for (std::size_t number = 0; number < table.size(); ++number) {
             const RegionRecord &r = table[number];
-            std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (slots_.size() - 1);
-            while (slots_[at] >= 0)
-                at = (at + 1) & (slots_.size() - 1);
-            slots_[at] = static_cast<std::int32_t>(number);
+            std::size_t at = hash(r.buffer, r.row, r.col, r.rows, r.cols) & (places_.size() - 1);
+            while (places_[at] >= 0)
+                at = (at + 1) & (places_.size() - 1);
+            places_[at] = static_cast<std::int32_t>(number);
         }
     }
 
@@ -102,7 +102,7 @@ class RegionIndex {
             static_cast<std::uint64_t>(cols) * 0xd6e8feb86659fd93;
         return static_cast<std::size_t>((h * 0x9e3779b97f4a7c15) >> 32);
     }
-    std::vector<std::int32_t> slots_;  // a power of two, at most half of them taken
+    std::vector<std::int32_t> places_;  // a power of two, at most half of them taken
 };
 
 // Fills tables task by task, or without any counts the tasks: those of a region of the caller's buffers that is copied

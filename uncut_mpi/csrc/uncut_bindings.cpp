@@ -43,10 +43,7 @@ void bind_uncut_scheduler(nb::module_ &m) {
     input.def(nb::init<>())
         .def(nb::init<const Input &>())
         .def("set_pieces", [](Input &self, nb::handle locations, nb::handle buffers, nb::handle pieces) {
-            const ArrayBytes location_bytes(locations), buffer_bytes(buffers), piece_bytes(pieces);
-            self.locations = Locations(location_bytes.records<LocationRecord>());
-            self.pieces = pieces_of(self.locations, self.op_a != op_n, self.op_b != op_n,
-                                    buffer_bytes.records<BufferRecord>(), piece_bytes.records<PieceRecord>());
+            place(self, locations, buffers, pieces);
         });
     m.def("schedule_uncut", &schedule_tables, nb::arg("input"),
           "Return (tasks, operands, regions, awaits, lanes, caches, end in picoseconds); tables as uint8 arrays, "

@@ -99,7 +99,7 @@ void Scheduler::first_hops(Worker &w, int side, std::size_t tile, const Region &
         auto consider = [&](int source, Time eta) {
             const Time ready = blind() ? 0 : std::max(eta, wait);
             const Link &l = link(source, destination);
-            take(source, false, start_hop(std::max(ready, free_at(l)), cost(l, chunk_bytes), chunks));
+            take(source, false, next_hop({ready, ready}, free_at(l), cost(l, chunk_bytes), chunks));
             const Detour *d = detour(side, source, destination);
             if (!d || !can_relay(w, side, tile, *d)) return;
             take(source, true, over(*d, {ready, ready}, relayed_bytes, relayed_chunks, blind()));

@@ -5,11 +5,13 @@ namespace uncut {
 
 // To a holder of a tile, or from there.
 Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, std::int32_t piece, bool inward, Time not_before) {
-    const int holder = location_of(matrix_c, piece), from = inward ? holder : w.rank, to = inward ? w.rank : holder;
+    const int holder = in_.pieces[matrix_c][piece].origin.location, from = inward ? holder : w.rank,
+              to = inward ? w.rank : holder;
     const auto arrival = [&](const CWay &way, bool idle) {
         return over(way.path, {not_before, not_before}, way.chunk_bytes, way.chunks, idle).last;
     };
-    CWay way{{}, 1, c_bytes(w, i, j)};
+    const Region tile = held_c_region(w, i, j, piece);
+    CWay way{{}, 1, chunk_bytes_of(matrix_c, tile, 1)};
     Link &direct = way.path.leg[0] = link(from, to);
     if (!inward && in_.overlap) {
         direct.resource = direct.at;  // results have a lane of their own
@@ -19,7 +21,6 @@ Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, std::int32_t pie
     const Detour *d = detour(matrix_c, from, to);
     const auto keeps = [&](int relay) { return can_keep(relay, matrix_c); };
     if (d && std::all_of(d->relay.begin(), d->relay.begin() + d->relays, keeps)) {
-        const Region tile = held_c_region(w, i, j, piece);
         const int chunks = relay_chunks_of(matrix_c, tile);
         const CWay relayed{*d, chunks, chunk_bytes_of(matrix_c, tile, chunks)};
         if (arrival(relayed, blind()) < arrival(way, blind())) way = relayed;

@@ -64,8 +64,6 @@ struct Hops {
     std::size_t size() const { return first.size(); }
 };
 
-inline Arrival start_hop(Time start, Time cost, int chunks) { return {start + cost, start + chunks * cost}; }
-
 // Chunks pass one after the other at constant cost. So a hop ends either `chunks` costs after it could start or one
 // cost after the last chunk reached its source, whichever is later.
 inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {

@@ -170,15 +170,11 @@ class Scheduler {
     std::size_t sub_index(const Worker &w, const Subproblem &s) const {
         return (static_cast<std::size_t>(s.j) * w.mt + s.i) * kt_ + s.p;
     }
-    std::int64_t c_bytes(const Worker &w, int i, int j) const {
-        return row_extent(w, i).size() * col_extent(w, j).size() * in_.itemsize(matrix_c);
-    }
     std::size_t c_index(const Worker &w, int i, int j) const { return static_cast<std::size_t>(j) * w.mt + i; }
     void make_cuts();
     Cuts cut(Extent of, const std::vector<std::int64_t> &edges) const;
     std::int32_t piece_of(int matrix, Extent rows, Extent cols, std::int32_t hint) const;
     std::int32_t home_of(int matrix, std::int32_t piece, int rank) const;
-    int location_of(int matrix, std::int32_t piece) const { return in_.pieces[matrix][piece].origin.location; }
     void find_origins(int side, int group);
     const KOrigin &origin(int side, int group, std::size_t tile) const {
         return in_.pieces[side][origins_[side][group][tile]].origin;
