@@ -888,7 +888,7 @@ def test_a_dropped_operation_is_refused_unless_another_implies_it(make: Callable
     assert lost >= 15
 
 
-@pytest.mark.parametrize("value", [0, 2**32 - 1])
+@pytest.mark.parametrize("value", [0, -1])
 @pytest.mark.parametrize("make", [busy_case, host_case])
 def test_a_wait_for_less_than_one_task_is_refused(make: Callable[[int], Case], value: int) -> None:
     _, schedule, lists = make(1)

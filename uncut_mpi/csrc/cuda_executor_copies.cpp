@@ -65,8 +65,8 @@ void Executor::pack(const Program &program, const Operation &operation) {
     const auto bytes = static_cast<std::int64_t>(copy.bytes);
     const Operand *operands = &program.operands[operation.first_operand];
     const Operand &to = operands[0];
-    const PackedCopy one =
-        packed_copy(copy.shape.dst_device, copy.shape.src_device, to.rows, to.cols, to.ld, operands[1].ld, bytes_of(to.dtype));
+    const PackedCopy one = packed_copy(copy.shape.dst_device, copy.shape.src_device, to.rows, to.cols, to.ld,
+                                       operands[1].ld, bytes_of(to.dtype));
     if (goes_between(ends)) {
         if (bytes > 0) add_to_series(lane, one, operands);
         return;

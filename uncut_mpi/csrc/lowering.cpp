@@ -1,7 +1,6 @@
 #include "lowering.hpp"
 
 #include <algorithm>
-#include <functional>
 
 namespace uncut {
 namespace {
@@ -14,6 +13,7 @@ std::uint64_t key_of(std::int32_t first, std::int32_t second) {
 
 Lowerer::Lowerer(const ScheduleTables &tables, std::size_t num_ranks, std::int32_t rank)
     : tables_(tables), ranks_(num_ranks) {
+    kept_.clear(tables.lanes.size());
     for (std::size_t r = 0; r < num_ranks; ++r)
         ranks_[r].wanted = rank < 0 || static_cast<std::size_t>(rank) == r;
     std::vector<std::int32_t> count(num_ranks, 0);
@@ -37,20 +37,8 @@ void Lowerer::take_task(const TaskRecord &task) {
     Lane &lane = lanes_.at(task.lane);
     const auto number = static_cast<std::int32_t>(tasks_.size());
     Task waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
-    // Of the awaited tasks on one lane the furthest is looked at first, which implies the others.
-    const auto awaits = tables_.awaits.subspan(task.first_await, task.num_awaits);
-    awaited_.assign(awaits.begin(), awaits.end());
-    std::sort(awaited_.begin(), awaited_.end(), std::greater<>());
-    std::size_t kept = 0;
-    for (const std::int32_t awaited : awaited_) {
-        const Task &producer = tasks_.at(awaited);
-        if (producer.lane == task.lane) continue;
-        std::int32_t &reached = furthest_[key_of(task.lane, producer.lane)];
-        if (producer.sequence <= reached) continue;
-        reached = producer.sequence;
-        awaited_[kept++] = awaited;
-    }
-    awaited_.resize(kept);
+    awaited_.clear();
+    kept_.each(tables_, task, [this](std::int32_t awaited) { awaited_.push_back(awaited); });
     std::reverse(awaited_.begin(), awaited_.end());
     for (const bool local : {true, false})  // events, then flags
         for (const std::int32_t awaited : awaited_) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "kept_waits.hpp"
 #include "locations.hpp"
 
 namespace uncut {
@@ -77,8 +78,8 @@ class Lowerer {
     std::vector<Lane> lanes_;
     ScheduleTables tables_;
     std::vector<Rank> ranks_;
-    std::unordered_map<std::uint64_t, std::int32_t> furthest_;  // (waiting lane, awaited lane): sequence waited for
-    std::unordered_map<std::uint64_t, std::int32_t> flags_;     // (producing lane, waiting rank): slot
+    KeptWaits kept_;
+    std::unordered_map<std::uint64_t, std::int32_t> flags_;  // (producing lane, waiting rank): slot
     std::int32_t span_ = 1;
     std::vector<Task> tasks_;  // all tasks, and their waits
     std::vector<Wait> waits_;

@@ -5,11 +5,6 @@
 #include <stdexcept>
 
 namespace uncut {
-namespace {
-
-constexpr std::size_t most_lanes_squared = std::size_t{1} << 22;
-
-}  // namespace
 
 void Simulator::run(const ScheduleTables &tables, Simulated &result) {
     const std::size_t count = tables.tasks.size();
@@ -127,33 +122,23 @@ void Simulator::link_tasks() {
 
 // -- issuing --------------------------------------------------------------------------------------
 
-// Waits as `lower` keeps them: one that an earlier wait of the lane on the same lane implies costs nothing.
 void Simulator::count_waits() {
-    const std::size_t count = t_.tasks.size(), lanes = t_.lanes.size();
-    const bool exact = lanes * lanes <= most_lanes_squared;
-    reach_.assign(exact ? lanes * lanes : 0, -1);
+    const std::size_t count = t_.tasks.size();
+    kept_.clear(t_.lanes.size());
     issues_.assign(count, {});
     for (std::size_t i = 0; i < count; ++i) {
         const TaskRecord &task = t_.tasks[i];
-        for (std::int32_t a = task.num_awaits; a-- > 0;) {  // the furthest first
-            const std::int32_t awaited = t_.awaits[task.first_await + a];
-            const TaskRecord &before = t_.tasks[awaited];
-            if (before.lane == task.lane) continue;
-            if (exact) {
-                std::int32_t &far = reach_[static_cast<std::size_t>(task.lane) * lanes + before.lane];
-                if (awaited <= far) continue;
-                far = awaited;
-            }
+        kept_.each(t_, task, [&](std::int32_t awaited) {
             const bool local = is_local(tasks_[awaited], tasks_[i]);
             issues_[i].own += local ? m_.event_s : m_.wait_s;
             issues_[i].waits = true;
             if (!local) tasks_[i].before = m_.wait_lane_s;
             const std::uint64_t bit = std::uint64_t{1} << (local ? 0 : 1 + task.rank % 63);
-            if (issues_[awaited].told & bit) continue;
+            if (issues_[awaited].told & bit) return;
             issues_[awaited].told |= bit;
             issues_[awaited].extra += local ? m_.event_s : m_.signal_s;
             if (!local) tasks_[awaited].behind += m_.signal_lane_s;
-        }
+        });
     }
 }
 

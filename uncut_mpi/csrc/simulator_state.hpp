@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "kept_waits.hpp"
 #include "packing.hpp"
 #include "shared_rates.hpp"
 #include "simulator.hpp"
@@ -184,7 +185,7 @@ class Simulator {
     std::vector<Issue> issues_;
     std::vector<Pack> packs_;  // by lane
     std::vector<Serial> series_;
-    std::vector<std::int32_t> reach_;
+    KeptWaits kept_;
     std::vector<double> clock_;
 
     std::vector<Event> starts_;  // a heap, the first one on top
