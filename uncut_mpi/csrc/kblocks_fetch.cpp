@@ -222,7 +222,7 @@ Delivery Scheduler::to_deliver(Extent columns, const KStep &step) const {
     return one;
 }
 
-// A device that serves its copies one after another sends few, long ones: each taker gets some of the runs from there,
+// A device that serves its copies one after another sends few, long ones. Each taker gets some of the runs from there,
 // and hands them on when all of them are there. So no copy waits between those that follow one another on a lane, and
 // these are one (packing.hpp).
 void Scheduler::hand_out_whole(const KStep &step) {

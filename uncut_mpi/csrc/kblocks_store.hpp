@@ -16,7 +16,7 @@
 
 namespace uncut::kblocks {
 
-constexpr std::size_t usual_strips = 12, usual_pieces = 4;  // of a matrix at a rank, and of a strip
+constexpr std::size_t usual_strips = 12, usual_arrivals = 4;  // of a matrix at a rank, and of a strip
 
 // Compute lanes of products: they take turns where that is asked for, and one begins as the one before it runs out of
 // blocks.
@@ -32,8 +32,8 @@ struct Rectangle {
     Extent across, k;  // rows of A or columns of B
 };
 
-// Which tasks brought pieces of op(A) or op(B) to a rank, and which of them its products have awaited. A product looks
-// at none that lie beside what it reads or that its lane has awaited, however many there are.
+// Which tasks brought rectangles of op(A) or op(B) to a rank, and which of them its products have awaited. A product
+// looks at none that lie beside what it reads or that its lane has awaited, however many there are.
 class Arrivals {
   public:
     Arrivals(std::pmr::memory_resource *memory = std::pmr::get_default_resource()) : strips_(memory) {
@@ -46,10 +46,10 @@ class Arrivals {
             --strip;
         } else {
             strip = strips_.insert(strip, Strip{what.across, std::pmr::vector<Arrival>(strips_.get_allocator())});
-            strip->pieces.reserve(usual_pieces);
+            strip->arrived.reserve(usual_arrivals);
         }
-        const auto own = static_cast<std::int32_t>(strip->pieces.size());
-        strip->pieces.push_back({what.k, task, on_no_lane, {own, own}});
+        const auto own = static_cast<std::int32_t>(strip->arrived.size());
+        strip->arrived.push_back({what.k, task, on_no_lane, {own, own}});
         widest_ = std::max(widest_, what.across.size());
     }
     void clear() { strips_.clear(), widest_ = 0; }
@@ -63,14 +63,14 @@ class Arrivals {
              strip != strips_.end() && strip->across.first < read.across.last; ++strip) {
             if (strip->is_done(lane) || !strip->across.meets(read.across)) continue;
             for (std::size_t at = strip->new_to(lane, strip->first_beyond(read.k.first));
-                 at < strip->pieces.size() && strip->pieces[at].k.first < read.k.last; at = strip->new_to(lane, at)) {
-                Arrival &piece = strip->pieces[at];
+                 at < strip->arrived.size() && strip->arrived[at].k.first < read.k.last; at = strip->new_to(lane, at)) {
+                Arrival &one = strip->arrived[at];
                 bool awaited = false;
                 for (std::size_t other = 0; other < before.size(); ++other)
-                    awaited = awaited || (piece.awaited_by[other] >= 0 && piece.awaited_by[other] <= before[other]);
-                if (!awaited) awaits.push_back(piece.task);
-                piece.awaited_by[lane] = next;
-                ++piece.new_from[lane];
+                    awaited = awaited || (one.awaited_by[other] >= 0 && one.awaited_by[other] <= before[other]);
+                if (!awaited) awaits.push_back(one.task);
+                one.awaited_by[lane] = next;
+                ++one.new_from[lane];
                 ++strip->awaited[lane];
             }
         }
@@ -83,32 +83,33 @@ class Arrivals {
         ByLane awaited_by;
         ByLane new_from;  // all from this one to before that one have been awaited on the lane
     };
-    // Pieces of one width, of which none begins or ends before another one that came earlier.
+    // Those of one width, of which none begins or ends before another one that came earlier.
     struct Strip {
         Extent across;
-        std::pmr::vector<Arrival> pieces;
+        std::pmr::vector<Arrival> arrived;
         std::array<std::size_t, product_lanes.size()> awaited{};  // how many on each lane
 
-        bool is_done(std::size_t lane) const { return awaited[lane] == pieces.size(); }
+        bool is_done(std::size_t lane) const { return awaited[lane] == arrived.size(); }
         bool takes(const Rectangle &what) const {
-            return across == what.across && pieces.back().k.first <= what.k.first &&
-                   pieces.back().k.last <= what.k.last;
+            return across == what.across && arrived.back().k.first <= what.k.first &&
+                   arrived.back().k.last <= what.k.last;
         }
-        // The first piece that ends beyond there: most often one of the last.
+        // The first one that ends beyond there: most often one of the last.
         std::size_t first_beyond(std::int64_t k) const {
             std::size_t near = 1;
-            while (near < pieces.size() && pieces[pieces.size() - near].k.last > k)
+            while (near < arrived.size() && arrived[arrived.size() - near].k.last > k)
                 near *= 2;
-            const auto from = near < pieces.size() ? pieces.end() - static_cast<std::ptrdiff_t>(near) : pieces.begin();
+            const auto from =
+                near < arrived.size() ? arrived.end() - static_cast<std::ptrdiff_t>(near) : arrived.begin();
             const auto is_before = [k](const Arrival &one) { return one.k.last <= k; };
-            return static_cast<std::size_t>(std::partition_point(from, pieces.end(), is_before) - pieces.begin());
+            return static_cast<std::size_t>(std::partition_point(from, arrived.end(), is_before) - arrived.begin());
         }
         // The first one from there on that no product on the lane has awaited. Shortens the way there by half.
         std::size_t new_to(std::size_t lane, std::size_t at) {
-            while (at < pieces.size() && pieces[at].awaited_by[lane] >= 0) {
-                std::int32_t &next = pieces[at].new_from[lane];
-                if (static_cast<std::size_t>(next) < pieces.size())
-                    next = pieces[static_cast<std::size_t>(next)].new_from[lane];
+            while (at < arrived.size() && arrived[at].awaited_by[lane] >= 0) {
+                std::int32_t &next = arrived[at].new_from[lane];
+                if (static_cast<std::size_t>(next) < arrived.size())
+                    next = arrived[static_cast<std::size_t>(next)].new_from[lane];
                 at = static_cast<std::size_t>(next);
             }
             return at;
@@ -178,7 +179,7 @@ class Store {
     const KProblem &problem_;
 
   private:
-    // Has room for the pieces of a usual schedule, of which a search makes many.
+    // Has memory for the arrivals of a usual schedule, of which a search makes many.
     alignas(std::max_align_t) std::array<std::byte, 1 << 15> arena_;
     std::pmr::monotonic_buffer_resource memory_{arena_.data(), arena_.size()};
     std::vector<std::array<Arrivals, 2>> arriving_;  // of each worker, A's and B's
