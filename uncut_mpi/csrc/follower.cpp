@@ -62,7 +62,7 @@ Follower::Follower(const FollowedProblem &problem, const ScheduleTables &tables)
 }
 
 void Follower::give(std::int32_t buffer, const Rect &rect, const Content &content) {
-    inputs_.at(static_cast<std::size_t>(buffer)).push_back({rect, {.content = content, .writer = given}});
+    inputs_.at(static_cast<std::size_t>(buffer)).push_back({rect, {content, given, {}}});
 }
 
 void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &content) {

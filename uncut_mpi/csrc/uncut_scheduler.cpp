@@ -112,17 +112,6 @@ std::int32_t Scheduler::home_of(int matrix, std::int32_t piece, int rank) const 
     return -1;
 }
 
-void Scheduler::find_origins(int side, int group) {
-    const Cuts &outer = outer_cuts_[side][group];
-    std::int32_t piece = 0;
-    for (int o = 0; o < outer.count(); ++o)
-        for (int p = 0; p < kt_; ++p) {
-            piece = side == side_a ? piece_of(side, outer[o], k_cuts_[p], piece)
-                                   : piece_of(side, k_cuts_[p], outer[o], piece);
-            origins_[side][group].push_back(piece);
-        }
-}
-
 // Where a worker's tiles of A or B, and the rows or columns of C with them, lie in its panels: one after the other.
 void Scheduler::place_tiles(Worker &w, int side) const {
     const int tiles = outer_tiles(w, side);
@@ -141,10 +130,15 @@ void Scheduler::place_tiles(Worker &w, int side) const {
 void Scheduler::make_workers() {
     workers_of_rank_.assign(in_.num_ranks, -1);
     for (int side = 0; side < 2; ++side) {
-        origins_[side].resize(outer_cuts_[side].size());
         sharers_[side].resize(outer_cuts_[side].size());
-        for (std::size_t group = 0; group < origins_[side].size(); ++group)
-            find_origins(side, static_cast<int>(group));
+        for (const Cuts &outer : outer_cuts_[side]) {
+            std::vector<std::int32_t> &pieces = origins_[side].emplace_back();
+            std::int32_t piece = 0;
+            for (int o = 0; o < outer.count(); ++o)
+                for (int p = 0; p < kt_; ++p)
+                    pieces.push_back(piece = side == side_a ? piece_of(side, outer[o], k_cuts_[p], piece)
+                                                            : piece_of(side, k_cuts_[p], outer[o], piece));
+        }
     }
     const bool dealt = !in_.owned.empty();
     const auto cols = static_cast<int>(outer_cuts_[side_b].size());

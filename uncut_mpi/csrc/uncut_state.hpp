@@ -175,7 +175,6 @@ class Scheduler {
     Cuts cut(Extent of, const std::vector<std::int64_t> &edges) const;
     std::int32_t piece_of(int matrix, Extent rows, Extent cols, std::int32_t hint) const;
     std::int32_t home_of(int matrix, std::int32_t piece, int rank) const;
-    void find_origins(int side, int group);
     const KOrigin &origin(int side, int group, std::size_t tile) const {
         return in_.pieces[side][origins_[side][group][tile]].origin;
     }
