@@ -86,7 +86,7 @@ class Call:
         Once it is finished: what this rank did.
     """
 
-    __slots__ = ("_began", "_binding", "_calls", "_planned", "_request", "_run", "_traced", "report")
+    __slots__ = ("_began", "_binding", "_calls", "_patience_s", "_planned", "_request", "_run", "_traced", "report")
 
     report: ExecutionReport
 
@@ -103,6 +103,8 @@ class Call:
                 executable.prepare_trace()
         if self._planned or self._traced:
             calls.group.barrier()
+        # Nothing may end anywhere during the longest task, and for what is allowed besides.
+        self._patience_s = calls.timeout_s + executable.longest_s
         alpha, beta = self._request.scalars
         calls.gate.epoch = epoch = calls.binder.flags.begin(executable.span)
         self._began = True
@@ -145,11 +147,6 @@ class Call:
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
         assert not report.aborted  # without a rank that reports why
-
-    @property
-    def _patience_s(self) -> float:
-        """For how long nothing may end anywhere: during the longest task, and what is allowed besides."""
-        return self._calls.timeout_s + self._binding.executable.longest_s
 
     @property
     def result(self) -> CallResult:

@@ -180,7 +180,7 @@ def keep(holdings: Holdings, session: object = None) -> None:
     Parameters
     ----------
     session : object, optional
-        One that has opened. It is not kept itself, and nothing of what is held may refer to it: when nothing refers to
+        One that has opened. It is not kept itself, and nothing of what is held may refer to it. When nothing refers to
         it any more, or the program ends, this rank has left it.
     """
     with _mutex:

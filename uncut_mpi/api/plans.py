@@ -1,8 +1,9 @@
 """
 What calls of one key run by: a plan, several of which the fastest is looked for, or those of chunks of C.
 
-All three have a key, a digest, what callers are told (`summary`, `schedule`), the plan by which the next call begins
-(`now`), what that multiplies, and all plans that may be bound to matrices (`plans`). They are the same on all ranks.
+All three have a key, a digest, and what callers are told (`summary`, `schedule`). They name the plan by which the next
+call begins (`now`), what that multiplies, and all plans that may be bound to matrices (`plans`). They are the same on
+all ranks.
 """
 
 from __future__ import annotations
