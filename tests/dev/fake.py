@@ -13,14 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from tests.helpers import interpret
+from tests.helpers.layouts import user_parts
 from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import MAX_LANES, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import MAX_LANES, Matrix, Schedule, buffer_bytes
 
 HERE = pathlib.Path(__file__).parent
 SOURCES = HERE.parent.parent / "uncut_mpi" / "csrc"
@@ -224,6 +227,33 @@ class FakeCluster:
 def load(case: Pushed, cluster: FakeCluster, seed: int = 0) -> None:
     """Fill the buffers of a case's schedule."""
     case.fill(cluster.schedule, {i: cluster.buffer(i) for i in range(len(cluster.schedule.buffers))}, seed)
+
+
+def filled_with_numbers(cluster: FakeCluster, seed: int) -> tuple[tuple[complex, complex], Callable[[], bool]]:
+    """
+    Give A, B and C numbers and all else NaN; return alpha, beta and what says whether a call was right.
+
+    It was if C is, and nothing beside C in its memory has changed; C has its first numbers again then.
+    """
+    schedule = cluster.schedule
+    data = interpret.random_data(schedule.problem, seed)
+    memory = [cluster.buffer(index) for index in range(len(schedule.buffers))]
+    for block in cluster.memory:
+        block.fill(0xFF)  # NaN, in all padding too
+    for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
+        for _, held, place in user_parts(schedule, matrix, memory):
+            held[...] = values[place]
+    result, bound = interpret.reference(schedule.problem, data)
+    parts = user_parts(schedule, Matrix.C, memory)
+    before = {at: cluster.memory[at].copy() for at, _, _ in parts}
+
+    def is_right() -> bool:
+        right = all((np.abs(held.astype(result.dtype) - result[at]) <= bound[at]).all() for _, held, at in parts)
+        for _, held, at in parts:
+            held[...] = data.c[at]
+        return right and all(np.array_equal(cluster.memory[at], was) for at, was in before.items())
+
+    return (data.alpha, data.beta), is_right
 
 
 def succeed(reports: Mapping[int, ExecutionReport]) -> None:

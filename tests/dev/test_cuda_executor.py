@@ -16,11 +16,10 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.dev.fake import FakeCluster, bind, load, succeed
-from tests.helpers import interpret
+from tests.dev.fake import FakeCluster, bind, filled_with_numbers, load, succeed
 from tests.helpers.by_hand import ByHand
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
-from tests.helpers.layouts import even, user_parts
+from tests.helpers.layouts import even
 from tests.helpers.numbers import factors_of
 from tests.helpers.planned import plan_several, setting_of
 from tests.helpers.pushed import Pushed
@@ -39,7 +38,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
@@ -102,23 +101,6 @@ def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake)
         per_rank = np.bincount(schedule.tasks["rank"][bodies], minlength=schedule.num_ranks)
         assert [reports[r].tasks for r in range(schedule.num_ranks)] == per_rank.tolist()
         assert sum(report.copy_bytes for report in reports.values()) == int(schedule.copies()[:, 3].sum())
-
-
-def filled_with_numbers(cluster, seed):
-    """Give A, B and C numbers and all else NaN; return a function that says whether C is right after a call."""
-    schedule = cluster.schedule
-    data = interpret.random_data(schedule.problem, seed)
-    memory = [cluster.buffer(index) for index in range(len(schedule.buffers))]
-    for block in cluster.memory:
-        block.fill(0xFF)  # NaN
-    for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
-        for _, held, place in user_parts(schedule, matrix, memory):
-            held[...] = values[place]
-    result, bound = interpret.reference(schedule.problem, data)
-    return (data.alpha, data.beta), lambda: all(
-        (np.abs(held - result[place]) <= bound[place]).all()
-        for _, held, place in user_parts(schedule, Matrix.C, memory)
-    )
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])

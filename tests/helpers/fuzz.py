@@ -14,11 +14,12 @@ from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from tests.helpers import interpret
 from tests.helpers.planned import plan_several
-from tests.helpers.random_schedules import slow_where_misaligned
+from tests.helpers.shapes import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -26,7 +27,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import MATRICES, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import without_product
+from uncut_mpi.planning import kblocks_request, tiles, without_product
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import (
     BEGINS,
@@ -43,6 +44,7 @@ from uncut_mpi.planning.options import (
 from uncut_mpi.planning.schedule import LaneKind, Schedule
 from uncut_mpi.planning.verify import verify
 
+SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
 Draw = Callable[[st.SearchStrategy], object]
 MOST_TASKS_RUN = 3000
 """Of larger schedules the proof is all: numpy takes 0.1 ms for a task."""
@@ -54,7 +56,8 @@ class Case:
     A problem, where its matrices are, and how it shall be computed; `scalars` are alpha and beta of a run.
 
     `private` buffers, as the planner counts parts, are their owner's alone. Links are as fast as each other, or not.
-    `slot_bytes` is what `without_product` gives slots, so that small matrices pass through them in several pieces.
+    `slot_bytes` is what `without_product` gives slots, and chunks and slices have `least` bytes or columns, so that
+    small matrices pass in several pieces.
     """
 
     problem: GemmProblem
@@ -66,6 +69,7 @@ class Case:
     misaligned: bool
     uneven_links: bool
     slot_bytes: int
+    least: int
     scalars: tuple[float, float]
     seed: int
 
@@ -79,7 +83,11 @@ class Case:
         return slow_where_misaligned(machine) if self.misaligned else machine
 
     def schedule(self) -> Schedule:
-        with mock.patch.object(without_product, "SLOT_BYTES", self.slot_bytes):
+        with (
+            mock.patch.object(without_product, "SLOT_BYTES", self.slot_bytes),
+            mock.patch.object(kblocks_request, "MIN_SLICE_BYTES", self.least),
+            mock.patch.multiple(tiles, MIN_CHUNK_BYTES=self.least, MIN_CHUNK_COLUMNS=self.least),
+        ):
             made = plan_several(self.problem, self.placement, self.num_ranks, self.machine, self.options, self.private)
         return made[0].schedule
 
@@ -155,6 +163,8 @@ def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: 
         placement = Placement(draw(layouts(of_a, ranks)), Location.host(), draw(layouts(of_c, ranks)))
     else:
         placement = Placement(*(draw(wheres(shape, ranks)) for shape in (of_a, of_b, of_c)))
+        whole = [name for name in "abc" if isinstance(getattr(placement, name), Location) and draw(st.booleans())]
+        problem = dataclasses.replace(problem, **{f"ld{name}": 10 * most_extent + ord(name) for name in whole})
     owned = [at for at, part in enumerate(user_parts(problem, placement)) if part.location.rank is not None]
     alone = st.lists(st.sampled_from(owned), unique=True, max_size=3) if owned else st.just([])
     scalar = st.sampled_from((1.2345, 1.0, 0.0, -0.75))
@@ -166,6 +176,7 @@ def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: 
         misaligned=draw(st.booleans()),
         uneven_links=draw(st.booleans()),
         slot_bytes=draw(st.sampled_from((without_product.SLOT_BYTES, 64, 1000))),
+        least=draw(st.sampled_from((1 << 10, 1))),
         scalars=(draw(scalar), draw(scalar)),
         seed=draw(st.integers(0, 1 << 16)),
     )  # fmt: skip
@@ -251,21 +262,27 @@ def any_options(draw: Draw, placement: Placement, ranks: int) -> ScheduleOptions
         return ScheduleOptions()
     tile = draw(st.sampled_from((0, 4, 8, 16, 17)))
     if scheduler in ("bands", "cyclic"):
-        variant = draw(st.sampled_from(("", *(f":{one}" for one in DISTRIBUTIONS)))) if scheduler == "cyclic" else ""
-        return ScheduleOptions(scheduler + variant, tile=tile)
+        if scheduler == "bands":
+            return ScheduleOptions("bands", tile=tile)
+        variant = draw(st.sampled_from(("", *(f":{one}" for one in DISTRIBUTIONS))))
+        grid = draw(st.sampled_from((None, (1, ranks), (ranks, 1))))
+        return ScheduleOptions(
+            f"cyclic{variant}", tile=tile, grid=grid, max_hops=draw(st.sampled_from((None, 0, 1, 2)))
+        )
     if draw(st.sampled_from((True, False, False, False))):
         return ScheduleOptions(scheduler)
     devices = draw(st.one_of(st.none(), st.lists(st.integers(0, ranks - 1), min_size=1, unique=True).map(tuple)))
     if scheduler == "uncut":
-        return draw(uncut_options(tile, devices))
+        shape = draw(grids_of_ranks(ranks if devices is None else len(devices))) if draw(st.booleans()) else {}
+        return draw(uncut_options(tile, devices, shape))
     splits, shape = draw(shares(ranks if devices is None else len(devices)))
     in_rings = splits == 1 and "areas" not in shape and draw(st.sampled_from((False, False, True)))
     return ScheduleOptions("kblocks", devices=devices, blocking=draw(blockings(splits, in_rings=in_rings)), **shape)
 
 
 @st.composite
-def uncut_options(draw: Draw, tile: int, devices: tuple[int, ...] | None) -> ScheduleOptions:
-    """Most options of uncut."""
+def uncut_options(draw: Draw, tile: int, devices: tuple[int, ...] | None, shape: dict[str, object]) -> ScheduleOptions:
+    """Most options of uncut, on a grid of some shape."""
     flags = {name: draw(st.booleans()) for name in ("caching", "overlap", "batch", "wr_lazy")}
     return ScheduleOptions(
         "uncut",
@@ -278,6 +295,7 @@ def uncut_options(draw: Draw, tile: int, devices: tuple[int, ...] | None) -> Sch
         order=draw(st.sampled_from(ORDERS)),
         max_hops=draw(st.sampled_from((None, 0, 2))),
         **flags,
+        **shape,
     )
 
 
@@ -285,25 +303,31 @@ def uncut_options(draw: Draw, tile: int, devices: tuple[int, ...] | None) -> Sch
 def shares(draw: Draw, places: int) -> tuple[int, dict[str, object]]:
     """In how many parts k goes to ranks, and how C is cut among so many; areas, or a grid with shares or without."""
     splits = draw(st.sampled_from([one for one in range(1, places + 1) if one in (1, 2, 3, places)]))
-    part = st.floats(0.125, 4, width=16)
-
-    def some(count: int) -> tuple[float, ...]:
-        return tuple(draw(st.lists(part, min_size=count, max_size=count)))
-
     options: dict[str, object] = {}
     if splits > 1 and draw(st.booleans()):
-        options["k_shares"] = some(splits)
+        options["k_shares"] = draw(some_shares(splits))
     cells = places // splits
     if draw(st.sampled_from((False, False, True))):
         edges = [0, *sorted(draw(st.sets(st.integers(1, cells - 1), max_size=4)) if cells > 1 else ()), cells]
-        return splits, {**options, "areas": tuple(some(stop - start) for start, stop in itertools.pairwise(edges))}
+        columns = (draw(some_shares(stop - start)) for start, stop in itertools.pairwise(edges))
+        return splits, {**options, "areas": tuple(columns)}
+    return splits, {**options, **draw(grids_of_ranks(cells))}
+
+
+def some_shares(count: int) -> st.SearchStrategy[tuple[float, ...]]:
+    """Return a strategy for what so many have of a whole."""
+    return st.lists(st.floats(0.125, 4, width=16), min_size=count, max_size=count).map(tuple)
+
+
+@st.composite
+def grids_of_ranks(draw: Draw, cells: int) -> dict[str, object]:
+    """A grid of at most so many ranks, with shares or without."""
     rows = draw(st.integers(1, cells))
-    cols = draw(st.integers(1, cells // rows))
-    options["grid"] = rows, cols
-    for name, count in (("row_shares", rows), ("col_shares", cols)):
+    options: dict[str, object] = {"grid": (rows, draw(st.integers(1, cells // rows)))}
+    for name, count in zip(("row_shares", "col_shares"), options["grid"], strict=True):
         if draw(st.booleans()):
-            options[name] = some(count)
-    return splits, options
+            options[name] = draw(some_shares(count))
+    return options
 
 
 @st.composite

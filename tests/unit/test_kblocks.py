@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.blocking import k_blocks
-from tests.helpers.random_schedules import slow_where_misaligned, with_shapes
+from tests.helpers.shapes import slow_where_misaligned, with_shapes
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.costs import RowRates
 from uncut_mpi.model.dtypes import DType

@@ -16,7 +16,7 @@ from tests.helpers import oracle
 from tests.helpers.canonical import canonical_digest
 from tests.helpers.planned import search
 from tests.helpers.proven import check
-from tests.helpers.random_schedules import with_shapes
+from tests.helpers.shapes import with_shapes
 from uncut_mpi import _native
 from uncut_mpi.errors import ParamError, PlanError, TopologyError
 from uncut_mpi.model.dtypes import DType

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.planned import search
-from tests.helpers.random_schedules import slow_where_misaligned, with_shapes
+from tests.helpers.shapes import slow_where_misaligned, with_shapes
 from uncut_mpi.bench.datasets import uncut_irregular
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.costs import HELD, IssueCosts, RowRates

@@ -1,0 +1,25 @@
+"""Random products on the CUDA executor with a fake driver, against numpy, all of our memory full of NaN."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.dev.fake import FakeCluster, filled_with_numbers, succeed
+from tests.helpers import fuzz
+from uncut_mpi.model.dtypes import DType
+
+
+@settings(fuzz.SETTINGS, max_examples=200)
+@given(case=fuzz.cases("product", 4, 40), tuned=st.booleans())
+def test_random_products_are_right_and_write_nothing_beside_c(fake, case: fuzz.Case, tuned: bool) -> None:
+    hypothesis.assume(case.problem.dtype is not DType.f16)  # which the fake does not have
+    schedule = case.schedule()
+    fake.product_ticks(usual=1000 * tuned)
+    cluster = FakeCluster(fake, schedule, tune_from=0 if tuned else math.inf)
+    scalars, is_right = filled_with_numbers(cluster, case.seed)
+    succeed(cluster.run(*scalars))
+    assert is_right()
