@@ -12,42 +12,6 @@ from tests.helpers.hostile import Closed
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
-NO_RANKS = ["0", 0.0, True, None, np.float64(0), np.True_, 1j, [0], b"0", np.array([0]), Closed(), 2**70, -1, 99]
-ODD_SHAPES = [
-    (2.0, 2), ("2", 2), (True, 2), (2, None), (-1, 2), (2, -(2**70)), (2**70, 2), (2**40, 2**40), (2,), (2, 2, 2), 4,
-    "22", b"22", None, {2, 3}, {2: 2, 3: 3}, np.zeros((2, 2)), np.array([2.0, 2.0]), (2, Closed()), Closed(),
-    (2, np.nan), (1 << 62, 0),
-]  # fmt: skip
-ODD_TYPES = ["f128", "x", 8, 3.5, int, bool, "f8,f8", [], {}, Closed(), ["f8"], "O", object, ">f8", Closed]
-ODD_ORDERS = ["c", "f", "A", "K", "", None, b"C", 0, ["C"], {}, Closed(), np.array("C"), True]
-names = lambda value: f"{type(value).__name__}"  # noqa: E731
-
-
-@pytest.mark.parametrize("rank", NO_RANKS, ids=names)
-def test_what_is_no_rank_is_refused(comm, session, rank):
-    expect(comm, um.ParamError, ["root"], lambda: session.register(np.ones((2, 2)), root=rank))
-    expect(comm, um.ParamError, ["rank"], lambda: session.empty_device((2, 2), rank=rank))
-
-
-@pytest.mark.parametrize("shape", ODD_SHAPES, ids=names)
-def test_what_is_no_shape_is_refused(comm, session, shape):
-    expect(comm, um.ParamError, ["shape"], lambda: session.empty_host(shape))
-    expect(comm, um.ParamError, ["shape"], lambda: session.empty_device(shape, rank=0))
-
-
-@pytest.mark.parametrize("dtype", ODD_TYPES, ids=names)
-def test_what_is_no_type_is_refused(comm, session, dtype):
-    expect(comm, um.ParamError, ["dtype"], lambda: session.empty_host((2, 2), dtype))
-    expect(comm, um.ParamError, ["dtype"], lambda: session.empty_device((2, 2), dtype, rank=0))
-    expect(comm, um.ParamError, ["dtype"], lambda: session.register(np.ones((2, 2)), root=0, dtype=dtype))
-
-
-@pytest.mark.parametrize("order", ODD_ORDERS, ids=names)
-def test_what_is_no_order_is_refused(comm, session, order):
-    expect(comm, um.ParamError, ["order"], lambda: session.empty_host((2, 2), order=order))
-    expect(comm, um.ParamError, ["order"], lambda: session.empty_device((2, 2), rank=0, order=order))
-
-
 @pytest.mark.mpi(min_size=2)
 def test_equal_values_of_different_kinds_are_equal_on_all_ranks(comm, session):
     mine = comm.rank % 2

@@ -17,6 +17,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.hostile import Hostile
+from uncut_mpi.api.wanted import new_matrix
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import flag, real_number, shown, type_text, whole_number
@@ -268,6 +269,27 @@ def test_truth_values_of_python_and_numpy_are_flags(kind):
 def test_what_is_no_truth_value_is_refused(value):
     with pytest.raises(ParamError, match=r"verify = .* is an? \w+: pass True or False"):
         flag("verify", value)
+
+
+# -- what a new matrix is made of ------------------------------------------------------------------
+
+
+ODD = {
+    "shape": [
+        (2.0, 2), ("2", 2), (True, 2), (2, None), (-1, 2), (2, -(2**70)), (2**70, 2), (2**40, 2**40), (2,), (2, 2, 2),
+        4, "22", b"22", None, {2, 3}, {2: 2, 3: 3}, np.zeros((2, 2)), np.array([2.0, 2.0]), (2, math.nan), (1 << 62, 0),
+    ],
+    "dtype": ["f128", "x", 8, 3.5, int, bool, "f8,f8", [], {}, ["f8"], "O", object, ">f8", Hostile],
+    "order": ["c", "f", "A", "K", "", None, b"C", 0, ["C"], {}, Hostile(), np.array("C"), True],
+    "memory": ["gpu", None, 0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ODD.items() for value in values])
+def test_what_is_none_of_a_matrix_is_refused_by_name(name, value):
+    about = {"shape": (2, 2), "dtype": "f64", "order": "C", "layout": um.Layout.rows(), "memory": "host"}
+    with pytest.raises(ParamError, match=name):
+        new_matrix(**{**about, name: value})
 
 
 # -- texts ---------------------------------------------------------------------------------------
