@@ -5,7 +5,7 @@
 
 namespace {
 
-int g_block = 0, g_devices = 0, g_alive = 0, g_mode = 0;
+int g_handle = 0, g_mode = 0;
 
 template <typename T>
 int multiply(bool transposed, std::size_t m, std::size_t n, std::size_t k, T alpha, const T *a, std::size_t lda,
@@ -32,20 +32,20 @@ int cublasGetProperty(int type, int *value) {
 }
 
 int cublasCreate_v2(void **handle) {
-    *handle = &g_alive;
+    *handle = &g_handle;
     return 0;
 }
 
 int cublasSetMathMode(void *handle, int mode) {
     g_mode = mode;
-    return handle == &g_alive ? 0 : 7;
+    return handle == &g_handle ? 0 : 7;
 }
 
 int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha, const void *a, int type_a,
                  int lda, const void *b, int type_b, int ldb, const void *beta, void *c, int type_c, int ldc,
                  int compute, int algorithm) {
     // 16: parts of k are added up in the type that is computed in.
-    if (handle != &g_alive || type_a != type_b || type_b != type_c || algorithm != -1 || g_mode != 16) return 7;
+    if (handle != &g_handle || type_a != type_b || type_b != type_c || algorithm != -1 || g_mode != 16) return 7;
     const auto extent = [](int value) { return static_cast<std::size_t>(value); };
     if (type_a == 1 && compute == 70) {
         return multiply(op_a || op_b, extent(m), extent(n), extent(k), *static_cast<const double *>(alpha),
@@ -59,46 +59,4 @@ int cublasGemmEx(void *handle, int op_a, int op_b, int m, int n, int k, const vo
     }
     return 15;  // not supported
 }
-
-int cublasXtCreate(void **handle) {
-    g_alive++;
-    *handle = &g_block;
-    return 0;
-}
-
-int cublasXtDestroy(void *handle) {
-    g_alive--;
-    return handle == &g_block ? 0 : 7;
-}
-
-int cublasXtDeviceSelect(void *handle, int count, int ordinals[]) {
-    g_devices = 0;
-    for (int i = 0; i < count; i++)
-        g_devices |= 1 << ordinals[i];
-    return handle == &g_block ? 0 : 7;
-}
-
-int cublasXtSetBlockDim(void *handle, int edge) {
-    g_block = edge;
-    return handle == &g_block ? 0 : 7;
-}
-
-int cublasXtDgemm(void *handle, int op_a, int op_b, std::size_t m, std::size_t n, std::size_t k, const double *alpha,
-                  const double *a, std::size_t lda, const double *b, std::size_t ldb, const double *beta, double *c,
-                  std::size_t ldc) {
-    if (handle != &g_block || g_block == 0) return 7;
-    return multiply(op_a || op_b, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
-}
-
-int cublasXtSgemm(void *handle, int op_a, int op_b, std::size_t m, std::size_t n, std::size_t k, const float *alpha,
-                  const float *a, std::size_t lda, const float *b, std::size_t ldb, const float *beta, float *c,
-                  std::size_t ldc) {
-    if (handle != &g_block || g_block == 0) return 7;
-    return multiply(op_a || op_b, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
-}
-
-// What tests look at.
-int fake_block() { return g_block; }
-int fake_devices() { return g_devices; }
-int fake_alive() { return g_alive; }
 }

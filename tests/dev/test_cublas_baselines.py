@@ -1,4 +1,4 @@
-"""cuBLAS and cuBLASXt as baselines, against a library with their prototypes and naive products of host memory."""
+"""cuBLAS as a baseline, against a library with their prototypes and naive products of host memory."""
 
 from __future__ import annotations
 
@@ -104,31 +104,6 @@ def test_cublas_copies_what_is_elsewhere_and_puts_c_back(blas, place, dtype):
     assert memory.closed == 1
 
 
-@pytest.mark.parametrize("dtype", [DType.f64, DType.f32])
-@pytest.mark.parametrize("place", PLACES)
-def test_cublasxt_takes_matrices_where_they_are(blas, path, place, dtype):
-    memory = FakeMemory()
-    with make_task(7, 5, 6, dtype, place, (0, 2)) as (task, matrices):
-        product = XtProduct(blas, memory, task, matrices)
-        assert product.settings == ["blocks of 512"]
-        product.reset()
-        product.call("blocks of 512")
-        product.store()
-        np.testing.assert_allclose(matrices.out, expected(task, matrices), rtol=0, atol=20 * dtype.unit_roundoff)
-        fake = ctypes.CDLL(path)
-        assert (fake.fake_block(), fake.fake_devices(), fake.fake_alive()) == (512, 0b101, 1)
-        product.close()
-        assert fake.fake_alive() == 0
-    assert sorted(memory.devices) == sorted(d for d in place if d is not None)
-
-
-def test_blocks_no_longer_than_the_matrices_are_swept(blas):
-    with make_task(4, 3, 2100, DType.f64, (None,) * 3, (0,)) as (task, matrices):
-        product = XtProduct(blas, FakeMemory(), task, matrices)
-        assert product.settings == ["blocks of 512", "blocks of 1024", "blocks of 2048"]
-        product.close()
-
-
 def test_what_the_library_refuses_is_said(blas):
     memory = FakeMemory()
     refused = pytest.raises(Unsupported, match="cuBLASXt has no product of f16")
@@ -137,6 +112,6 @@ def test_what_the_library_refuses_is_said(blas):
     assert not memory.devices  # before anything is allocated
     with pytest.raises(Unsupported, match="this libcublas has no cublasNothing"):
         blas.call("cublasNothing")
-    with pytest.raises(Unsupported, match="cublasXtSetBlockDim failed with status 7"):
-        blas.call("cublasXtSetBlockDim", ctypes.c_void_p(1), ctypes.c_int(64))
+    with pytest.raises(Unsupported, match="cublasSetMathMode failed with status 7"):
+        blas.call("cublasSetMathMode", ctypes.c_void_p(1), ctypes.c_int(16))
     assert blas.version() == "13.12.11"

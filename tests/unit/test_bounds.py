@@ -362,15 +362,7 @@ def test_a_machine_checks_the_links_of_its_ports() -> None:
 
 
 def test_host_rates_are_those_of_all_ranks_at_once() -> None:
-    host = 4
-    ports = duplex_ports(
-        "host",
-        [(host, rank) for rank in range(4)],
-        [(rank, host) for rank in range(4)],
-        in_gb_per_s=184,
-        out_gb_per_s=148,
-        both_gb_per_s=(96, 92),
-    )
+    ports = host_ports(4, (184, 148), (96, 92))
     machine = dataclasses.replace(Machine.uniform(4, host_gb_per_s=55), ports=tuple(ports))
     assert machine.host_rates([2])[:, 0].tolist() == [55, 0]
     assert machine.host_rates(range(4))[0] == pytest.approx([46] * 4)

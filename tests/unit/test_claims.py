@@ -159,11 +159,6 @@ def test_choi_tile_2_transfers_are_hidden_above_a_threshold(model: BandModel, th
     assert model.tile_edge() == edge
 
 
-def test_choi_tile_2_a_gtx1070_computes_longer_than_it_loads_above_90() -> None:
-    assert math.floor(4 * gtx1070(2).balance) == 90
-    assert gtx1070(2, 2**30).intensity_threshold() == pytest.approx(4 * gtx1070(2).balance, rel=1e-6)
-
-
 def test_choi_tile_3_bands_of_products_limited_by_memory() -> None:
     assert v100(4, 16384).memory_bound_transfer_threshold() == pytest.approx(16384 * (3 * 900 / 48.33 - 2))
 
@@ -171,35 +166,7 @@ def test_choi_tile_3_bands_of_products_limited_by_memory() -> None:
 # -- Choi, A100 ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("math_gflop_per_s", "thresholds", "edges", "measured", "exact"),
-    [
-        (18400.0, [262, 393, 524, 655, 786, 917], [512, 512, 1024, 1024, 1024, 1024], [1024] * 6, 4),
-        (124000.0, [1766, 2648, 3531, 4413, 5296, 6178], [2048, 4096, 4096, 8192, 8192, 8192], [2048] + [4096] * 5, 3),
-    ],
-    ids=["without tensor cores", "with tensor cores"],
-)
-def test_choi_a100_1_thresholds_and_tiles_of_3_to_8_gpus(
-    math_gflop_per_s: float, thresholds: list[int], edges: list[int], measured: list[int], exact: int
-) -> None:
-    models = [BandModel(90000, gpus, math_gflop_per_s, 2039.0, 281.0) for gpus in range(3, 9)]
-    assert [math.ceil(model.transfer_threshold()) for model in models] == thresholds
-    assert [model.tile_edge() for model in models] == edges
-    assert sum(edge == best for edge, best in zip(edges, measured, strict=True)) == exact
-
-
 # -- PARALiA ---------------------------------------------------------------------------------------
-
-
-def test_paralia_1_a_grid_of_4_by_2_saves_half_of_what_a_and_three_quarters_of_what_b_load_from_the_host() -> None:
-    problem = problem_of(8192, 8192, 8192)
-    alone, shared = (
-        made(problem, "h,h,h", uniform(8), tile=1024, grid=(4, 2), routing=routing, batch=routing == "eta").schedule
-        for routing in ("origin", "eta")
-    )
-    for matrix, saved in ((Matrix.A, 0.50), (Matrix.B, 0.75)):
-        before, after = (copied_bytes(each, matrix, from_host=True, to_host=False) for each in (alone, shared))
-        assert 1 - after / before == saved
 
 
 def test_paralia_2_extra_bytes_of_a_grid_of_4_by_2() -> None:

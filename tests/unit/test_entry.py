@@ -169,13 +169,6 @@ def test_a_new_metric_is_a_line_in_the_registry(monkeypatch):
     assert values[0] == min(values)
 
 
-@pytest.mark.parametrize("command", ["gemm", "plan"])
-def test_metrics_are_those_of_the_registry(command):
-    text = " ".join(PARSERS[command].format_help().split())
-    assert f"--metric {'|'.join(METRICS)}" in text
-    assert all(metric.about in text for metric in METRICS.values())
-
-
 def test_the_plan_commands_help_speaks_of_no_files_of_matrices(capsys):
     told = {}
     for make in (make_parser, make_plan_parser):

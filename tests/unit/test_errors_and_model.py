@@ -352,6 +352,21 @@ def test_other_text_is_no_machine_file(text: str) -> None:
         Machine.from_json(text)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"latency_s": None},
+        {"latency_s": [[1e-6], [1e-6, 2e-6]]},
+        {"latency_s": [["x"]]},
+        {"memory_bytes": [10**30]},
+        {"bandwidth_gb_per_s": np.zeros((4, 4)).tolist()},
+    ],
+)
+def test_a_machine_file_with_other_fields_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ParamError):
+        Machine.from_json(json.dumps({**json.loads(measured().to_json()), **change}))
+
+
 def test_another_machine_format_is_refused_with_both_versions() -> None:
     data = {**json.loads(measured().to_json()), "format": 10}
     with pytest.raises(ParamError, match="format 10 was found, this version reads 9"):

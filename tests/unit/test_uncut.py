@@ -75,19 +75,6 @@ def bytes_into(schedule: Schedule, matrix: Matrix) -> int:
 # -- products --------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "f64"), (2, "f16"), (3, "f64"), (4, "bf16"), (8, "f32")])
-def test_every_placement_gives_the_product(ranks: int, dtype: str) -> None:
-    last = str(ranks - 1)
-    places = [
-        *itertools.product(("h", "0", last), repeat=3),
-        *itertools.product((f"h{last}", "h0"), ("h", last), ("h0",)),
-    ]
-    for seed, place in enumerate(places):
-        problem = problem_of(18, 21, 17, dtype, trans_a="NT"[seed % 2], trans_b="NT"[seed // 2 % 2], ldc=20, lda=25)
-        check(make(problem, ",".join(place), ranks, chunks=2, compute_lanes=2), seed)
-
-
 _ON_OFF = {"caching": (True, False), "overlap": (True, False), "batch": (True, False), "wr_lazy": (True, False)}
 
 
@@ -99,27 +86,6 @@ def test_every_combination_of_options_gives_the_product(place: str, dtype: str) 
         options = dict(zip(names, values, strict=True))
         problem = problem_of(17, 20, 10, dtype, reads_c=seed % 5 != 0)
         check(make(problem, place, 4, chunks=2, compute_lanes=2, **options), seed)
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(
-    "shape",
-    [
-        (1, 1, 1),
-        (1, 50, 3),
-        (50, 1, 3),
-        (3, 2, 50),
-        (9, 9, 1),
-        (16, 16, 16),
-        (17, 15, 8),
-        (64, 8, 8),
-    ],
-)
-@pytest.mark.parametrize("ranks", [1, 6, 7])
-def test_edges_and_fewer_tiles_than_ranks(shape: tuple[int, int, int], ranks: int) -> None:
-    for seed, (place, dtype) in enumerate(itertools.product(("h,h,h", "0,0,0", "h,0,0"), ("f32", "f16"))):
-        schedule = make(problem_of(*shape, dtype), place, ranks)
-        check(schedule, seed)
 
 
 # -- what is moved ---------------------------------------------------------------------------------

@@ -140,13 +140,6 @@ def test_panels_overwritten_while_they_are_read_are_refused() -> None:
     refused(changed(schedule, tasks=tasks), f"task {late} (COPY", "without awaiting a task that reads it", "(GEMM")
 
 
-def test_alpha_missing_from_all_terms_is_refused() -> None:
-    schedule = plain(steps=2)
-    for task in tasks_of(schedule, Kind.GEMM):
-        schedule = set_operand(schedule, task, 1, factor=Factor.ONE)
-    refused(schedule, "alpha is never applied")
-
-
 def test_alpha_may_be_applied_to_the_finished_sum() -> None:
     schedule = plain(steps=2)
     for task in tasks_of(schedule, Kind.GEMM):
@@ -172,13 +165,6 @@ def test_a_factor_or_op_out_of_place_is_refused(
 ) -> None:
     schedule = plain(steps=2, c_mode="fetch" if place == 3 else "lazy")
     refused(set_operand(schedule, tasks_of(schedule, kind)[number], place, **fields), words)
-
-
-def test_beta_never_applied_is_refused() -> None:
-    schedule = plain(c_mode="fetch")
-    tasks = schedule.tasks.copy()
-    tasks["num_operands"][tasks_of(schedule, Kind.GEMM)[0]] = 3
-    refused(changed(schedule, tasks=tasks), "beta is never applied")
 
 
 def test_a_missing_k_block_is_named() -> None:
