@@ -7,12 +7,15 @@ machine for later sessions. The exit status is 0 only if every rank succeeded an
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from uncut_mpi.command.calibrate_arguments import parse_calibrate
-from uncut_mpi.command.ranks import RankCommand
+from uncut_mpi.command.ranks import run_on_ranks
 
-main = RankCommand("uncut_mpi.calibrate", parse_calibrate, "uncut_mpi.command.calibrate_job:run_calibration")
+main = functools.partial(
+    run_on_ranks, "uncut_mpi.calibrate", parse_calibrate, "uncut_mpi.command.calibrate_job:run_calibration"
+)
 
 if __name__ == "__main__":
     sys.exit(main())

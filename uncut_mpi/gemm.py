@@ -8,12 +8,13 @@ and the check passed.
 
 from __future__ import annotations
 
+import functools
 import sys
 
 from uncut_mpi.command.arguments import parse
-from uncut_mpi.command.ranks import RankCommand
+from uncut_mpi.command.ranks import run_on_ranks
 
-main = RankCommand("uncut_mpi.gemm", parse, "uncut_mpi.command.job:run")
+main = functools.partial(run_on_ranks, "uncut_mpi.gemm", parse, "uncut_mpi.command.job:run")
 
 if __name__ == "__main__":
     sys.exit(main())

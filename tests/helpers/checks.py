@@ -10,26 +10,23 @@ from collections.abc import Callable
 import numpy as np
 
 from tests.helpers.numbers import op_of
-from uncut_mpi.command.check import CheckResult, check_shared
+from uncut_mpi.command.check import CheckResult, Equation, check_shared
 from uncut_mpi.command.data import fill
 from uncut_mpi.model.dtypes import DType
 
 
-@dataclasses.dataclass
-class Case:
-    a: np.ndarray
-    b: np.ndarray
-    c_in: np.ndarray | None
-    c_out: np.ndarray
-    dtype: DType
+@dataclasses.dataclass(frozen=True)
+class Case(Equation):
+    """A product, and its check."""
+
     alpha: complex = 1.2345
     beta: complex = 1.1154
-    trans_a: str = "N"
-    trans_b: str = "N"
 
     def check(self, method: str, **changes: object) -> CheckResult:
         """Check every element ("full"), or sums of rows and a sample ("sums")."""
-        return check_shared(**vars(self) | {"full_limit": 10**18 if method == "full" else -1} | changes)
+        ranks = {name: changes.pop(name) for name in ("share", "gather") if name in changes}
+        equation = dataclasses.replace(self, **changes)
+        return check_shared(equation, full_limit=10**18 if method == "full" else -1, **ranks)
 
     def but(self, nearest: bool = True, **changes: object) -> Case:
         """The product of other operands, computed."""

@@ -133,13 +133,13 @@ def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(on_rank_0
 import sys
 from uncut_mpi.command.ranks import run_on_ranks
 
-def load():
+def __getattr__(name):
     from mpi4py import MPI
     if MPI.COMM_WORLD.rank == 1:
         raise KeyboardInterrupt
     return lambda comm, arguments, words, say: not comm.Barrier()
 
-sys.exit(run_on_ranks("test", lambda words: None, load, [], None))
+sys.exit(run_on_ranks("test", lambda words: None, "__main__:run", []))
 """
 
     def check(tmp_path):
@@ -180,7 +180,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupting())
-sys.exit(ranks.run_on_ranks("test", lambda words: None, None, [], None))
+sys.exit(ranks.run_on_ranks("test", lambda words: None, "", []))
 """
 
     def check(tmp_path):

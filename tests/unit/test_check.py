@@ -373,7 +373,7 @@ def test_what_underflows_before_a_large_alpha_may_be_lost(method, dtype):
     case = Case(*(np.full(shape, tiny, dtype.numpy) for shape in ((30, 4), (4, 20))), None, None, dtype, beta=0.0)
     case = case.but(alpha=alpha)
     if is_double:  # the reference may lose the more
-        case.c_out = multiply(dataclasses.replace(case, alpha=1.0, a=case.a * alpha))
+        case = dataclasses.replace(case, c_out=multiply(dataclasses.replace(case, alpha=1.0, a=case.a * alpha)))
     assert case.check(method).passed
     off = (1 if is_double else 1e3) * alpha * tiny * tiny * 1e4
     assert not case.check(method, c_out=put(case.c_out, ((4, 5), off))).passed

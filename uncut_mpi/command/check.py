@@ -64,36 +64,55 @@ class CheckResult:
     detail: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Equation:
+    """
+    What is to be true: C_out = alpha op(A) op(B) + beta C_in.
+
+    Attributes
+    ----------
+    a, b, c_in, c_out : ndarray
+        The whole matrices, of any layout. A and B are not read where alpha is 0; `c_in` is not where beta is 0, and may
+        be None.
+    dtype : DType or three of them
+        Their type, or that of each, which bounds the error.
+    alpha, beta : float or complex
+        Scalars; rounded to the type that sums.
+    trans_a, trans_b : {"N", "T", "C"}
+        Whether op transposes, and conjugates.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    c_in: np.ndarray | None
+    c_out: np.ndarray
+    dtype: DType | Dtypes
+    alpha: Number
+    beta: Number
+    trans_a: str = "N"
+    trans_b: str = "N"
+
+    @property
+    def k(self) -> int:
+        """Products that an element is the sum of."""
+        return self.a.shape[self.trans_a == "N"] if self.alpha != 0 and self.a.size > 0 and self.b.size > 0 else 0
+
+
 def check_shared(
+    equation: Equation,
     *,
-    a: np.ndarray,
-    b: np.ndarray,
-    c_in: np.ndarray | None,
-    c_out: np.ndarray,
-    dtype: DType | Dtypes,
-    trans_a: str = "N",
-    trans_b: str = "N",
-    alpha: Number,
-    beta: Number,
     seed: int = 0,
     share: tuple[int, int] = (0, 1),
     gather: Gather = lambda value: [value],
     full_limit: int | None = None,
 ) -> CheckResult:
     r"""
-    Check C_out = alpha op(A) op(B) + beta C_in. Collective over the ranks of `gather`.
+    Check an equation, the same on every rank. Collective over the ranks of `gather`.
 
     Parameters
     ----------
-    a, b, c_in, c_out : ndarray
-        The whole matrices, of any layout, the same on every rank. A and B are not read where alpha is 0; `c_in` is not
-        where beta is 0, and may be None.
-    dtype : DType or three of them
-        Their type, or that of each, which bounds the error.
-    trans_a, trans_b : {"N", "T", "C"}
-        Whether op transposes, and conjugates.
-    alpha, beta : float or complex
-        Scalars; rounded to the type that sums.
+    equation : Equation
+        What is to be true.
     seed : int
         Of the random vectors.
     share, gather : tuple of int, callable
@@ -128,20 +147,15 @@ def check_shared(
     largest number of the type. Such rows are compared element by element, at most `FULL_CHECK_LIMIT` multiplications,
     evenly spread. The verdict says how many were.
     """
-    if beta != 0 and c_in is None:
-        raise ParamError(f"beta = {beta} needs C as it was before the call, and none was given")
+    c_out = equation.c_out
+    if equation.beta != 0 and equation.c_in is None:
+        raise ParamError(f"beta = {equation.beta} needs C as it was before the call, and none was given")
     if c_out.size == 0:
         return CheckResult(True, 0.0, 0.0, False, 0.0, "C has no elements")
-    k = a.shape[trans_a == "N"] if alpha != 0 and a.size > 0 and b.size > 0 else 0
-    is_large = c_out.size * k > (FULL_CHECK_LIMIT if full_limit is None else full_limit)
-    dtypes = three_of(dtype)
-    types = arithmetic_of(dtypes), dtypes[Matrix.C]
+    is_large = c_out.size * equation.k > (FULL_CHECK_LIMIT if full_limit is None else full_limit)
     with np.errstate(all="ignore"):
-        alpha, beta = (np.asarray(one, types[0].accumulator.numpy).item() for one in (alpha, beta))
         for exponent in (0, _SMALLER):
-            before = _reader(c_in, "N", exponent) if beta != 0 else None
-            readers = _reader(a, trans_a, exponent), _reader(b, trans_b, 0), before, _reader(c_out, "N", exponent)
-            check = _Check(*readers, c_out.shape[0], c_out.shape[1], k, *types, alpha, beta, exponent, share, gather)
+            check = _Check(equation, exponent, share, gather)
             elements, sums, what = check.all(seed, is_large)
             if not elements.is_huge:
                 break
@@ -241,24 +255,19 @@ def _range(places: np.ndarray) -> Places:
     return slice(first, last + 1) if last - first + 1 == places.size else places
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Check:
-    """The check of op(A) m×k, op(B) k×n, C as it was (None: not read) and as it is, A and C times 2**exponent."""
+    """The check of an equation: readers of op(A), op(B), C as it was (None: not read) and as it is, A and C scaled."""
 
-    a: Reader
-    b: Reader
-    c_in: Reader | None
-    c_out: Reader
-    m: int
-    n: int
-    k: int
-    multiplied: DType
-    written: DType
-    alpha: Number
-    beta: Number
-    exponent: int
-    share: tuple[int, int]
-    gather: Gather
+    def __init__(self, equation: Equation, exponent: int, share: tuple[int, int], gather: Gather) -> None:
+        self.exponent, self.share, self.gather = exponent, share, gather
+        dtypes = three_of(equation.dtype)
+        self.multiplied, self.written = arithmetic_of(dtypes), dtypes[Matrix.C]
+        summing = self.multiplied.accumulator.numpy
+        self.alpha, self.beta = (np.asarray(one, summing).item() for one in (equation.alpha, equation.beta))
+        (self.m, self.n), self.k = equation.c_out.shape, equation.k
+        self.a, self.b = _reader(equation.a, equation.trans_a, exponent), _reader(equation.b, equation.trans_b, 0)
+        self.c_in = _reader(equation.c_in, "N", exponent) if self.beta != 0 else None
+        self.c_out = _reader(equation.c_out, "N", exponent)
 
     def agree(self, work: Callable[[], Iterable[Any]]) -> list[Any]:
         """Return what all ranks' work returned, or raise the first error on every rank."""

@@ -267,20 +267,19 @@ def check_result(
     session: Session, product: Product, result: Matrix | FileArray, arguments: GemmArguments
 ) -> check.CheckResult:
     """Check a result in host memory, complete on every rank; the same verdict on every rank. Collective."""
-    return check.check_shared(
-        a=product.host_a.array,
-        b=product.host_b.array,
-        c_in=product.first_c.array if arguments.beta != 0 else None,
-        c_out=result.array,
-        dtype=product.dtype,
-        trans_a=arguments.trans_a,
-        trans_b=arguments.trans_b,
-        alpha=arguments.alpha,
-        beta=arguments.beta,
-        seed=arguments.seed,
-        share=(session.rank, session.size),
-        gather=session.gather_values,
+    equation = check.Equation(
+        product.host_a.array,
+        product.host_b.array,
+        product.first_c.array if arguments.beta != 0 else None,
+        result.array,
+        product.dtype,
+        arguments.alpha,
+        arguments.beta,
+        arguments.trans_a,
+        arguments.trans_b,
     )
+    share = session.rank, session.size
+    return check.check_shared(equation, seed=arguments.seed, share=share, gather=session.gather_values)
 
 
 def write_result(session: Session, product: Product, arguments: GemmArguments) -> None:

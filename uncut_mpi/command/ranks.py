@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pkgutil
 import sys
@@ -10,43 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from uncut_mpi.command import streams
-from uncut_mpi.command.entry import FAILED, Arguments, Say, conclude, takes_output, tell
+from uncut_mpi.command.entry import FAILED, Arguments, conclude, takes_output, tell
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, StallError, UncutError, named
 from uncut_mpi.spmd import launcher
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RankCommand:
-    """
-    A command of several ranks; call it to run it.
-
-    Attributes
-    ----------
-    name : str
-        What its errors begin with.
-    parse : callable
-        Makes the arguments of the words; uses no MPI.
-    work : str
-        Where the function is that does the work, as ``"module:function"``; it is imported once MPI has begun.
-    """
-
-    name: str
-    parse: Callable[[Sequence[str]], Any]
-    work: str
-
-    def __call__(self, argv: Sequence[str] | None = None, comm: Any = None) -> int:
-        """
-        Run the command and return its exit status, the same on every rank. Collective.
-
-        Parameters
-        ----------
-        argv : sequence of str, optional
-            Arguments; those of the process by default.
-        comm : mpi4py.MPI.Comm, optional
-            The ranks; all of the job by default.
-        """
-        return run_on_ranks(self.name, self.parse, lambda: pkgutil.resolve_name(self.work), argv, comm)
 
 
 def _agreed(comm: Any, words: list[str], arguments: Arguments | UncutError) -> Arguments:
@@ -70,9 +36,9 @@ def _agreed(comm: Any, words: list[str], arguments: Arguments | UncutError) -> A
 def run_on_ranks(
     name: str,
     parse: Callable[[Sequence[str]], Arguments],
-    load: Callable[[], Callable[[Any, Arguments, Sequence[str], Say], bool]],
-    argv: Sequence[str] | None,
-    comm: Any,
+    work: str,
+    argv: Sequence[str] | None = None,
+    comm: Any = None,
 ) -> int:
     """
     Run a command and return its exit status, the same on every rank. Collective.
@@ -83,12 +49,12 @@ def run_on_ranks(
         What its errors begin with.
     parse : callable
         Makes the arguments of the words; uses no MPI.
-    load : callable
-        Returns what does the work and answers whether all is well; what it says is printed at the end, on rank 0.
-        What needs MPI is imported there, so that ``--help`` does without.
-    argv : sequence of str or None
+    work : str
+        Where the function is that does the work and answers whether all is well, as ``"module:function"``; what it says
+        is printed at the end, on rank 0. It is imported once MPI has begun, so that ``--help`` does without.
+    argv : sequence of str, optional
         Arguments; those of the process by default.
-    comm : mpi4py.MPI.Comm or None
+    comm : mpi4py.MPI.Comm, optional
         The ranks; all of the job by default.
     """
     # Before CUDA starts, so before anything imports cupy: fewer lanes then share a hardware queue.
@@ -112,7 +78,7 @@ def run_on_ranks(
         # Loading takes a while, and a rank that is interrupted meanwhile must not leave the others waiting.
         abort.install_abort_hook(comm)
         hooked = True
-        run = load()
+        run = pkgutil.resolve_name(work)
     except (ImportError, UncutError) as error:
         # Without MPI no process knows of the others: each of them says it.
         streams.to_errors(f"{name}: {named(error)}\n")
