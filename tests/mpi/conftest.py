@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert
+from tests.helpers import jobs
+from tests.helpers.collective import carried, collective_assert
 from tests.helpers.sessions import machine_cache, opener, released  # noqa: F401 (of every test)
 
 ALONE_AND_ON_THREE = (1, 3)
@@ -128,3 +129,20 @@ def group(comm):
     group = Group(comm)
     yield group
     group.free()
+
+
+@pytest.fixture
+def job_of_ranks(comm, tmp_path):
+    """Runs a program on ranks of its own; returns (exit status or None if it hung, output), the same on every rank."""
+
+    def run(program, interpreter=(), ranks=2):
+        said = None
+        with carried(comm):
+            if comm.rank == 0:
+                path = tmp_path / "program.py"
+                path.write_text(program)
+                status, output, errors = jobs.ended(jobs.start([*interpreter, path], ranks))
+                said = status, output + errors
+        return comm.bcast(said)
+
+    return run

@@ -12,13 +12,10 @@ import traceback
 import numpy as np
 import pytest
 
-from tests.helpers import jobs
-from tests.helpers.collective import allgather, carried, collective_assert, outcome
+from tests.helpers.collective import allgather, collective_assert, outcome
 from uncut_mpi.api.calls import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
-
-LIMIT_S = 30
 
 
 def ones(session, shape=(6, 5)):
@@ -296,20 +293,17 @@ def test_a_rank_that_is_long_awaited_is_named_in_a_warning(comm, open_session, m
 # -- whole jobs ---------------------------------------------------------------------------------------
 
 
-def job(comm, tmp_path, body, check, **environment):
-    """Run two ranks of a program, and check (exit status, output)."""
-    with carried(comm):
-        if comm.rank == 0:
-            program = tmp_path / "program.py"
-            program.write_text(
-                "import os, sys, time\nimport numpy as np\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
-                "W = MPI.COMM_WORLD\nM = um.Machine.uniform(W.size)\n" + body
-            )
-            status, output, errors = jobs.ended(jobs.start([program], **environment), LIMIT_S)
-            check(status, output + errors)
+@pytest.fixture
+def job(job_of_ranks):
+    """Runs two ranks of a program; returns (exit status or None if it hung, output) on every rank."""
+    start = (
+        "import os, sys, time\nimport numpy as np\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
+        "W = MPI.COMM_WORLD\nM = um.Machine.uniform(W.size)\n"
+    )
+    return lambda body: job_of_ranks(start + body)
 
 
-def test_mpi_that_ended_before_the_session_is_an_error_and_close_frees(comm, tmp_path):
+def test_mpi_that_ended_before_the_session_is_an_error_and_close_frees(job):
     body = """
 with um.Session(W, backend="host", machine=M) as s:
     a = s.empty_host((8, 8)); a.array[:] = 1
@@ -326,16 +320,14 @@ held = sum("uncut_mpi" in os.readlink(one) for one in links if os.path.islink(on
 sys.stdout.write(f"reached {held} {a.array.sum()}\\n")
 """
 
-    def check(status, output):
-        assert status == 0, output
-        assert output.count("refused:") == 8, output
-        assert "no error" not in output
-        assert output.count("reached 0 64.0") == 2, output
-
-    job(comm, tmp_path, body, check)
+    status, output = job(body)
+    assert status == 0, output
+    assert output.count("refused:") == 8, output
+    assert "no error" not in output
+    assert output.count("reached 0 64.0") == 2, output
 
 
-def test_a_rank_that_raises_inside_a_session_ends_the_job_under_plain_python(comm, tmp_path):
+def test_a_rank_that_raises_inside_a_session_ends_the_job_under_plain_python(job):
     body = """
 with um.Session(W, backend="host", machine=M) as s:
     a = s.empty_host((8, 8))
@@ -344,16 +336,14 @@ with um.Session(W, backend="host", machine=M) as s:
     s.gemm(a, a)
 """
 
-    def check(status, output):
-        assert status not in (None, 0), output
-        assert "ValueError: of rank 1" in output
-        assert "PeerFailedError" in output, output
-        assert "rank 1 left the session by ValueError" in output, output
-
-    job(comm, tmp_path, body, check)
+    status, output = job(body)
+    assert status not in (None, 0), output
+    assert "ValueError: of rank 1" in output
+    assert "PeerFailedError" in output, output
+    assert "rank 1 left the session by ValueError" in output, output
 
 
-def test_a_rank_that_ends_without_closing_is_named(comm, tmp_path):
+def test_a_rank_that_ends_without_closing_is_named(job):
     body = """
 s = um.Session(W, backend="host", machine=M)
 a = s.empty_host((8, 8))
@@ -361,14 +351,12 @@ if W.rank == 0:
     s.gemm(a, a)
 """
 
-    def check(status, output):
-        assert status not in (None, 0), output
-        assert "rank 1 left the session" in output, output
-
-    job(comm, tmp_path, body, check)
+    status, output = job(body)
+    assert status not in (None, 0), output
+    assert "rank 1 left the session" in output, output
 
 
-def test_a_session_that_one_rank_never_opens_is_told(comm, tmp_path):
+def test_a_session_that_one_rank_never_opens_is_told(job):
     body = """
 import uncut_mpi.spmd.group
 uncut_mpi.spmd.group.PATIENCE_S = 0.2
@@ -378,14 +366,12 @@ with um.Session(W, backend="host", machine=M) as s:
     s.barrier()
 """
 
-    def check(status, output):
-        assert status == 0, output
-        assert "opening a session: rank 0 of 2 waited" in output, output
-
-    job(comm, tmp_path, body, check)
+    status, output = job(body)
+    assert status == 0, output
+    assert "opening a session: rank 0 of 2 waited" in output, output
 
 
-def test_the_wait_for_a_rank_that_opens_a_session_too_late_ends_on_both(comm, tmp_path):
+def test_the_wait_for_a_rank_that_opens_a_session_too_late_ends_on_both(job):
     body = """
 if W.rank == 1:
     time.sleep(1)
@@ -399,12 +385,10 @@ else:
 raise SystemExit(4)
 """
 
-    def check(status, output):
-        assert status == 4, (status, output)
-        assert "gave up: opening a session: rank 0 of 2 waited 0.3 s for other ranks" in output, output
-        assert "gave up: opening a session: rank 1 of 2 waited 0.3 s for other ranks" in output, output
-
-    job(comm, tmp_path, body, check)
+    status, output = job(body)
+    assert status == 4, (status, output)
+    assert "gave up: opening a session: rank 0 of 2 waited 0.3 s for other ranks" in output, output
+    assert "gave up: opening a session: rank 1 of 2 waited 0.3 s for other ranks" in output, output
 
 
 @pytest.mark.mpi(min_size=2)

@@ -14,7 +14,6 @@ from uncut_mpi.spmd import abort
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
-LIMIT_S = 25
 START = """
 import sys, threading, time
 from mpi4py import MPI
@@ -27,40 +26,18 @@ install_abort_hook(comm)
 WAIT = "comm.Barrier() if comm.rank == 0 else None\n"
 
 
-def started(tmp_path, body, interpreter=(), start=START, ranks=2):
-    """Start some ranks of a program under mpiexec; return the process."""
-    program = tmp_path / "program.py"
-    program.write_text(start + body)
-    return jobs.start([*interpreter, program], ranks)
-
-
-def job(tmp_path, body, interpreter=(), start=START, ranks=2):
-    """Run some ranks of a program under mpiexec; return (exit status or None if it hung, output)."""
-    status, output, errors = jobs.ended(started(tmp_path, body, interpreter, start, ranks), LIMIT_S)
-    return status, output + errors
-
-
 @pytest.fixture
-def on_rank_0(two_ranks, comm, tmp_path):
-    """Calls a function on rank 0, which starts jobs: of two ranks, on however many this test runs."""
-
-    def call(check):
-        with carried(comm):
-            if comm.rank == 0:
-                check(tmp_path)
-
-    return call
+def job(two_ranks, job_of_ranks):
+    """Runs some ranks of a program; returns (exit status or None if it hung, output) on every rank."""
+    return lambda body, interpreter=(), start=START, ranks=2: job_of_ranks(start + body, interpreter, ranks)
 
 
 @pytest.mark.parametrize("interpreter", [(), ("-m", "mpi4py")], ids=["plain python", "python -m mpi4py"])
-def test_an_unhandled_error_ends_the_job_and_names_the_rank(on_rank_0, interpreter):
-    def check(tmp_path):
-        status, output = job(tmp_path, WAIT + "raise ValueError('no such thing')\n", interpreter)
-        assert status not in (None, 0), output
-        assert "[rank 1 of 2] ValueError: no such thing" in output
-        assert output.count("ValueError: no such thing") == 1  # said once, by one hook
-
-    on_rank_0(check)
+def test_an_unhandled_error_ends_the_job_and_names_the_rank(job, interpreter):
+    status, output = job(WAIT + "raise ValueError('no such thing')\n", interpreter)
+    assert status not in (None, 0), output
+    assert "[rank 1 of 2] ValueError: no such thing" in output
+    assert output.count("ValueError: no such thing") == 1  # said once, by one hook
 
 
 @pytest.mark.parametrize(
@@ -78,7 +55,7 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(on_rank_0, interpret
     ],
     ids=["all, python -m mpi4py", "each its own, plain python", "interrupts", "rank 0 catches it, python -m mpi4py"],
 )
-def test_one_rank_prints_a_traceback_and_the_other_a_line(on_rank_0, interpreter, body, error, caught):
+def test_one_rank_prints_a_traceback_and_the_other_a_line(job, interpreter, body, error, caught):
     start = "import sys\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
     made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
     program = f"""
@@ -91,25 +68,22 @@ with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform({2 + 
             raise
 """
 
-    def check(tmp_path):
-        status, output = job(tmp_path, program, interpreter, start, 2 + caught)
-        assert status not in (None, 0), output
-        assert output.count("Traceback") == 1, output
-        assert f"[rank {caught} of {2 + caught}] Traceback (most recent call last):" in output
-        (line,) = [line for line in output.splitlines() if line.startswith(f"[rank {1 + caught} of {2 + caught}] ")]
-        assert error in line
-        assert line.endswith("program.py:8)"), line
-        assert "uncut_mpi/" not in output
-        assert "During handling" not in output
-        assert "direct cause" not in output
-        assert "site-packages/mpi4py" not in output
-        names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
-        assert not names & set(os.listdir("/dev/shm")), names
-
-    on_rank_0(check)
+    status, output = job(program, interpreter, start, 2 + caught)
+    assert status not in (None, 0), output
+    assert output.count("Traceback") == 1, output
+    assert f"[rank {caught} of {2 + caught}] Traceback (most recent call last):" in output
+    (line,) = [line for line in output.splitlines() if line.startswith(f"[rank {1 + caught} of {2 + caught}] ")]
+    assert error in line
+    assert line.endswith("program.py:8)"), line
+    assert "uncut_mpi/" not in output
+    assert "During handling" not in output
+    assert "direct cause" not in output
+    assert "site-packages/mpi4py" not in output
+    names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
+    assert not names & set(os.listdir("/dev/shm")), names
 
 
-def test_who_only_saw_an_error_tells_a_line(on_rank_0):
+def test_who_only_saw_an_error_tells_a_line(job):
     program = """
 from mpi4py import MPI
 import uncut_mpi as um
@@ -119,16 +93,13 @@ if s.rank == 1:
 s.barrier()
 """
 
-    def check(tmp_path):
-        status, output = job(tmp_path, program, start="")
-        assert status not in (None, 0), output
-        assert output.count("Traceback") == output.count("[rank 1 of 2] Traceback") == 1, output
-        assert "[rank 0 of 2] PeerFailedError: barrier: rank 1 left the session by ValueError, " in output
-
-    on_rank_0(check)
+    status, output = job(program, start="")
+    assert status not in (None, 0), output
+    assert output.count("Traceback") == output.count("[rank 1 of 2] Traceback") == 1, output
+    assert "[rank 0 of 2] PeerFailedError: barrier: rank 1 left the session by ValueError, " in output
 
 
-def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(on_rank_0):
+def test_a_rank_that_is_interrupted_while_a_command_loads_ends_the_job(job):
     program = """
 import sys
 from uncut_mpi.command.ranks import run_on_ranks
@@ -142,34 +113,30 @@ def __getattr__(name):
 sys.exit(run_on_ranks("test", lambda words: None, "__main__:run", []))
 """
 
-    def check(tmp_path):
-        status, output = job(tmp_path, program, start="")
-        assert status not in (None, 0), output
-        assert "[rank 1 of 2] KeyboardInterrupt" in output
-
-    on_rank_0(check)
+    status, output = job(program, start="")
+    assert status not in (None, 0), output
+    assert "[rank 1 of 2] KeyboardInterrupt" in output
 
 
-def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(on_rank_0):
-    def check(tmp_path):
-        process = jobs.start_gemm(
-            "-m", "512", "--repeat", "100000", "--no-check", "--timeout", "20", XDG_CACHE_HOME=str(tmp_path)
-        )
-        assert jobs.wait_for(tmp_path / "uncut_mpi" / "machines")  # the machine is measured: all ranks are at work
-        time.sleep(0.5)
-        os.killpg(process.pid, signal.SIGINT)
-        status, output, errors = jobs.ended(process, LIMIT_S)
-        said = [line for line in errors.splitlines() if line.startswith("[rank")]
-        assert status not in (None, 0), output + errors
-        assert "Traceback" not in errors, errors
-        assert "unhandled" not in errors, errors
-        assert said, output + errors
-        assert all(line.endswith("KeyboardInterrupt: the job ends") for line in said), errors
+def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(two_ranks, comm, tmp_path):
+    with carried(comm):
+        if comm.rank == 0:
+            process = jobs.start_gemm(
+                "-m", "512", "--repeat", "100000", "--no-check", "--timeout", "20", XDG_CACHE_HOME=str(tmp_path)
+            )
+            assert jobs.wait_for(tmp_path / "uncut_mpi" / "machines")  # the machine is measured: all ranks are at work
+            time.sleep(0.5)
+            os.killpg(process.pid, signal.SIGINT)
+            status, output, errors = jobs.ended(process)
+            said = [line for line in errors.splitlines() if line.startswith("[rank")]
+            assert status not in (None, 0), output + errors
+            assert "Traceback" not in errors, errors
+            assert "unhandled" not in errors, errors
+            assert said, output + errors
+            assert all(line.endswith("KeyboardInterrupt: the job ends") for line in said), errors
 
-    on_rank_0(check)
 
-
-def test_an_interrupt_before_mpi_is_loaded_is_one_line(on_rank_0):
+def test_an_interrupt_before_mpi_is_loaded_is_one_line(job):
     program = """
 import sys
 import uncut_mpi.command.ranks as ranks
@@ -183,65 +150,48 @@ sys.meta_path.insert(0, Interrupting())
 sys.exit(ranks.run_on_ranks("test", lambda words: None, "", []))
 """
 
-    def check(tmp_path):
-        status, output = job(tmp_path, program, start="")
-        assert status not in (None, 0), output
-        assert output.count("test: interrupted") == 2, output
-        assert "Traceback" not in output, output
-
-    on_rank_0(check)
+    status, output = job(program, start="")
+    assert status not in (None, 0), output
+    assert output.count("test: interrupted") == 2, output
+    assert "Traceback" not in output, output
 
 
-def test_the_end_of_a_job_leaves_no_shared_memory(on_rank_0):
-    def check(tmp_path):
-        made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
-        body = f"comm.Barrier()\nprint('made', *{made}, flush=True)\n"
-        status, output = job(tmp_path, body + WAIT + "raise ValueError('end')\n")
-        assert status not in (None, 0), output
-        names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
-        assert not names & set(os.listdir("/dev/shm")), names
-
-    on_rank_0(check)
+def test_the_end_of_a_job_leaves_no_shared_memory(job):
+    made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
+    body = f"comm.Barrier()\nprint('made', *{made}, flush=True)\n"
+    status, output = job(body + WAIT + "raise ValueError('end')\n")
+    assert status not in (None, 0), output
+    names = {word for line in output.splitlines() if line.startswith("made") for word in line.split()[1:]}
+    assert not names & set(os.listdir("/dev/shm")), names
 
 
-def test_an_interrupt_and_an_error_in_a_thread_end_the_job(on_rank_0):
-    def check(tmp_path):
-        status, output = job(tmp_path, WAIT + "raise KeyboardInterrupt\n")
-        assert status not in (None, 0), output
-        assert "[rank 1 of 2] KeyboardInterrupt" in output
-        thread = "t = threading.Thread(target=lambda: 1 / 0, name='worker')\n"
-        status, output = job(tmp_path, thread + "t.start() if comm.rank else None\ncomm.Barrier()\ncomm.recv()\n")
-        assert status not in (None, 0), output
-        assert "[rank 1 of 2, thread worker] ZeroDivisionError" in output
-
-    on_rank_0(check)
+def test_an_interrupt_and_an_error_in_a_thread_end_the_job(job):
+    status, output = job(WAIT + "raise KeyboardInterrupt\n")
+    assert status not in (None, 0), output
+    assert "[rank 1 of 2] KeyboardInterrupt" in output
+    thread = "t = threading.Thread(target=lambda: 1 / 0, name='worker')\n"
+    status, output = job(thread + "t.start() if comm.rank else None\ncomm.Barrier()\ncomm.recv()\n")
+    assert status not in (None, 0), output
+    assert "[rank 1 of 2, thread worker] ZeroDivisionError" in output
 
 
-def test_leaving_by_sys_exit_does_not_end_the_job(on_rank_0):
-    def check(tmp_path):
-        body = (
-            "t = threading.Thread(target=sys.exit)\nt.start()\nt.join()\n"
-            "comm.Barrier()\nprint(f'rank {comm.rank} leaves', flush=True)\nsys.exit(0)\n"
-        )
-        status, output = job(tmp_path, body)
-        assert status == 0, output
-        assert "rank 0 leaves" in output
-        assert "rank 1 leaves" in output
-
-    on_rank_0(check)
+def test_leaving_by_sys_exit_does_not_end_the_job(job):
+    body = (
+        "t = threading.Thread(target=sys.exit)\nt.start()\nt.join()\n"
+        "comm.Barrier()\nprint(f'rank {comm.rank} leaves', flush=True)\nsys.exit(0)\n"
+    )
+    status, output = job(body)
+    assert status == 0, output
+    assert "rank 0 leaves" in output
+    assert "rank 1 leaves" in output
 
 
-def test_one_rank_s_verdict_is_every_rank_s_exit_status(on_rank_0):
-    def check(tmp_path):
-        body = (
-            "status = finish(comm, 3 * comm.rank)\nprint(f'rank {comm.rank}: {status}', flush=True)\nsys.exit(status)\n"
-        )
-        status, output = job(tmp_path, body)
-        assert status not in (None, 0), output
-        assert "rank 0: 3" in output
-        assert "rank 1: 3" in output
-
-    on_rank_0(check)
+def test_one_rank_s_verdict_is_every_rank_s_exit_status(job):
+    body = "status = finish(comm, 3 * comm.rank)\nprint(f'rank {comm.rank}: {status}', flush=True)\nsys.exit(status)\n"
+    status, output = job(body)
+    assert status not in (None, 0), output
+    assert "rank 0: 3" in output
+    assert "rank 1: 3" in output
 
 
 def test_the_highest_exit_status_wins(comm, agree_all):
