@@ -1,4 +1,4 @@
-"""Values that answer questions with an error of their own."""
+"""Values that answer questions, and functions that answer calls, with an error of their own."""
 
 from __future__ import annotations
 
@@ -16,3 +16,8 @@ class Closed(Hostile):
     """Raises whatever is asked of it."""
 
     __eq__ = __hash__ = __bool__ = __getattr__ = Hostile._refuse
+
+
+def interrupt(*_: object, **__: object) -> None:
+    """Is interrupted by the user when it is called."""
+    raise KeyboardInterrupt

@@ -58,6 +58,15 @@ def random_matrix(rows: int, cols: int, dtype: DType, seed: tuple[int, ...]) -> 
     return random_values(np.random.default_rng(seed), (rows, cols), dtype)
 
 
+def ones(session: Session, shape: tuple[int, int] = (4, 4), dtype: str = "f64") -> Matrix:
+    """Return a matrix of ones in shared host memory; collective."""
+    matrix = session.empty_host(shape, dtype)
+    if session.rank == 0:
+        matrix.array[...] = 1.0
+    session.barrier()
+    return matrix
+
+
 def place_matrix(
     session: Session, data: np.ndarray, where: str, order: str, pad: int, dtype: DType
 ) -> tuple[Matrix, list[Matrix]]:

@@ -15,6 +15,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import Closed
+from tests.helpers.products import ones
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -24,10 +25,7 @@ TWOS = {"int": 2, "int64": np.int64(2), "uint8": np.uint8(2), "float": 2.0, "arr
 @pytest.fixture
 def filled(session):
     """A 4×4 matrix of ones on every rank's view."""
-    matrix = session.empty_host((4, 4))
-    if session.rank == 0:
-        matrix.array[...] = 1.0
-    session.barrier()
+    matrix = ones(session)
     yield matrix
     session.release(matrix)
 
@@ -42,9 +40,7 @@ def test_whole_numbers_are_scalars_and_types_of_one_value_are_one_value(comm, se
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
 @pytest.mark.parametrize("value", [1e39, -1e300, 1e-46, -1e-300])
 def test_a_scalar_that_the_type_of_sums_cannot_hold_is_an_error_on_every_rank(comm, session, dtype, value):
-    a = session.empty_host((4, 4), dtype)
-    a.array[...] = 1
-    session.barrier()
+    a = ones(session, dtype=dtype)
     plan = session.plan(a, a, session.empty_host((4, 4), dtype))
     said = [outcome(call) for call in (lambda: session.gemm(a, a, alpha=value), lambda: plan.execute(1.0, value))]
     for scalar in (3e38, 1e-45, float("inf"), 0.0):  # what it can hold, and what is no number anyway
@@ -91,9 +87,7 @@ def test_odd_arguments_of_a_session_are_a_parameter_error_on_every_rank(comm, na
 def test_numbers_of_numpy_are_arguments_of_a_session(comm):
     given = {"timeout_s": np.float32(20), "max_plans": np.int16(3), "verify": np.bool_(True)}
     with um.Session(comm, backend=np.str_("host"), machine=um.Machine.uniform(comm.size), **given) as session:
-        a = session.empty_host((np.int32(3), np.uint8(3)))
-        a.array[...] = 1.0
-        session.barrier()
+        a = ones(session, (np.int32(3), np.uint8(3)))
         c = session.gemm(a, a, trans_a=np.str_("N") if comm.rank == 0 else "N")
         good = (c.array == 3.0).all()
     collective_assert(comm, good)

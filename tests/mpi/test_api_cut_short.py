@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.hostile import interrupt
+from tests.helpers.products import ones
 from uncut_mpi.api.calls import Call
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.planning.options import ScheduleOptions
@@ -36,9 +38,7 @@ def test_an_interrupt_while_an_array_is_read_is_carried_to_every_rank_and_the_se
     odd = comm.rank == comm.size - 1
     with open_session(comm) as session:
         said = outcome(lambda: session.register(Interrupting(error()) if odd else None, root=comm.size - 1))
-        a = session.empty_host((4, 4))
-        a.array[...] = 1.0
-        session.barrier()
+        a = ones(session)
         c = session.gemm(a, a)
         good = bool((c.array == 4.0).all())
     wanted = error.__name__ if odd else "PeerFailedError"
@@ -50,12 +50,8 @@ def test_an_interrupt_inside_a_call_ends_the_session_for_all(comm, open_session,
     odd = comm.rank == comm.size - 1
     session = open_session(comm)
     with monkeypatch.context() as patch:
-
-        def interrupted(*_, **__):
-            raise KeyboardInterrupt
-
         if odd:
-            patch.setattr(session._group, "allgather_objects", interrupted)
+            patch.setattr(session._group, "allgather_objects", interrupt)
         first = outcome(lambda: session.gather_values(1))
     second = outcome(session.barrier)
     wanted = "KeyboardInterrupt" if odd else f"rank {comm.size - 1} left the session by KeyboardInterrupt"
@@ -65,15 +61,9 @@ def test_an_interrupt_inside_a_call_ends_the_session_for_all(comm, open_session,
 
 def test_an_interrupt_before_a_call_has_opened_ends_nothing(comm, open_session, monkeypatch):
     with open_session(comm) as session:
-        a, c = session.empty_host((4, 4)), session.empty_host((4, 4))
-        a.array[...] = 1.0
-        session.barrier()
-
-        def interrupted(*_, **__):
-            raise KeyboardInterrupt
-
+        a, c = ones(session), session.empty_host((4, 4))
         with monkeypatch.context() as patch:
-            patch.setattr(session._backend, "mark_caller", interrupted)
+            patch.setattr(session._backend, "mark_caller", interrupt)
             said = outcome(lambda: session.gemm(a, a, c))
         session.gemm(a, a, c)
         good = bool((c.array == 4.0).all())
@@ -84,9 +74,7 @@ def test_an_interrupt_before_a_call_has_opened_ends_nothing(comm, open_session, 
 @pytest.mark.host_backend
 def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session, monkeypatch):
     session = open_session(comm, timeout_s=0.3)
-    a = session.empty_host((4, 4))
-    a.array[...] = 1.0
-    session.barrier()
+    a = ones(session)
     session.gemm(a, a)
     close = Gate.close
 
@@ -134,12 +122,8 @@ def test_an_interrupt_while_flags_grow_stays_what_it_is(comm, open_session, monk
     session = open_session(comm, timeout_s=20)
     flags = session._calls.binder.flags
     with monkeypatch.context() as patch:
-
-        def interrupted(*_):
-            raise KeyboardInterrupt
-
         if comm.rank == comm.size - 1:
-            patch.setattr(flags, "_map", interrupted)
+            patch.setattr(flags, "_map", interrupt)
 
         def grow():
             with session._gate.exclusive():

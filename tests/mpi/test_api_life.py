@@ -13,17 +13,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.products import ones
 from uncut_mpi.api.calls import Call
 
 pytestmark = pytest.mark.mpi(min_size=1)
-
-
-def ones(session, shape=(6, 5)):
-    matrix = session.empty_host(shape)
-    if session.rank == 0:
-        matrix.array[...] = 1.0
-    session.barrier()
-    return matrix
 
 
 def in_child(work):
@@ -86,7 +79,7 @@ def test_a_forked_child_gets_errors_and_the_session_of_its_parent_goes_on(comm, 
 
 def test_a_child_that_leaves_a_with_block_by_an_exception_says_nothing_to_the_ranks(comm, open_session):
     with open_session(comm) as session:
-        a = ones(session)
+        a = ones(session, (6, 5))
 
         def work():
             with session:
@@ -171,7 +164,7 @@ def test_a_plan_that_is_dropped_leaves_nothing_bound_and_its_session_lives_as_lo
 @pytest.mark.mpi(min_size=2)
 def test_after_a_rank_has_left_every_call_is_an_error_and_close_returns(comm, open_session):
     session = open_session(comm)
-    a = ones(session)
+    a = ones(session, (6, 5))
     odd = comm.rank == comm.size - 1
     first = outcome(lambda: session.__exit__(ValueError, ValueError("x"), None) if odd else session.gemm(a, a))
     second = [outcome(call) for call in (session.barrier, lambda: session.gemm(a, a), lambda: session.release(a))]
@@ -221,7 +214,7 @@ def test_dropped_sessions_give_back_what_they_held(comm, open_session):
     counts = []
     for _ in range(6):
         session = open_session(comm)
-        session.gemm(ones(session), ones(session), trans_b="T")
+        session.gemm(ones(session, (6, 5)), ones(session, (6, 5)), trans_b="T")
         del session
         counts.append((descriptors(), mappings()))
     with open_session(comm):
@@ -240,7 +233,7 @@ def test_dropped_sessions_of_overlapping_ranks_are_collected_in_one_order(comm, 
                 kept = session  # dropped by some of its ranks alone: it stays
             del session
     with open_session(comm) as session:
-        c = session.gemm(ones(session), ones(session), trans_b="T")
+        c = session.gemm(ones(session, (6, 5)), ones(session, (6, 5)), trans_b="T")
         good = bool((c.array == 5.0).all())
     if comm.rank == 0:
         del kept

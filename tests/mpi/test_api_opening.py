@@ -14,6 +14,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.hostile import interrupt
 from uncut_mpi.api import control
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.spmd import agreement, group, turns
@@ -178,12 +179,8 @@ def test_before_ranks_share_anything_the_wait_for_one_that_is_interrupted_is_bou
     odd = comm.size - 1
     monkeypatch.setattr(group, "SETTLING_S", 0.3)
     with monkeypatch.context() as patch:
-
-        def interrupted(_):
-            raise KeyboardInterrupt
-
         if comm.rank == odd:
-            patch.setattr(Group, "_find_nodes", interrupted)
+            patch.setattr(Group, "_find_nodes", interrupt)
         said = outcome(lambda: open_session(comm))
     wanted = "KeyboardInterrupt" if comm.rank == odd else "StallError: opening a session: rank"
     collective_assert(comm, said.startswith(wanted), said)
@@ -211,11 +208,7 @@ def test_buffers_of_a_wait_that_is_interrupted_live_until_the_operation_ends(com
     group._forget_ended()
     counts = [len(group._unended)]
     with monkeypatch.context() as patch:
-
-        def interrupted(*_, **__):
-            raise KeyboardInterrupt
-
-        patch.setattr(Group, "watch", interrupted)
+        patch.setattr(Group, "watch", interrupt)
         said = "KeyboardInterrupt" if comm.rank == late else outcome(lambda: own.allgather_objects(comm.rank))
     counts.append(len(group._unended))
     usable = comm.rank == late or not own.stalled

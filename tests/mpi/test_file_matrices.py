@@ -17,6 +17,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert, expect
+from tests.helpers.products import ones
 from uncut_mpi.device.files import FileWindow
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -223,9 +224,7 @@ def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(co
     errors = {"error": um.ParamError, "failed": um.DataFileError, "block": um.DataFileError}
     ends = pytest.raises(errors[end]) if end in errors else contextlib.nullcontext()
     with ends, open_session(comm) as session:
-        a = session.empty_host((9, 9))
-        a.array[:] = 1.0
-        session.barrier()
+        a = ones(session, (9, 9))
         c = session.create_file(path, (9, 9), "f64", overwrite=True)
         again = functools.partial(session.create_file, path, (9, 9), "f64", overwrite=True)
         expect(comm, um.DataFileError, ["c.npy.partial", "is writing it"], again)

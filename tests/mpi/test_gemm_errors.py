@@ -7,6 +7,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
+from tests.helpers.hostile import interrupt
 from tests.helpers.products import Case, check_product, make_operands
 from uncut_mpi.spmd.agreement import name_ranks
 
@@ -167,10 +168,6 @@ def test_a_rank_that_comes_after_the_others_gave_up_is_told(comm, late):
 def test_a_rank_whose_wait_was_interrupted_is_told_that_others_gave_up(comm, monkeypatch):
     session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
     made = make_operands(session, Case(24, 20, 16))
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
     found = ""
     if comm.rank == 2:
         allgather(comm, None)  # nobody waits any more

@@ -11,6 +11,7 @@ import pytest
 import uncut_mpi.command.product as command_product
 from tests.helpers.collective import collective_assert
 from tests.helpers.commands import in_process
+from tests.helpers.hostile import interrupt
 from uncut_mpi import unfinished
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix_files import MatrixFile
@@ -202,9 +203,6 @@ def test_a_result_that_cannot_be_written_is_reported_all_the_same(comm, job, fol
 
 @pytest.mark.host_backend
 def test_an_interrupt_while_files_are_written_leaves_none_half_written(comm, job, folder, monkeypatch):
-    def interrupt(*unused, **more):
-        raise KeyboardInterrupt
-
     facts = folder / "facts.json"
     if comm.size > 1:
         return  # the others of a job end with it, and this test's ranks are to live on

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.collective import allgather, carried
+from tests.helpers.hostile import interrupt
 from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
 from uncut_mpi.spmd import agreement, exchange
 
@@ -254,10 +255,6 @@ def test_a_rank_that_does_not_come_to_an_exchange_is_named(comm, agree_all, grou
 def test_an_interrupted_wait_keeps_later_exchanges_in_step(comm, agree_all, group):
     """Whoever comes late to the exchange that an interrupt ended elsewhere still finds all records of it."""
     calls = call_exchange(group)
-
-    def interrupt():
-        raise KeyboardInterrupt
-
     for number in range(2 if comm.rank == 0 else 0):  # the second one is interrupted before it begins
         calls.fill("gemm", bytes(16), number, flags=1, status=0)
         with contextlib.suppress(KeyboardInterrupt):

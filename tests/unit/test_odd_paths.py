@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.helpers.hostile import interrupt
 from uncut_mpi import plan
 from uncut_mpi.api import matrix_files as files
 from uncut_mpi.api.matrix_files import OutputFile, open_matrix
@@ -226,10 +227,6 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(tmp_path, overwrite):
 def test_an_interrupt_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "facts.json"
     path.write_text("old")
-
-    def interrupt(*unused):
-        raise KeyboardInterrupt
-
     for call in ("pwrite", "fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, call, interrupt)

@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 
+from tests.helpers.hostile import interrupt
 from tests.helpers.timelines import check_trace
 from uncut_mpi.command import plan_search, planning
 from uncut_mpi.command.planning import find_machine, parse
@@ -290,9 +291,6 @@ def test_where_nothing_has_to_move_nothing_is_said_to_limit(capsys):
 
 
 def test_ctrl_c_while_a_file_is_written_leaves_none(asked, monkeypatch, capsys, tmp_path):
-    def interrupt(*unused):
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(os, "fsync", interrupt)
     assert main([*SMALL.split(), "--json", str(tmp_path / "facts.json")]) == 130
     captured = capsys.readouterr()
