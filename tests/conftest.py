@@ -82,6 +82,14 @@ def count_gpus():
 # -- ranks stay together -------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session")
+def comm():
+    """All ranks of the job."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
 @functools.cache
 def _outcome_comm():
     from mpi4py import MPI

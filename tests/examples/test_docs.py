@@ -8,19 +8,11 @@ import shlex
 
 import pytest
 
+from tests.helpers.commands import PARSERS
 from tests.helpers.launched import ROOT, run_command
-from uncut_mpi.bench.arguments import make_bench_parser
-from uncut_mpi.command.calibrate_arguments import make_calibrate_parser
-from uncut_mpi.command.flags import make_parser, make_plan_parser
 
 HOW_TO = ROOT / "docs" / "how-to"
 DOCUMENTS = {"README": [ROOT / "README.md"], "how-to": sorted(HOW_TO.glob("*.md"))}
-PARSERS = {
-    "gemm": make_parser(),
-    "plan": make_plan_parser(),
-    "bench": make_bench_parser(),
-    "calibrate": make_calibrate_parser(),
-}
 MISSING = [name for name in ("torch", "jax") if importlib.util.find_spec(name) is None]
 
 # What a reader has at hand who tries a block of a recipe: a session on all ranks and three matrices.

@@ -1,8 +1,28 @@
-"""Commands that are run within a test, on its own ranks."""
+"""Commands: their parsers, and what runs them within a test, on its own ranks."""
 
 from __future__ import annotations
 
+import io
+
 from tests.helpers.collective import allgather, collective_assert
+from uncut_mpi.bench.arguments import make_bench_parser
+from uncut_mpi.command.calibrate_arguments import make_calibrate_parser
+from uncut_mpi.command.flags import make_parser, make_plan_parser
+
+PARSERS = {
+    "gemm": make_parser(),
+    "plan": make_plan_parser(),
+    "bench": make_bench_parser(),
+    "calibrate": make_calibrate_parser(),
+}
+
+
+class Terminal(io.StringIO):
+    """Standard output that is shown on a terminal."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
 
 
 def in_process(main, comm, capfd, always=()):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import os
 import pathlib
 import shutil
 import tempfile
@@ -13,15 +15,16 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert
 
 
-def opener(backend: str):
-    """Return a function (comm, **options) -> Session of this backend on a machine of equal links, unless told else."""
+@pytest.fixture(scope="session")
+def open_session(backend_name):
+    """Opens a session of its folder's backend on a machine of equal links, unless told else: (comm, **options)."""
 
-    def open_session(comm, **options) -> um.Session:
+    def opened(comm, **options) -> um.Session:
         return um.Session(
-            comm, **{"backend": backend, "machine": um.Machine.uniform(comm.size), "timeout_s": 20, **options}
+            comm, **{"backend": backend_name, "machine": um.Machine.uniform(comm.size), "timeout_s": 20, **options}
         )
 
-    return open_session
+    return opened
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +59,12 @@ def machine_cache(comm, backend_name):
     comm.Barrier()
     if comm.rank == 0:
         shutil.rmtree(base)
+
+
+def open_descriptors() -> int:
+    """Return how many descriptors this process has open."""
+    gc.collect()  # what a closed session still refers to in a cycle
+    return len(os.listdir("/proc/self/fd"))
 
 
 def hide_arrays(session: um.Session, monkeypatch, hidden=lambda array: True) -> None:

@@ -10,7 +10,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert
-from tests.helpers.sessions import machine_cache, opener, released  # noqa: F401 (of every test)
+from tests.helpers.sessions import machine_cache, open_session, released  # noqa: F401 (of every test)
 
 ALONE_AND_ON_THREE = (1, 3)
 """Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""
@@ -81,23 +81,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def comm():
-    """All ranks of the job."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
-@pytest.fixture(scope="session")
 def backend_name():
     """The backend that this folder tests; the folder of GPU tests has another."""
     return "host"
-
-
-@pytest.fixture(scope="session")
-def open_session(backend_name):
-    """Opens a session of this folder's backend."""
-    return opener(backend_name)
 
 
 @pytest.fixture(scope="session")

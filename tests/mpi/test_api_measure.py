@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert, expect, outcome
+from tests.helpers.sessions import open_descriptors
 from uncut_mpi import unfinished
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
@@ -110,13 +110,7 @@ def test_a_command_tells_it_on_standard_error_alone(two_ranks, comm, tmp_path):
     with carried(comm):
         if comm.rank == 0:
             process = jobs.start_gemm(
-                "-m",
-                "64",
-                "--repeat",
-                "1",
-                "--warmup",
-                "0",
-                "--json",
+                *["-m", "64", "--repeat", "1", "--warmup", "0", "--json"],
                 tmp_path / "facts.json",
                 XDG_CACHE_HOME=str(tmp_path),
             )
@@ -130,11 +124,6 @@ def test_a_command_tells_it_on_standard_error_alone(two_ranks, comm, tmp_path):
 def machine_of(comm, **options) -> um.Machine:
     with um.Session(comm, **{"backend": "host", **options}) as session:
         return session.machine
-
-
-def open_descriptors() -> int:
-    gc.collect()  # what a closed session still refers to in a cycle
-    return len(os.listdir("/proc/self/fd"))
 
 
 def stamps(directory: pathlib.Path) -> dict[str, tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 
@@ -142,11 +143,8 @@ def failing(comm, few_tasks):
     def fails(plan):
         left[0] = int((plan.schedule.tasks["rank"] == comm.size - 1).sum()) + 3
 
-    def backend(rank, ranks):
-        return FaultyBackend(rank, ranks, fault=fail)
-
-    machine = um.Machine.uniform(comm.size)
-    with um.Session(comm, backend=backend, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
+    machine, faulty = um.Machine.uniform(comm.size), functools.partial(FaultyBackend, fault=fail)
+    with um.Session(comm, backend=faulty, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
         yield session, fails
 
 

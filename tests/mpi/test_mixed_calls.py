@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import threading
 from collections.abc import Callable
 
@@ -13,6 +11,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
 from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.sessions import open_descriptors
 from uncut_mpi.spmd.agreement import name_ranks
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -135,11 +134,6 @@ def test_blocks_of_different_purpose_do_not_meet(comm, session):
 
 def open_session(comm, **more) -> um.Session:
     return um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), **more)
-
-
-def open_descriptors() -> int:
-    gc.collect()  # what a closed session still refers to in a cycle
-    return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.parametrize("other", ["gemm", "empty_host", "barrier", "gather_values"])

@@ -103,11 +103,8 @@ def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
             failing.clear()
             raise um.DeviceError("nothing works any more")
 
-    def backend(rank, ranks):
-        return FaultyBackend(rank, ranks, fault=fail)
-
-    machine = um.Machine.uniform(comm.size)
-    with um.Session(comm, backend=backend, machine=machine, device_memory=96 * KIB, timeout_s=20) as session:
+    machine, faulty = um.Machine.uniform(comm.size), functools.partial(FaultyBackend, fault=fail)
+    with um.Session(comm, backend=faulty, machine=machine, device_memory=96 * KIB, timeout_s=20) as session:
         operands = make_operands(session, case)
         product = operands.a, operands.b, operands.c
         began = time.monotonic()

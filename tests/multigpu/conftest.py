@@ -12,7 +12,7 @@ import functools
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.sessions import machine_cache, opener, released  # noqa: F401 (of every test)
+from tests.helpers.sessions import machine_cache, open_session, released  # noqa: F401 (of every test)
 
 
 def pytest_addoption(parser):
@@ -39,23 +39,9 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(scope="session")
-def comm():
-    """All ranks of the job."""
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
-
-
-@pytest.fixture(scope="session")
 def backend_name():
     """The backend that this folder tests."""
     return "cuda"
-
-
-@pytest.fixture(scope="session")
-def open_session(backend_name):
-    """Opens a session of this folder's backend."""
-    return opener(backend_name)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import types
 
 import pytest
 
+from tests.helpers.commands import Terminal
 from uncut_mpi.command.calibrate_arguments import DEFAULT_TIME_LIMIT_S, parse_calibrate
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.command.progress import ProgressBar
@@ -53,11 +54,6 @@ def test_help_names_every_flag():
         parse_calibrate(["--help"])
     for flag in ("--quick", "--time-limit", "--output", "--json", "--backend", "--devices"):
         assert flag in caught.value.text
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_a_terminal_gets_one_line_that_ends_when_all_is_done():

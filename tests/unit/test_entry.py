@@ -15,11 +15,10 @@ import pytest
 
 import uncut_mpi
 import uncut_mpi as um
+from tests.helpers.commands import PARSERS, Terminal
 from tests.helpers.planned import search
 from uncut_mpi.__main__ import COMMANDS, main
-from uncut_mpi.bench.arguments import make_bench_parser
 from uncut_mpi.command.arguments import parse
-from uncut_mpi.command.calibrate_arguments import make_calibrate_parser
 from uncut_mpi.command.flags import make_parser, make_plan_parser
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.command.progress import Watch
@@ -104,14 +103,6 @@ def test_the_citation_is_of_this_version():
 # -- the help of every command: each option that takes a value says what it is without it ----------
 
 
-PARSERS = {
-    "gemm": make_parser(),
-    "plan": make_plan_parser(),
-    "bench": make_bench_parser(),
-    "calibrate": make_calibrate_parser(),
-}
-
-
 def valued(parser):
     """The options that take a value."""
     return [action for action in parser._actions if action.option_strings and action.nargs != 0]
@@ -181,11 +172,6 @@ def test_the_plan_commands_help_speaks_of_no_files_of_matrices(capsys):
 
 
 # -- how far a call is, as the command shows it ----------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def watched(stream: io.StringIO, looks: int) -> str:

@@ -187,7 +187,7 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     assert [one["into_bytes"] for one in facts["ports"]] == table[:, :4].sum(axis=0).tolist()
     assert [one["out_of_bytes"] for one in facts["ports"]] == table[:4].sum(axis=1).tolist()
     out = capsys.readouterr().out
-    for label in (
+    for label in [
         "machine",
         "problem",
         "search",
@@ -198,7 +198,7 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
         "bytes",
         "ports",
         "memory",
-    ):
+    ]:
         assert re.search(rf"^{label} +\S", out, re.MULTILINE), label
     assert "A Bᵀ" in out
     assert f"limited by {limit.limited_by}: {limit.formula}" in out
