@@ -18,6 +18,7 @@ import pytest
 import uncut_mpi as um
 import uncut_mpi.api.start as start
 from tests.helpers.collective import allgather, collective_assert, expect
+from tests.helpers.commands import in_process
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import disk, litmus, power, probes, workbench
@@ -65,16 +66,10 @@ def small(mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_SAMPLE_S", 1e-4)
 
 
-def job(comm, capfd, words):
-    """Run the command in this process; return (status, everything rank 0 printed, its errors)."""
-    comm.Barrier()
-    capfd.readouterr()
-    status = main([str(word) for word in words], comm)
-    out, err = capfd.readouterr()
-    statuses, texts = allgather(comm, status), allgather(comm, (out, err))
-    collective_assert(comm, len(set(statuses)) == 1, f"exit statuses differ: {statuses}")
-    collective_assert(comm, not any(o or e for o, e in texts[1:]), f"a rank other than 0 printed: {texts[1:]}")
-    return status, texts[0][0], texts[0][1]
+@pytest.fixture
+def job(comm, capfd):
+    """Runs the command in this process; returns (status, everything rank 0 printed, its errors)."""
+    return in_process(main, comm, capfd)
 
 
 @contextlib.contextmanager
@@ -198,8 +193,8 @@ def kept(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
-def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, capfd, mpi_tmp_path):
-    status, out, err = job(comm, capfd, SHORT)
+def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, job, mpi_tmp_path):
+    status, out, err = job(SHORT)
     collective_assert(comm, status == 0, out + err)
     wanted = ["bandwidth of one transfer", "latency of one transfer", "products:", "COMBINE", "costs, us", "kept in"]
     wanted += ["0 wrong words: PASS" if comm.size > 1 else "one rank has no peer", "measured well enough"]
@@ -236,10 +231,10 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, capf
 
 
 @pytest.mark.mpi(min_size=2)
-def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, capfd, mpi_tmp_path, monkeypatch):
+def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, job, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(workbench, "_MAX_SAMPLES", 12)  # where times do not settle
     path = mpi_tmp_path / "machine.json"
-    status, out, err = job(comm, capfd, ["--backend", "host", "--time-limit", "30", "--output", path])
+    status, out, err = job(["--backend", "host", "--time-limit", "30", "--output", path])
     collective_assert(comm, status == 0, out + err)
     samples = json.loads(path.read_text())["samples"]
     pairs = {tuple(map(tuple, one["links"])) for one in samples["transfers"] if one["kind"] == "pair"}
@@ -250,7 +245,7 @@ def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, capfd,
     collective_assert(comm, min(counts) >= 10 and not samples["left_out"], f"{counts}")
 
 
-def test_all_memory_is_closed_and_freed_before_the_backend_ends(two_ranks, comm, capfd, monkeypatch):
+def test_all_memory_is_closed_and_freed_before_the_backend_ends(two_ranks, comm, job, monkeypatch):
     balance = {"memory": 0, "peers": 0}
 
     def counted(method, what, step):
@@ -269,54 +264,52 @@ def test_all_memory_is_closed_and_freed_before_the_backend_ends(two_ranks, comm,
         ("close_peer", "peers", -1),
     ):
         counted(method, what, step)
-    status, out, err = job(comm, capfd, SHORT)
+    status, out, err = job(SHORT)
     collective_assert(comm, status == 0 and balance == {"memory": 0, "peers": 0}, f"{balance} {out}{err}")
 
 
-def test_the_quick_form_says_so_and_whether_the_machine_was_busy(comm, capfd, mpi_tmp_path, monkeypatch):
+def test_the_quick_form_says_so_and_whether_the_machine_was_busy(comm, job, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_STEADY_SPREAD", -1.0)
-    status, out, err = job(comm, capfd, ["--backend", "host", "--quick"])
+    status, out, err = job(["--backend", "host", "--quick"])
     said = "this is the quick form" in out and "these figures are not steady" in out
     collective_assert(comm, status == 0 and said and not err, out + err)
     collective_assert(comm, len(kept(mpi_tmp_path)) == 1, f"{kept(mpi_tmp_path)}")
 
 
-def test_a_machine_is_kept_whatever_happens_to_the_second_file(comm, capfd, mpi_tmp_path):
+def test_a_machine_is_kept_whatever_happens_to_the_second_file(comm, job, mpi_tmp_path):
     path, pipe = mpi_tmp_path / "machine.json", mpi_tmp_path / "pipe"
     if comm.rank == 0:
         os.mkfifo(pipe)
     comm.Barrier()
-    status, out, err = job(comm, capfd, ["--backend", "host", "--quick", "--json", pipe, "--output", path])
+    status, out, err = job(["--backend", "host", "--quick", "--json", pipe, "--output", path])
     good = status == 2 and "nobody reads" in err and err.count("\n") == 1 and f"kept in {path}" in out
     collective_assert(comm, good and path.exists(), f"status {status} {out}{err}")
-    status, out, err = job(
-        comm, capfd, ["--backend", "host", "--quick", "--json", path, "--output", f"{path.parent}/./{path.name}"]
-    )
+    status, out, err = job(["--backend", "host", "--quick", "--json", path, "--output", f"{path.parent}/./{path.name}"])
     collective_assert(comm, status == 2 and "are one file" in err and not out, f"status {status} {out}{err}")
 
 
-def test_output_names_the_file_that_is_kept_and_json_one_more(comm, capfd, mpi_tmp_path):
+def test_output_names_the_file_that_is_kept_and_json_one_more(comm, job, mpi_tmp_path):
     path, other = mpi_tmp_path / "machine.json", mpi_tmp_path / "facts.json"
-    status, out, err = job(comm, capfd, ["--backend", "host", "--quick", "--json", other, "--output", path])
+    status, out, err = job(["--backend", "host", "--quick", "--json", other, "--output", path])
     collective_assert(comm, status == 0 and path.read_text() == other.read_text(), out)
     collective_assert(comm, f"kept in {path}" in out and not err and not kept(mpi_tmp_path), out + err)
 
 
-def test_the_quick_form_says_that_it_takes_the_place_of_a_whole_one(comm, capfd, mpi_tmp_path):
+def test_the_quick_form_says_that_it_takes_the_place_of_a_whole_one(comm, job, mpi_tmp_path):
     path, said = mpi_tmp_path / "machine.json", "it takes the place of a whole calibration"
     quick = ["--backend", "host", "--quick", "--output", path]
-    job(comm, capfd, quick)
-    _, again, _ = job(comm, capfd, quick)  # of another quick one
+    job(quick)
+    _, again, _ = job(quick)  # of another quick one
     if comm.rank == 0:
         path.write_text(json.dumps({**json.loads(path.read_text()), "samples": {}}))
     comm.Barrier()
-    status, out, err = job(comm, capfd, quick)
+    status, out, err = job(quick)
     collective_assert(comm, status == 0 and said in out and said not in again and not err, again + out + err)
 
 
-def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, capfd, mpi_tmp_path):
+def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "machine.json"
-    job(comm, capfd, ["--backend", "host", "--quick", "--output", path])
+    job(["--backend", "host", "--quick", "--output", path])
     text = path.read_text()
     key = json.loads(text)["key"]
     other = um.Machine.from_json(text.replace(key, f"host-{comm.size}-0123456789abcdef"))
@@ -336,22 +329,22 @@ def test_a_machine_of_other_hardware_is_refused_on_every_rank(comm, capfd, mpi_t
         (["--backend", "host", "--devices", "0"], "no GPUs"),
     ],
 )
-def test_what_cannot_be_done_is_said_before_anything_is_measured(comm, capfd, mpi_tmp_path, words, said):
+def test_what_cannot_be_done_is_said_before_anything_is_measured(comm, job, mpi_tmp_path, words, said):
     words = [word.format(folder=mpi_tmp_path) for word in words]
-    status, out, err = job(comm, capfd, words)
+    status, out, err = job(words)
     collective_assert(comm, status == 2 and said in err and not out, out + err)
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, capfd, mpi_tmp_path, monkeypatch):
+def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, job, mpi_tmp_path, monkeypatch):
     if comm.rank == 0:
         (mpi_tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "file"))
-    status, _, err = job(comm, capfd, ["--backend", "host", "--quick"])
+    status, _, err = job(["--backend", "host", "--quick"])
     collective_assert(comm, status == 2 and "--output" in err, err)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(comm, capfd, mpi_tmp_path, monkeypatch):
+def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(comm, job, mpi_tmp_path, monkeypatch):
     true_to_host = HostBackend.to_host
 
     def to_host(self, address, ld, out):
@@ -359,13 +352,13 @@ def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(com
         out.flat[0 if comm.rank else out.size - 1] = -1.0  # a word of another rank, on every rank
 
     monkeypatch.setattr(HostBackend, "to_host", to_host)
-    status, out, err = job(comm, capfd, SHORT)
+    status, out, err = job(SHORT)
     collective_assert(comm, status == 1 and "FAIL" in out and "cannot run products" in out, out + err)
     collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
 
 
 @pytest.mark.parametrize("method", ["allocate", "executable", "from_host", "run"])
-def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, capfd, mpi_tmp_path, monkeypatch, method):
+def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, job, mpi_tmp_path, monkeypatch, method):
     class Failing(HostBackend):
         def executable(self, *arguments):
             if method == "executable":
@@ -382,7 +375,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_ends(comm, capfd, mpi_tmp_path,
         setattr(Failing, method, fail)
     if comm.rank == comm.size - 1:
         monkeypatch.setattr(start, "make_host", Failing)
-    status, out, err = job(comm, capfd, SHORT)
+    status, out, err = job(SHORT)
     collective_assert(comm, status == 2 and f"{method} failed on purpose" in err, out + err)
     collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
 

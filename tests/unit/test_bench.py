@@ -21,7 +21,7 @@ from uncut_mpi.bench.summary import (
 )
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -149,17 +149,6 @@ def test_a_subset_is_named_by_shapes_and_places() -> None:
     assert {case.placement for case in on_one} == {"h,h,h", "0,0,0"}
     assert chosen("thin-fat,host") == [case for case in thin if case.placement == "h,h,h"]
     assert chosen("thin-fat,host", "--sample", "3") == chosen("thin-fat,host")[::7]
-
-
-def test_problems_are_sampled_evenly_scaled_and_put_on_ranks_that_there_are() -> None:
-    given = parse_bench(["--dataset", "uncut-irregular", "--sample", "61"])
-    cases = cases_of(given, 3, 1 / 32)
-    assert len(cases) == 61
-    assert {case.placement for case in cases} == {"h,h,h", "0,0,0", "1,2,h", "h,h,0", "1,2,1"}
-    for case in cases:
-        assert all(extent >= 16 and extent % 16 == 0 for extent in case[:3])
-        Placement.parse(case.placement).check_ranks(3)
-    assert cases_of(given, 1, 1e-9) == [(16, 16, 16, place) for place in ("h,h,h", "0,0,0", "0,0,h", "h,h,0")]
 
 
 def test_dealt_matrices_fit_any_number_of_ranks() -> None:

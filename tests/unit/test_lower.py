@@ -8,14 +8,12 @@ import random
 import pytest
 
 from tests.helpers import oracle
+from tests.helpers.by_hand import ByHand
 from tests.helpers.schedules import random_case
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 
 
@@ -23,25 +21,20 @@ class Sketch:
     """A schedule of COPY and JOIN tasks on named lanes; only its synchronisation matters."""
 
     def __init__(self, num_ranks: int = 3) -> None:
-        problem = GemmProblem(100, 100, 1, DType.f32)
-        self.builder = ScheduleBuilder(num_ranks, problem, Placement.parse("0,0,0"))
-        self.buffer = self.builder.buffer(
-            at=0, rows=100, cols=100, ld=110, dtype=DType.f32, role=Role.STAGING, offset=0
-        )
+        self.builder = ByHand(num_ranks, DType.f32)
+        self.cells = self.builder.add(0, 100, 100, DType.f32, ld=110, offset=0)
         self.count = 0
 
     def copy(self, rank: int, lane: int, *awaits: int) -> int:
         self.count += 1
-        target = RegionRef(self.buffer, self.count, 3, 1, 1)
-        source = RegionRef(self.buffer, self.count, 4, 1, 1)
-        at = self.builder.compute_lane(rank, lane)
-        return self.builder.task(Kind.COPY, at, target, [(source, Factor.ONE, Op.N)], awaits)
+        target, source = (self.cells._replace(row=self.count, col=col, rows=1, cols=1) for col in (3, 4))
+        return self.builder.copy(self.builder.compute_lane(rank, lane), target, source, awaits)
 
     def join(self, rank: int, lane: int, *awaits: int) -> int:
         return self.builder.task(Kind.JOIN, self.builder.compute_lane(rank, lane), awaits=awaits)
 
     def schedule(self) -> Schedule:
-        return self.builder.build(scheduler="uncut", grid=(1, 1), tile=0)
+        return self.builder.done()
 
 
 def ops(program: OperationList) -> list[tuple[str, int, int, int, int]]:
@@ -223,7 +216,7 @@ def test_operands_carry_byte_offsets_leading_dimension_and_extents() -> None:
     written, read = program.operands
     assert (written["offset"], read["offset"]) == ((3 * 110 + 1) * 4, (4 * 110 + 1) * 4)
     assert (written["ld"], written["rows"], written["cols"], written["dtype"]) == (110, 1, 1, DType.f32)
-    assert program.buffers_used().tolist() == [sketch.buffer]
+    assert program.buffers_used().tolist() == [sketch.cells.buffer]
 
 
 def test_an_empty_schedule_lowers_to_empty_lists() -> None:
