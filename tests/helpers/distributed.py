@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -227,10 +228,7 @@ def random_product(session, seed):
 
 def shaken(comm, seed):
     """Return a session whose ranks run what is ready in random order, after random pauses, and deliver flags late."""
-
-    def backend(rank, size):
-        return FaultyBackend(rank, size, disorder=Disorder(seed, pause_s=1e-3))
-
+    backend = functools.partial(FaultyBackend, disorder=Disorder(seed, pause_s=1e-3))
     return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), verify=True)
 
 

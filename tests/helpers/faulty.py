@@ -149,3 +149,14 @@ class DisorderedRun(HostRun):
                 self._signal(index)
                 self._program.advance(lane)
         super()._write_remaining_flags()
+
+
+def recorded(kind):
+    """Return what makes backends of this kind, and the list of those that it has made."""
+    made = []
+
+    def make(rank, ranks):
+        made.append(kind(rank, ranks))
+        return made[-1]
+
+    return make, made

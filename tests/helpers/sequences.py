@@ -7,7 +7,6 @@ numbers of before; a step knows which, where that is certain. Numbers are small 
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import gc
@@ -28,6 +27,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.distributed import cut_up, distributed, fill, on_host, random_blocking, random_layout, shaken
 from tests.helpers.numbers import op_of, wide_of
+from tests.helpers.sessions import left_behind
 from uncut_mpi import Layout, Location, ScheduleOptions
 from uncut_mpi.api import lifetime
 from uncut_mpi.model.dtypes import DType
@@ -567,17 +567,6 @@ def is_loaded(one: Held) -> bool:
     return same(found.view(one.base.dtype) if found.dtype.kind == "V" else found, one.base)
 
 
-def left_behind() -> collections.Counter[str]:
-    """Return what this process has of files in /dev/shm, open files and mappings of ours, by their names."""
-    with open("/proc/self/maps") as lines:
-        found = [line.split()[-2] for line in lines if "memfd:uncut" in line]
-    found += [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the list itself is closed
-            found.append(os.readlink(f"/proc/self/fd/{number}").partition("[")[0].removesuffix(" (deleted)"))
-    return collections.Counter(found)
-
-
 @contextlib.contextmanager
 def alarm(after_s: float, hit: list[bool]):
     """
@@ -604,7 +593,6 @@ def alarm(after_s: float, hit: list[bool]):
 def run(comm, seed: int, steps: int) -> dict[str, int]:
     """Make sequences with so many steps in all, or a few less, and return how often each call worked. Collective."""
     shaken(comm, 0).close()
-    gc.collect()
 
     @hypothesis.seed(seed)
     class Here(Sequences):

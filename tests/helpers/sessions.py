@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import gc
 import os
@@ -65,6 +67,18 @@ def open_descriptors() -> int:
     """Return how many descriptors this process has open."""
     gc.collect()  # what a closed session still refers to in a cycle
     return len(os.listdir("/proc/self/fd"))
+
+
+def left_behind() -> collections.Counter[str]:
+    """Return what this process has of files in /dev/shm, open files and mappings of ours, by their names."""
+    gc.collect()  # what a closed session still refers to in a cycle
+    with open("/proc/self/maps") as lines:
+        found = [line.split()[-2] for line in lines if "memfd:uncut" in line]
+    found += [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself is closed
+            found.append(os.readlink(f"/proc/self/fd/{number}").partition("[")[0].removesuffix(" (deleted)"))
+    return collections.Counter(found)
 
 
 def hide_arrays(session: um.Session, monkeypatch, hidden=lambda array: True) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-import gc
-import os
-import pathlib
 
 import numpy as np
 import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect, outcome
+from tests.helpers.faulty import recorded
 from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.sessions import left_behind
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.memory import GRANULE_BYTES, Arena, PeerMappings
 from uncut_mpi.device.host import HostBackend
@@ -60,19 +59,11 @@ def backend(group):
 
 
 @pytest.fixture
-def arena(group, backend):
-    return Arena(group, backend, PeerMappings(backend), Counters(), "SoftBuf")
-
-
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
-def segments() -> int:
-    """Shared memory of ours that is mapped here."""
-    gc.collect()
-    return sum("memfd:uncut_mpi" in line for line in pathlib.Path("/proc/self/maps").read_text().splitlines())
+def arena(comm, group, backend):
+    arena = Arena(group, backend, PeerMappings(backend), Counters(), "SoftBuf")
+    yield arena
+    arena.close()
+    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
 
 
 def every(group, nbytes):
@@ -107,7 +98,6 @@ def test_ranks_may_need_different_sizes_and_none(comm, group, backend, arena):
     collective_assert(comm, (arena.sizes == wanted).all(), f"sizes {arena.sizes}")
     collective_assert(comm, not arena.ensure(needed), "what is large enough was made anew")
     collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
-    arena.close()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -127,8 +117,6 @@ def test_a_growth_that_fails_on_one_rank_restores_every_rank(comm, group, backen
     grew = arena.ensure(every(group, 2 * SMALL))
     collective_assert(comm, grew and (arena.sizes == 2 * SMALL).all(), f"sizes {arena.sizes}")
     collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
-    arena.close()
-    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
 
 
 @pytest.mark.mpi(min_size=2)
@@ -143,8 +131,6 @@ def test_a_rank_that_cannot_even_have_its_old_size_again_is_empty_and_may_grow_l
     backend.limit_bytes = 1 << 62
     arena.ensure(every(group, SMALL))
     collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
-    arena.close()
-    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
 
 
 @pytest.mark.mpi(min_size=2)
@@ -158,8 +144,6 @@ def test_an_arena_that_a_peer_cannot_map_is_everybodys_error(comm, group, backen
     monkeypatch.undo()
     arena.ensure(every(group, SMALL))
     collective_assert(comm, mapped_rightly(group, backend, arena), "arenas are not where the addresses say")
-    arena.close()
-    collective_assert(comm, backend.opened == 0 and not backend.allocated, "something is left")
 
 
 # -- sessions ------------------------------------------------------------------------------------
@@ -174,13 +158,8 @@ CASE = Case(40, 30, 20, place=("0", "h", "0"))
 
 
 def test_a_session_closes_every_mapping(comm):
-    made = []
-
-    def backend(rank, ranks):
-        made.append(Limited(rank, ranks))
-        return made[-1]
-
-    before = descriptors(), segments()
+    backend, made = recorded(Limited)
+    before = left_behind()
     for _ in range(3):
         with open_session(comm, backend) as session:
             operands = make_operands(session, CASE)
@@ -191,18 +170,13 @@ def test_a_session_closes_every_mapping(comm):
         left = made[-1].opened, len(made[-1].allocated)
         collective_assert(comm, not wrong and left == (0, 0), f"{wrong}; open, allocated: {left}")
         made.clear()
-    after = descriptors(), segments()
-    collective_assert(comm, after == before, f"descriptors and segments: {before} before, {after} after")
+    after = left_behind()
+    collective_assert(comm, after == before, f"{before} before, {after} after")
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_product_too_large_for_one_rank_fails_on_all_and_smaller_ones_go_on(comm):
-    made = []
-
-    def backend(rank, ranks):
-        made.append(Limited(rank, ranks))
-        return made[-1]
-
+    backend, made = recorded(Limited)
     with open_session(comm, backend) as session:
         small, large = make_operands(session, Case(40, 30, 20)), make_operands(session, Case(800, 700, 600))
         if session.rank == 1:
@@ -245,7 +219,7 @@ def test_a_session_that_cannot_be_made_on_one_rank_is_refused_on_all_and_leaves_
         setattr(Failing, method, fail)
     with open_session(comm):
         pass  # what the first session of a process opens once
-    before = descriptors(), segments()
+    before = left_behind()
     said = outcome(lambda: open_session(comm, Failing).close())
     needed = comm.size > 1 or method != "open"
     good = said.startswith("DeviceError") and "on purpose" in said if needed else said == "worked"
@@ -253,7 +227,7 @@ def test_a_session_that_cannot_be_made_on_one_rank_is_refused_on_all_and_leaves_
     collective_assert(comm, len(closed) == 1, f"the device was closed {len(closed)} times")
     collective_assert(comm, held == [0], f"{held} allocations and mappings were left to the end of the device")
     closed.clear()
-    after = descriptors(), segments()
-    collective_assert(comm, after == before, f"descriptors and segments: {before} before, {after} after")
+    after = left_behind()
+    collective_assert(comm, after == before, f"{before} before, {after} after")
     with open_session(comm) as session:  # the ranks are still in step
         session.barrier()

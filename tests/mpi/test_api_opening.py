@@ -14,6 +14,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.faulty import recorded
 from tests.helpers.hostile import interrupt
 from uncut_mpi.api import control
 from uncut_mpi.device.host import HostBackend
@@ -137,7 +138,6 @@ def test_an_opening_that_is_interrupted_anywhere_ends_on_all_ranks_and_leaves_no
 )
 def test_who_interrupted_an_opening_is_named_and_the_next_one_closes_all_devices(comm, monkeypatch, impatient, place):
     odd = comm.size - 1
-    made = []
 
     class Backend(HostBackend):
         closed = False
@@ -146,9 +146,7 @@ def test_who_interrupted_an_opening_is_named_and_the_next_one_closes_all_devices
             super().close()
             self.closed = True
 
-    def backend(rank, ranks):
-        made.append(Backend(rank, ranks))
-        return made[-1]
+    backend, made = recorded(Backend)
 
     def open_session():
         return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), timeout_s=20)

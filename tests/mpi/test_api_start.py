@@ -190,18 +190,13 @@ def test_a_device_that_cannot_be_opened_on_one_rank_is_everybodys_error_and_clos
 
 
 def test_a_device_that_cannot_be_identified_on_one_rank_is_everybodys_error(comm):
-    made = []
-
     class Anonymous(Pretended):
         def identity(self):
             if comm.rank == comm.size - 1:
                 raise um.DeviceError("no identity on purpose")
             return super().identity()
 
-    def backend(rank, ranks):
-        made.append(Anonymous(rank))
-        return made[-1]
-
-    kind, message = attempt(comm, backend=backend)
+    Pretended.made.clear()
+    kind, message = attempt(comm, backend=lambda rank, _: Anonymous(rank))
     collective_assert(comm, kind == "DeviceError" and "on purpose" in message, f"{kind}: {message}")
-    collective_assert(comm, [one.closed for one in made] == [True], "the device was left open")
+    collective_assert(comm, [one.closed for one in Pretended.made] == [True], "the device was left open")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 
 import numpy as np
 import pytest
 
 from tests.helpers.collective import expect
+from tests.helpers.sessions import left_behind
 from uncut_mpi.errors import CapacityError, TopologyError
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import exchange
@@ -20,16 +20,7 @@ both_kinds = pytest.mark.parametrize("use_file", [False, True], ids=["anonymous"
 
 def held():
     """Return what this rank holds of segments: descriptors, mappings, and its files in /dev/shm."""
-    gc.collect()
-    found = [name for name in os.listdir("/dev/shm") if name.startswith(f"uncut_mpi-{os.getpid()}-")]
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:
-            continue
-        if target.startswith(("/memfd:uncut_mpi", "/dev/shm/uncut_mpi")):
-            found.append(target)
-    return sorted(found)
+    return sorted(one for one in left_behind().elements() if "uncut_mpi" in one)
 
 
 @pytest.fixture(autouse=True)

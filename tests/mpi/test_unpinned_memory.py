@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -153,11 +155,8 @@ def test_memory_of_ours_that_cannot_be_page_locked_is_everybody_s_error_and_the_
 @pytest.mark.host_backend
 @pytest.mark.parametrize("seed", range(2))
 def test_any_order_of_what_may_run_gives_the_product(comm, open_session, monkeypatch, seed):
-    def make(rank, ranks):
-        return FaultyBackend(rank, ranks, disorder=Disorder(seed=seed))
-
     wrong = []
-    with open_session(comm, backend=make) as session:
+    with open_session(comm, backend=functools.partial(FaultyBackend, disorder=Disorder(seed=seed))) as session:
         refuse_pins(session, monkeypatch)
         for case in cases(comm.size)[:2]:
             operands = make_operands(session, case)

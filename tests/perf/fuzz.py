@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from tests.helpers import fuzz
@@ -27,13 +27,7 @@ def failure_of(number: int) -> str:
     last = []
 
     @seed(number)
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        database=None,
-        report_multiple_bugs=False,
-        suppress_health_check=[*HealthCheck],
-    )
+    @settings(fuzz.SETTINGS, derandomize=False, max_examples=EXAMPLES, report_multiple_bugs=False)
     @given(st.one_of(fuzz.cases(), fuzz.cases(), fuzz.cases("scales"), fuzz.cases("copies")))
     def run(case: fuzz.Case) -> None:
         last[:] = [case]

@@ -1,8 +1,8 @@
 """
 What the papers claim in closed form, each claim recomputed with this project's functions.
 
-Tests are named after paper and claim: ``uncut_gemms`` (Anastasiadis and others, CLUSTER 2024), ``choi_tile`` and
-``choi_a100`` (Choi and others, 2022), ``paralia`` (Anastasiadis and others, TACO 2023).
+Tests are named after paper and claim: ``uncut_gemms`` (Anastasiadis and others, CLUSTER 2024), ``choi_tile`` (Choi
+and others, 2022), ``paralia`` (Anastasiadis and others, TACO 2023).
 """
 
 from __future__ import annotations
@@ -161,9 +161,6 @@ def test_choi_tile_2_transfers_are_hidden_above_a_threshold(model: BandModel, th
 
 def test_choi_tile_3_bands_of_products_limited_by_memory() -> None:
     assert v100(4, 16384).memory_bound_transfer_threshold() == pytest.approx(16384 * (3 * 900 / 48.33 - 2))
-
-
-# -- Choi, A100 ------------------------------------------------------------------------------------
 
 
 # -- PARALiA ---------------------------------------------------------------------------------------
