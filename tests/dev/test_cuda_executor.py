@@ -853,13 +853,13 @@ def test_a_thread_has_its_own_current_context_back(fake):
     fake.current_context = 99
     assert cluster.executables[0].run(alpha=1.0, beta=0.0, epoch=1, timeout_s=5.0).error is None
     assert fake.current_context == 99
-    device.mark_stream(device.compute_stream(0))
-    device.await_mark()
+    device.mark_streams([device.compute_stream(0)])
+    device.await_marks()
     assert fake.current_context == 99
     cluster.prepare_trace()
     assert fake.current_context == 99
     device.close()
-    for use in (lambda: device.mark_stream(0), device.await_mark):
+    for use in (lambda: device.mark_streams([0]), device.await_marks):
         with pytest.raises(_native.CudaError, match="is closed"):
             use()
 
@@ -868,15 +868,15 @@ def test_the_callers_stream_is_awaited(fake):
     device = fake.device()
     device.reserve(2, 0, 0)
     fake.reset()
-    device.mark_stream(device.compute_stream(1))
+    device.mark_streams([device.compute_stream(1)])
     (recorded,) = fake.log()
-    device.await_mark()
-    device.mark_stream(device.compute_stream(0))
+    device.await_marks()
+    device.mark_streams([device.compute_stream(0)])
     assert recorded.endswith(" record")
     assert fake.log()[1] != recorded  # another stream
     fake.fail("cuEventSynchronize")
     with pytest.raises(_native.CudaError, match="cuEventSynchronize"):
-        device.await_mark()
+        device.await_marks()
 
 
 # -- refusals ----------------------------------------------------------------------------------------

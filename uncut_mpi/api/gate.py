@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn, ParamSpec, TypeVar
 
-import numpy as np
-
 from uncut_mpi.api.control import Control
 from uncut_mpi.errors import (
     ParamError,
@@ -30,7 +28,7 @@ from uncut_mpi.errors import (
 from uncut_mpi.instead import bad_call
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
+from uncut_mpi.spmd.group import Group, name_ranks
 from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
 
@@ -259,7 +257,11 @@ class Gate:
         self.epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._turns.arrive()
-        records = self._meet(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
+        try:
+            records = self._exchange.exchange(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
+        except (StallError, PeerFailedError) as missing:
+            self._end_by(missing, broken=False)
+            raise
         self._opened = True
         if error is None and self._exchange.unanimous():
             return ready
@@ -301,24 +303,22 @@ class Gate:
         """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
         if error is not None:  # the record that opened this call says that there is none
             self._exchange.mine["status"] = True
-        records = self._meet("closing barrier", timeout_s, progress=self._progress)
+        try:
+            records = self._exchange.exchange("closing barrier", timeout_s, progress=self._progress)
+        except (StallError, PeerFailedError) as missing:
+            self._end_by(missing, broken=True)
+            raise
         if error is None and self._exchange.unanimous():
             return False
         return bool(records["status"].any())
 
-    def _meet(
-        self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
-    ) -> np.ndarray:
-        """Give this rank's record to all and return theirs; an error ends the session, within a call with what runs."""
-        try:
-            return self._exchange.exchange(what, timeout_s, missing, progress)
-        except StallError:
+    def _end_by(self, error: StallError | PeerFailedError, *, broken: bool) -> None:
+        """End the session since ranks did not meet; what runs by then, if a call has opened, is in flight."""
+        if isinstance(error, PeerFailedError):
+            self._note_left(str(error), broken=broken)
+        else:
             self.broken = True
             self._exchange.leave()
-            raise
-        except PeerFailedError as left:
-            self._note_left(str(left), broken=progress is not None)
-            raise
 
     def _refuse(self, calls: list[str], error: BaseException | None) -> None:
         who = ", ".join(

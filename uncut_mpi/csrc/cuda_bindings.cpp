@@ -90,9 +90,8 @@ void bind_cuda(nb::module_ &m) {
         .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("compute_stream", &DeviceState::compute_stream, nb::arg("number"))
-        .def("mark_stream", &DeviceState::mark_stream, nb::arg("stream"), nb::arg("number") = 0,
-             nb::call_guard<nb::gil_scoped_release>())
-        .def("await_mark", &DeviceState::await_mark, nb::arg("number") = 0, nb::call_guard<nb::gil_scoped_release>())
+        .def("mark_streams", &DeviceState::mark_streams, nb::arg("streams"), nb::call_guard<nb::gil_scoped_release>())
+        .def("await_marks", &DeviceState::await_marks, nb::call_guard<nb::gil_scoped_release>())
         .def("fill_words", &DeviceState::fill_words, nb::arg("address"), nb::arg("count"), nb::arg("value"),
              nb::call_guard<nb::gil_scoped_release>())
         .def(

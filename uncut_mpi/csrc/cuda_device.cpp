@@ -206,20 +206,24 @@ void DeviceState::reserve_events(std::vector<Event> &events, std::size_t count, 
     }
 }
 
-void DeviceState::mark_stream(Address stream, std::size_t number) {
+void DeviceState::mark_streams(const std::vector<Address> &streams) {
     check_open();
     const Scope scope(*this);
     scope.check();
-    reserve_events(caller_events_, number + 1, event_disable_timing);
+    num_marked_ = 0;
+    reserve_events(caller_events_, streams.size(), event_disable_timing);
     // An event of the legacy stream follows what blocking streams hold as well; asking that stream itself would not.
-    driver_->check("cuEventRecord", driver_->cuEventRecord(caller_events_[number], reinterpret_cast<Stream>(stream)));
+    for (const Address stream : streams)
+        driver_->check("cuEventRecord",
+                       driver_->cuEventRecord(caller_events_[num_marked_++], reinterpret_cast<Stream>(stream)));
 }
 
-void DeviceState::await_mark(std::size_t number) {
+void DeviceState::await_marks() {
     check_open();
     const Scope scope(*this);
     scope.check();
-    driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(caller_events_.at(number)));
+    for (std::size_t number = 0; number < num_marked_; ++number)
+        driver_->check("cuEventSynchronize", driver_->cuEventSynchronize(caller_events_[number]));
 }
 
 void DeviceState::check_open() const {

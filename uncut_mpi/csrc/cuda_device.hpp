@@ -104,10 +104,10 @@ class DeviceState {
     // For lanes of the host; made when it is first asked for.
     HostWorker &host_worker();
 
-    // Note what work a stream of the caller's holds now, and return when it is done: between the two the device gets
-    // on. Several marks have numbers from 0. Call without the interpreter lock.
-    void mark_stream(Address stream, std::size_t number);
-    void await_mark(std::size_t number);
+    // Note what work streams of the caller's hold now, and return when it is done: between the two the device gets on.
+    // Call without the interpreter lock.
+    void mark_streams(const std::vector<Address> &streams);
+    void await_marks();
     // Launch one thread of a kernel and wait for it.
     void run_once(Function kernel, void *argument);
     // Set `count` 32-bit words at `address` and wait for it.
@@ -151,6 +151,7 @@ class DeviceState {
     std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
     std::vector<Event> events_, timing_events_, caller_events_;
+    std::size_t num_marked_ = 0;  // of the caller's
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;
     bool abandoned_ = false;

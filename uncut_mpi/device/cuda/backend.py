@@ -102,7 +102,6 @@ class CudaBackend(Backend):
         self._meter = PowerMeter(format_uuid(self._uuid))
         self._allocations: dict[int, int] = {}
         self._pinned, self._pins = pinned_memory(self._runtime), object()
-        self._marked = 0  # streams of the caller's
         self.files = FileWindows()
         self._preparation = Preparation(self._native, self._description(), self._malloc, self.files)
 
@@ -263,16 +262,13 @@ class CudaBackend(Backend):
     def mark_caller(self, stream: Any = None) -> None:
         """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
         given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
-        self._marked = len(given)
         with _MARKING:
-            for number, handle in enumerate(given):
-                self._native.mark_stream(handle, number)
+            self._native.mark_streams(given)
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
         with _AWAITING:
-            for number in range(self._marked):
-                self._native.await_mark(number)
+            self._native.await_marks()
 
     # -- plans -------------------------------------------------------------------------------
 

@@ -140,7 +140,8 @@ class HostRun(Run):
     def __init__(
         self, program: HostExecutable, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool
     ) -> None:
-        self._traced, self._times = traced, list[tuple[int, float, float]]()
+        self._traced = traced
+        self._times: list[tuple[int, float, float]] = []
         self._program, self._epoch, self._timeout_s = program, epoch, timeout_s
         self._patience: _Patience | None = None  # while nothing is ready
         self._report = ExecutionReport()
