@@ -8,13 +8,12 @@ import os
 import numpy as np
 import pytest
 
-import uncut_mpi.command.product as command_product
 from tests.helpers.collective import collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.hostile import interrupt
 from uncut_mpi import unfinished
 from uncut_mpi.api.gemm_plan import GemmPlan
-from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.command import streaming, streams
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.gemm import main
@@ -195,7 +194,7 @@ def test_a_result_that_cannot_be_written_is_reported_all_the_same(comm, job, fol
         self.discard()
         raise DataFileError("OUT.npy cannot be completed: No space left on device")
 
-    monkeypatch.setattr(command_product.OutputFile, "commit", full)
+    monkeypatch.setattr(OutputFile, "commit", full)
     status, out, err = job([folder / "A.npy", folder / "B.npy", "-o", folder / "OUT.npy"])
     good = status == 2 and "No space left" in err and err.count("\n") == 1 and out.endswith("PASS\n")
     collective_assert(comm, good and not (folder / "OUT.npy").exists(), f"status {status} {out}{err}")
@@ -206,7 +205,7 @@ def test_an_interrupt_while_files_are_written_leaves_none_half_written(comm, job
     facts = folder / "facts.json"
     if comm.size > 1:
         return  # the others of a job end with it, and this test's ranks are to live on
-    for module, name in ((command_product.OutputFile, "commit"), (unfinished, "write_all")):
+    for module, name in ((OutputFile, "commit"), (unfinished, "write_all")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, interrupt)
             out_path = folder / f"{name}.npy"

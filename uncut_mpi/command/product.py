@@ -13,7 +13,7 @@ import numpy as np
 
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
+from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
@@ -289,23 +289,11 @@ def write_result(session: Session, product: Product, arguments: GemmArguments) -
         product.streamed.commit()
         return
     result = session.download(product.c)
-    output: OutputFile | None = None
-    try:
-        with session.together("creating the output file"):
-            if session.rank == 0:
-                output = OutputFile(
-                    arguments.out_path, result.shape, product.dtype, result.order, overwrite=arguments.overwrite
-                )
-        target = session.gather_values(output.target if output else None)[0]
-        with session.together("writing the output file"):
-            lines = share_of(session, result)
-            target.write_lines(result.array[index(result.order, lines)], lines)
-        with session.together("completing the output file"):
-            if output is not None:
-                output.commit()
-    finally:
-        if output is not None:
-            output.discard()
+    file = session.create_file(
+        arguments.out_path, result.shape, product.dtype, order=result.order, overwrite=arguments.overwrite
+    )
+    session.upload(result, file)
+    session.commit(file)
 
 
 def placed(session: Session, source: Source, dtype: DType, place: Place) -> tuple[Matrix, Matrix]:
