@@ -23,9 +23,9 @@ from uncut_mpi.api.matrix_files import OutputFile, open_matrix
 from uncut_mpi.bench.arguments import parse_bench
 from uncut_mpi.command import artifacts
 from uncut_mpi.command.arguments import parse as parse_gemm
-from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.calibrate_arguments import parse_calibrate
-from uncut_mpi.command.output import check_output
+from uncut_mpi.command.job import check_output
 from uncut_mpi.errors import DataFileError, ParamError
 from uncut_mpi.model import lines
 from uncut_mpi.model.dtypes import DType
@@ -125,7 +125,7 @@ def test_what_is_no_machine_file_is_refused_at_once(odd, said):
 
 @each(WRITTEN)
 @pytest.mark.parametrize(
-    "check", [lambda path: check_path("--json", path), lambda path: check_output(path, overwrite=True)]
+    "check", [lambda path: check_paths({"--json": path}), lambda path: check_output(path, overwrite=True)]
 )
 def test_what_cannot_be_written_is_refused_before_any_work(odd, said, check):
     assert said in refusal(lambda: check(odd), DataFileError)

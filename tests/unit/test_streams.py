@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.hostile import interrupt
 from uncut_mpi import plan
 from uncut_mpi.command import plan_search
-from uncut_mpi.command.artifacts import check_path, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.errors import DataFileError
 
 SMALL = ["-m", "64", "--ranks", "2"]
@@ -171,7 +171,7 @@ def test_no_file_gets_the_number_of_a_closed_stream(tmp_path):
 def test_a_file_is_replaced_whole(tmp_path):
     path = tmp_path / "facts.x"
     path.write_text("old and longer than the new content")
-    check_path("--json", str(path))
+    check_paths({"--json": str(path)})
     write_file("--json", str(path), b"{}\n")
     assert path.read_text() == "{}\n"
     assert os.listdir(tmp_path) == ["facts.x"]
@@ -202,15 +202,15 @@ def test_a_file_that_cannot_be_completed_leaves_the_old_one(tmp_path, monkeypatc
 
 def test_a_bad_path_is_refused_before_any_work(tmp_path):
     with pytest.raises(DataFileError, match=r"^--json .* is a directory"):
-        check_path("--json", str(tmp_path))
+        check_paths({"--json": str(tmp_path)})
     with pytest.raises(DataFileError, match="no directory"):
-        check_path("--json", str(tmp_path / "missing" / "facts.x"))
+        check_paths({"--json": str(tmp_path / "missing" / "facts.x")})
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     pipe = tmp_path / "pipe.json"
     os.mkfifo(pipe)
-    check_path("--json", str(pipe))
+    check_paths({"--json": str(pipe)})
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         write_file("--json", str(pipe), b"{}\n")
@@ -221,7 +221,7 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     if os.path.exists("/dev/full"):
         link = tmp_path / "full.json"
         link.symlink_to("/dev/full")
-        check_path("--json", str(link))
+        check_paths({"--json": str(link)})
         with pytest.raises(DataFileError, match=r"full\.json cannot be written: No space left"):
             write_file("--json", str(link), b"{}\n")
         assert link.is_char_device()

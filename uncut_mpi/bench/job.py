@@ -16,7 +16,7 @@ from uncut_mpi.bench.arguments import BenchArguments, cases_of
 from uncut_mpi.bench.measure import Entry, Facts, Measurer, combined
 from uncut_mpi.bench.rates import draw_rates
 from uncut_mpi.bench.summary import SINGLE, SUMMED, Row, summary_text
-from uncut_mpi.command.artifacts import check_paths, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.product import Product, generated_sources, make_product, release_product
 from uncut_mpi.command.progress import ProgressBar
@@ -52,7 +52,7 @@ def run_bench(comm: Any, arguments: BenchArguments, words: Sequence[str], say: S
     ) as session:
         with session.together("checking the output"):
             if session.rank == 0:
-                check_paths({"--output": arguments.output, "--plot": arguments.plot})
+                check_paths(written_by(arguments))
                 if arguments.plot is not None:
                     import_figure(", or leave --plot out")
         return _Bench(session, arguments, say).run()

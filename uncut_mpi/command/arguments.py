@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from uncut_mpi.command.artifacts import written_by
 from uncut_mpi.command.flag_values import scalar_text
 from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, RankArguments, join_negative_values, make_parser
 from uncut_mpi.command.schedule_flags import FLAGS
@@ -120,7 +121,7 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     given = make_parser().parse_args(join_negative_values(argv))
     _check_files(given)
     check_devices(given)
-    check_different({"-o": given.out_path, "--json": given.json_path, "--trace": given.trace_path})
+    check_different({"-o": given.out_path, **written_by(given)})
     if any(given.place.in_files):
         raise ParamError("f in --place is for the plan command: name the files themselves, A.npy B.npy -o OUT.npy")
     m, n, k = extents_of(given)

@@ -16,6 +16,22 @@ PATIENCE_S = 30.0
 """How long the reader of a pipe or a terminal may take nothing."""
 
 
+_WRITTEN = {
+    "--output": "output",
+    "--timeline": "timeline_path",
+    "--transfers": "transfers_path",
+    "--json": "json_path",
+    "--trace": "trace_path",
+    "--plot": "plot",
+}
+"""Flags of all commands for files that are replaced, and where their arguments have these."""
+
+
+def written_by(arguments: object) -> dict[str, str | None]:
+    """Return the files that a command was asked for, by their flags; but for matrices."""
+    return {flag: getattr(arguments, name, None) for flag, name in _WRITTEN.items()}
+
+
 def check_paths(
     written: Mapping[str, str | None],
     read: Sequence[str | None] = (),
@@ -37,39 +53,20 @@ def check_paths(
     Raises
     ------
     DataFileError
-        If one is an input, a directory or another one of them, or cannot be written.
+        If one is an input, a directory or another one of them, or cannot be written, or its directory is missing or
+        cannot be written.
     """
     named = [(flag, path) for flag, path in {**written, **(elsewhere or {})}.items() if path is not None]
     for flag, path in written.items():
-        if path is not None:
-            check_path(flag, path, read)
+        if path is None:
+            continue
+        for name in read:
+            if name is not None and not _is_special(path) and is_same(name, path):
+                raise DataFileError(f"{flag} {path} would replace {name}, which is read: name another file")
+        check_writable(f"{flag} {path}", path)
     for (first, one), (second, other) in itertools.combinations(named, 2):
         if not _is_special(one) and is_same(one, other):
             raise DataFileError(f"{first} {one} and {second} {other} are one file: give them different ones")
-
-
-def check_path(flag: str, path: str, inputs: Sequence[str | None] = ()) -> None:
-    """
-    Check, before any work, that a file could be written there.
-
-    Parameters
-    ----------
-    flag : str
-        That asked for it, for the message.
-    path : str
-        Its name.
-    inputs : sequence of str or None
-        Files that the command reads, and must not replace.
-
-    Raises
-    ------
-    DataFileError
-        If the path is an input or a directory, cannot be written to, or its directory is missing or cannot be written.
-    """
-    for name in inputs:
-        if name is not None and not _is_special(path) and is_same(name, path):
-            raise DataFileError(f"{flag} {path} would replace {name}, which is read: name another file")
-    check_writable(f"{flag} {path}", path)
 
 
 def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:

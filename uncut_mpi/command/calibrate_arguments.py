@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_devices, check_different, filled
+from uncut_mpi.command.artifacts import written_by
 from uncut_mpi.command.flag_values import path, positive, written
 from uncut_mpi.command.flags import RankArguments, add_json, add_machine, base_parser
 from uncut_mpi.command.schedule_flags import adder
@@ -68,7 +69,7 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
     """
     given = make_calibrate_parser().parse_args(list(argv))
     check_devices(given)
-    check_different({"--output": given.output, "--json": given.json_path})
+    check_different(written_by(given))
     limit_s = given.time_limit_s
     if given.quick and limit_s is not None:
         raise ParamError(f"--time-limit {limit_s:g} was given with --quick, which has none: leave one out")

@@ -23,7 +23,7 @@ from uncut_mpi.calibration.measuring import measure_all
 from uncut_mpi.calibration.refine import Refinement, refine
 from uncut_mpi.calibration.report import disk_text, machine_text, refinement_text, samples_text
 from uncut_mpi.calibration.samples import Samples
-from uncut_mpi.command.artifacts import check_paths, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.progress import ProgressBar
@@ -51,7 +51,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     try:
         with agreement.collective(group, "checking the output"):
             if group.rank == 0:
-                check_paths({"--output": arguments.output, "--json": arguments.json_path})
+                check_paths(written_by(arguments))
                 if arguments.disk is not None:
                     check_folder(arguments.disk)
         began = time.perf_counter()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from uncut_mpi.command import streams
-from uncut_mpi.command.artifacts import stream_number
+from uncut_mpi.command.artifacts import stream_number, written_by
 from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, CapacityError, DataFileError, UncutError
 
@@ -16,7 +16,6 @@ Arguments = TypeVar("Arguments")
 Say = Callable[[str], None]
 """Keeps a part of a command's report. It is printed at the end, when every file is written, also after an error."""
 
-_WRITTEN = ("json_path", "output", "trace_path", "timeline_path", "transfers_path", "plot")  # by all commands
 
 FAILED = 2
 """Exit status of a command that an error ended, or whose report could not be written."""
@@ -65,8 +64,7 @@ def run_alone(
 
 def takes_output(arguments: object) -> bool:
     """Return whether a file of a command goes to standard output; its report goes to standard error then."""
-    paths = (getattr(arguments, name, None) for name in _WRITTEN)
-    return any(path is not None and stream_number(path) == 1 for path in paths)
+    return any(path is not None and stream_number(path) == 1 for path in written_by(arguments).values())
 
 
 def tell(said: Sequence[str], *, aside: bool) -> str:

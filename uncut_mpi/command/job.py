@@ -16,14 +16,13 @@ import numpy as np
 import uncut_mpi
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.matrix_files import MatrixFile, open_operands, output_order
+from uncut_mpi.api.matrix_files import MatrixFile, check_new, open_operands, output_order
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.file_array import FileArray
-from uncut_mpi.command.output import check_output
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
@@ -76,7 +75,7 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         with session.together("checking the output"):
             if session.rank == 0:
                 artifacts.check_paths(
-                    {"--json": arguments.json_path, "--trace": arguments.trace_path},
+                    artifacts.written_by(arguments),
                     (arguments.a_path, arguments.b_path, arguments.c_path, arguments.machine),
                     elsewhere={"-o": arguments.out_path},
                 )
@@ -151,6 +150,22 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
         host_a, host_b, first_c = files.values
         return Product(*extents, a.dtype, files.a, files.b, files.c, host_a, host_b, first_c, files)
     return make_product(session, arguments, extents, a.dtype, sources, order)
+
+
+def check_output(path: str, *, overwrite: bool) -> None:
+    """
+    Check that a matrix file of this name could be written.
+
+    Raises
+    ------
+    DataFileError
+        If it exists (without `overwrite`), also unfinished, is no regular file, or its directory is missing or
+        cannot be written.
+    """
+    if artifacts.stream_number(path) is not None:
+        raise DataFileError(f"{path} is a stream of this process, not a regular file: name another one")
+    check_new(path, overwrite=overwrite)
+    artifacts.check_writable(path, path, overwrite=overwrite)
 
 
 def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> list[nonfinite.NonFinite]:

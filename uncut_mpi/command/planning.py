@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.command.arguments import check_different, extents_of, filled, options_of, scalars_of
-from uncut_mpi.command.artifacts import check_paths, write_file
+from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
@@ -95,7 +95,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         If ``-h``, ``--help`` or ``--version`` is among them.
     """
     given = make_plan_parser().parse_args(join_negative_values(argv))
-    check_different({"--timeline": given.timeline_path, "--transfers": given.transfers_path, "--json": given.json_path})
+    check_different(written_by(given))
     if given.transfers_path is not None and not given.transfers_path.endswith(".png"):
         raise ParamError(f"--transfers {given.transfers_path} is drawn as a PNG: let the name end in .png")
     m, n, k = (_EDGE if extent is None else extent for extent in extents_of(given))
@@ -251,14 +251,7 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
 
 def _check_results(arguments: PlanArguments) -> None:
     """Check, before any work, that what is asked for could be written."""
-    check_paths(
-        {
-            "--timeline": arguments.timeline_path,
-            "--transfers": arguments.transfers_path,
-            "--json": arguments.json_path,
-        },
-        [arguments.machine],
-    )
+    check_paths(written_by(arguments), [arguments.machine])
     if arguments.timeline_path is not None:
         check_drawable(arguments.timeline_path)
     if arguments.transfers_path is not None:
