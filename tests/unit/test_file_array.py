@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from uncut_mpi.api.matrix_files import open_matrix
-from uncut_mpi.command.file_array import FileArray
+from uncut_mpi.command.streaming import FileArray
 
 
 def random_places(rng: random.Random, extent: int) -> slice | np.ndarray:

@@ -15,8 +15,7 @@ from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.bench.rivals.cyclic import VARIANTS as CYCLIC_VARIANTS
 from uncut_mpi.command.arguments import check_devices, filled
 from uncut_mpi.command.flag_values import MOST_EXTENT, bytes_of, dtype_of, one_of, path, positive, shown, whole, written
-from uncut_mpi.command.flags import RankArguments, add_machine, add_tune_products, base_parser
-from uncut_mpi.command.schedule_flags import adder
+from uncut_mpi.command.flags import RankArguments, add_machine, add_tune_products, adder, base_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.options import MOST_SLOTS, Blocking, ScheduleOptions

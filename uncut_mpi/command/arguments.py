@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 
 from uncut_mpi.command.artifacts import written_by
 from uncut_mpi.command.flag_values import scalar_text
-from uncut_mpi.command.flags import USUAL_REPEAT, USUAL_WARMUP, RankArguments, join_negative_values, make_parser
-from uncut_mpi.command.schedule_flags import FLAGS
+from uncut_mpi.command.flags import FLAGS, USUAL_REPEAT, USUAL_WARMUP, RankArguments, join_negative_values, make_parser
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType

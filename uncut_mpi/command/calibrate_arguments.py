@@ -10,8 +10,7 @@ from typing import Final
 from uncut_mpi.command.arguments import check_devices, check_different, filled
 from uncut_mpi.command.artifacts import written_by
 from uncut_mpi.command.flag_values import path, positive, written
-from uncut_mpi.command.flags import RankArguments, add_json, add_machine, base_parser
-from uncut_mpi.command.schedule_flags import adder
+from uncut_mpi.command.flags import RankArguments, add_json, add_machine, adder, base_parser
 from uncut_mpi.errors import ParamError
 
 DEFAULT_TIME_LIMIT_S: Final = 45.0

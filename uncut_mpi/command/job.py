@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import uncut_mpi
-from uncut_mpi.api.gemm_plan import GemmPlan
+from uncut_mpi.api.gemm_plan import GemmPlan, Trace
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, check_new, open_operands, output_order
 from uncut_mpi.api.session import Session
@@ -22,7 +22,6 @@ from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.check import FULL_CHECK_LIMIT
 from uncut_mpi.command.entry import Say
-from uncut_mpi.command.file_array import FileArray
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
@@ -35,8 +34,7 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
-from uncut_mpi.command.streaming import Streamed, are_streamed
-from uncut_mpi.command.tracing import draw_trace
+from uncut_mpi.command.streaming import FileArray, Streamed, are_streamed
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import bound_of_files
 from uncut_mpi.model.dtypes import DType
@@ -45,8 +43,10 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
+from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation, explain
-from uncut_mpi.view.render import check_drawable
+from uncut_mpi.view.render import check_drawable, render
+from uncut_mpi.view.timeline import Timeline
 
 # A problem that shows something within seconds where nothing was asked for.
 _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
@@ -240,12 +240,46 @@ def _measure(
             # What this call left in C is what is written, so it has to be right as well.
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
-            picture, shown = draw_trace(session, plan, trace, arguments.trace_path)
+            picture, shown = _draw_trace(session, plan, trace, arguments.trace_path)
         in_files = (product.streamed is not None,) * 3
         bound = bound_of_files(plan.problem, plan.placement, session.machine, in_files)
         explanation, warning = _explained(session, arguments, product, plan)
         said = about, plan.summary, timing, bound, verdict, shown, _staged(product, plan), explanation, warning
         return report.Facts(*said), picture
+
+
+def _draw_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> tuple[bytes, str]:
+    """
+    Draw the timelines of a call, predicted above measured, and say what they show. Collective.
+
+    Returns
+    -------
+    tuple of (bytes, str)
+        What goes into the file, and the file's name and the times, on rank 0; both empty elsewhere.
+    """
+    content, shown = b"", ""
+    with session.together("drawing the trace"):
+        if session.rank == 0:
+            simulation = simulate(plan.schedule, session.machine)
+            machine = session.machine.name
+            predicted = Timeline.of(plan.schedule, simulation.start_s, simulation.end_s, "predicted", machine)
+            measured = Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured", machine)
+            content = render(path, [predicted, measured])
+            times = f"predicted {time_text(predicted.seconds)}, measured {time_text(measured.seconds)}"
+            nbytes, hidden = measured.moved
+            of_it = (
+                f"; {100 * hidden / nbytes:.0f} % of {bytes_text(nbytes)} moved while products ran" if nbytes else ""
+            )
+            idle = f"; devices idle for {_range(measured)} of the measured time, {_range(predicted)} expected"
+            first = "the first chunk, " if plan.summary.chunks > 1 else ""
+            shown = f"{path}: {first}{times}, task by task{of_it}{idle}"
+    return content, shown
+
+
+def _range(timeline: Timeline) -> str:
+    """Return the least and the largest part of the time in which a device runs no product and no sum."""
+    least, most = (f"{100 * share:.0f}" for share in (timeline.idle_share.min(), timeline.idle_share.max()))
+    return f"{least} %" if least == most else f"{least} to {most} %"
 
 
 def _explained(

@@ -17,9 +17,8 @@ from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
-from uncut_mpi.command.file_array import FileArray
 from uncut_mpi.command.progress import Watch
-from uncut_mpi.command.streaming import Streamed
+from uncut_mpi.command.streaming import FileArray, Streamed
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
