@@ -123,30 +123,26 @@ def parse(argv: Sequence[str]) -> GemmArguments:
     check_different({"-o": given.out_path, **written_by(given)})
     if any(given.place.in_files):
         raise ParamError("f in --place is for the plan command: name the files themselves, A.npy B.npy -o OUT.npy")
-    m, n, k = extents_of(given)
-    alpha, beta = scalars_of(given)
-    options = options_of(given)
+    complete(given)
     # Files are there to be multiplied, generated matrices to be measured.
-    measured = given.a_path is None or options.tune > 1 or given.warmup is not None or given.repeat is not None
-    usual = (USUAL_WARMUP, USUAL_REPEAT) if measured else (0, 0)
-    return filled(
-        GemmArguments,
-        given,
-        m=m,
-        n=n,
-        k=k,
-        alpha=alpha,
-        beta=beta,
-        options=options,
-        warmup=usual[0] if given.warmup is None else given.warmup,
-        repeat=usual[1] if given.repeat is None else given.repeat,
-    )
+    measured = given.a_path is None or given.options.tune > 1 or (given.warmup, given.repeat) != (None, None)
+    if given.warmup is None:
+        given.warmup = USUAL_WARMUP if measured else 0
+    if given.repeat is None:
+        given.repeat = USUAL_REPEAT if measured else 0
+    return filled(GemmArguments, given)
 
 
-def filled(kind: type[Arguments], given: argparse.Namespace, **found: Any) -> Arguments:
-    """Return the arguments of a command: what was found, and of all other fields what flags gave."""
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: getattr(given, name) for name in names if name not in found}, **found)
+def complete(given: argparse.Namespace) -> None:
+    """Put in what follows of flags that were not given: extents, scalars and what is fixed about the schedule."""
+    given.m, given.n, given.k = extents_of(given)
+    given.alpha, given.beta = scalars_of(given)
+    given.options = options_of(given)
+
+
+def filled(kind: type[Arguments], given: argparse.Namespace) -> Arguments:
+    """Return the arguments of a command, each of the name that it has among the values of flags."""
+    return kind(**{field.name: getattr(given, field.name) for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
 
 
 def dest_of(flag: str) -> str:

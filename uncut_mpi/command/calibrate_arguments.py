@@ -69,10 +69,11 @@ def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
     given = make_calibrate_parser().parse_args(list(argv))
     check_devices(given)
     check_different(written_by(given))
-    limit_s = given.time_limit_s
-    if given.quick and limit_s is not None:
-        raise ParamError(f"--time-limit {limit_s:g} was given with --quick, which has none: leave one out")
-    return filled(CalibrateArguments, given, time_limit_s=DEFAULT_TIME_LIMIT_S if limit_s is None else limit_s)
+    if given.time_limit_s is None:
+        given.time_limit_s = DEFAULT_TIME_LIMIT_S
+    elif given.quick:
+        raise ParamError(f"--time-limit {given.time_limit_s:g} was given with --quick, which has none: leave one out")
+    return filled(CalibrateArguments, given)
 
 
 def make_calibrate_parser() -> argparse.ArgumentParser:

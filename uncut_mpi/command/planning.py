@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from uncut_mpi.command.arguments import check_different, extents_of, filled, options_of, scalars_of
+from uncut_mpi.command.arguments import check_different, complete, filled
 from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
@@ -98,23 +98,22 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     check_different(written_by(given))
     if given.transfers_path is not None and not given.transfers_path.endswith(".png"):
         raise ParamError(f"--transfers {given.transfers_path} is drawn as a PNG: let the name end in .png")
-    m, n, k = (_EDGE if extent is None else extent for extent in extents_of(given))
-    alpha, beta = scalars_of(given)
-    options = options_of(given)
-    if options.tune:
+    complete(given)
+    m, n, k = (_EDGE if extent is None else extent for extent in (given.m, given.n, given.k))
+    if given.options.tune:
         raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
     if any(given.place.in_files):
-        if options.metric != "time":
+        if given.options.metric != "time":
             raise ParamError(
                 "--metric was given with matrices in files (f in --place), of which it knows nothing: leave it out"
             )
-    elif options.host_memory:
+    elif given.options.host_memory:
         raise ParamError(
             "--host-memory is for copies of matrices in files, of which --place names none (f): leave it out"
         )
     shape = m, n, k, given.dtype or DType.f64, given.trans_a, given.trans_b
-    problem = GemmProblem(*shape, reads_c=beta != 0, scales_only=alpha == 0)
-    return filled(PlanArguments, given, problem=problem, alpha=alpha, beta=beta, options=options)
+    given.problem = GemmProblem(*shape, reads_c=given.beta != 0, scales_only=given.alpha == 0)
+    return filled(PlanArguments, given)
 
 
 def run(arguments: PlanArguments, say: Say) -> None:
