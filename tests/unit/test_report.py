@@ -14,12 +14,14 @@ from uncut_mpi.command.check import CheckResult
 from uncut_mpi.command.nonfinite import NonFinite
 from uncut_mpi.command.product import Timing
 from uncut_mpi.command.report import (
+    Asked,
     Circumstances,
     Facts,
     text,
     to_json,
 )
 from uncut_mpi.model.bounds import Bound
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import Explanation
 
@@ -45,16 +47,8 @@ ABOUT = Circumstances(
     backend="cuda",
     backend_reason="every rank has a GPU",
     machine="measured",
-    m=1000,
-    n=2000,
-    k=3000,
-    dtype="f64",
-    trans_a="T",
-    trans_b="N",
-    place="h,0,2",
-    alpha=1.5,
-    beta=0.25,
 )
+ASKED = Asked(1000, 2000, 3000, DType.f64, "T", "N", 1.5, 0.25, "h,0,2", "time")
 PLAN = PlanSummary(
     scheduler="uncut",
     digest="0123456789abcdef0123456789abcdef",
@@ -72,15 +66,16 @@ PLAN = PlanSummary(
 TIMING = Timing(0.3, 1.25, 1.5, [0.0025, 0.0009, 0.001, 0.00095, 0.0011])
 BOUND = Bound(0.0004, "compute", "2·1000·2000·3000 operations / 30 TFLOP/s", {}, "by measured rates")
 CHECK = CheckResult(True, 1e-15, 2e-13, True, 3e-16, "all 2000000 elements against a float64 product")
-FACTS = Facts(ABOUT, PLAN, TIMING, BOUND, CHECK)
-OF = {"about": ABOUT, "summary": PLAN, "timing": TIMING, "bound": BOUND, "check": CHECK}
+FACTS = Facts(ABOUT, ASKED, PLAN, TIMING, BOUND, CHECK)
+OF = {"about": ABOUT, "asked": ASKED, "summary": PLAN, "timing": TIMING, "bound": BOUND, "check": CHECK}
 
 
 def with_(**changes):
     """Return the facts with changes of their own, or of one of their parts."""
     for name, part in {"": FACTS, **OF}.items():
-        if {field.name for field in dataclasses.fields(part)} >= {*changes}:
-            made = dataclasses.replace(part, **changes)
+        names = part._fields if isinstance(part, Asked) else [field.name for field in dataclasses.fields(part)]
+        if {*names} >= {*changes}:
+            made = part._replace(**changes) if isinstance(part, Asked) else dataclasses.replace(part, **changes)
             return dataclasses.replace(FACTS, **{name: made}) if name else made
     raise AssertionError(changes)
 
@@ -169,7 +164,7 @@ def test_without_beta_no_c_is_added():
 
 
 def test_a_product_of_nothing_is_reported():
-    of_nothing = {"about": dataclasses.replace(ABOUT, k=0), "summary": dataclasses.replace(PLAN, bytes_by_link={})}
+    of_nothing = {"asked": ASKED._replace(k=0), "summary": dataclasses.replace(PLAN, bytes_by_link={})}
     empty = with_(**of_nothing, bound=dataclasses.replace(BOUND, seconds=0.0), timing=Timing(0.0, 0.0, 0.0, [0.0]))
     assert "no bytes moved" in text(empty)
     assert "rate        0 TFLOP/s" in text(empty)
@@ -204,7 +199,7 @@ def test_one_product_says_what_it_took_and_claims_no_measurement():
 
 
 def test_why_nothing_was_checked_is_said():
-    nothing = dataclasses.replace(with_(check=None), about=dataclasses.replace(ABOUT, m=0))
+    nothing = dataclasses.replace(with_(check=None), asked=ASKED._replace(m=0))
     said = "nothing to check: C is 0×2000 and has no elements"
     assert f"check       {said}\nUNCHECKED\n" in text(nothing)
     assert json.loads(to_json(nothing))["check_detail"] == said
@@ -213,7 +208,7 @@ def test_why_nothing_was_checked_is_said():
 
 def test_what_a_search_minimised_is_said_if_it_is_not_the_time():
     assert "for the least" not in text(FACTS)
-    facts = dataclasses.replace(with_(scheduler="auto (uncut)"), about=dataclasses.replace(ABOUT, metric="edp"))
+    facts = dataclasses.replace(with_(scheduler="auto (uncut)"), asked=ASKED._replace(metric="edp"))
     assert "auto (uncut) for the least edp, " in text(facts)
     assert json.loads(to_json(facts))["metric"] == "edp"
 

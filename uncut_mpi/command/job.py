@@ -244,7 +244,11 @@ def _measure(
         in_files = (product.streamed is not None,) * 3
         bound = bound_of_files(plan.problem, plan.placement, session.machine, in_files)
         explanation, warning = _explained(session, arguments, product, plan)
-        said = about, plan.summary, timing, bound, verdict, shown, _staged(product, plan), explanation, warning
+        place = str(arguments.place) if product.streamed is None else "f,f,f"
+        ops, scalars = (arguments.trans_a, arguments.trans_b), (arguments.alpha, arguments.beta)
+        extents = product.m, product.n, product.k
+        asked = report.Asked(*extents, product.dtype, *ops, *scalars, place, arguments.options.metric)
+        said = about, asked, plan.summary, timing, bound, verdict, shown, _staged(product, plan), explanation, warning
         return report.Facts(*said), picture
 
 
@@ -338,10 +342,5 @@ def _about(
         + ("; ranks share a GPU, which is slow" if session.devices_shared else "")
         + ("; --tune-products is for GPUs alone" if arguments.tune_products and session.backend_name != "cuda" else ""),
         machine=session.machine.name,
-        **report.fields_of(product, "m", "n", "k"),
-        **report.fields_of(arguments, "trans_a", "trans_b", "alpha", "beta"),
-        dtype=product.dtype.name,
-        place=str(arguments.place) if product.streamed is None else "f,f,f",
         nonfinite=found,
-        metric=arguments.options.metric,
     )

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from uncut_mpi.command.flag_values import scalar_json
 from uncut_mpi.command.plan_search import Found
-from uncut_mpi.command.report import explained, labelled, line, product_text
+from uncut_mpi.command.report import Asked, explained, labelled, line
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
@@ -82,6 +81,14 @@ class PlanFacts:
     warning: str = ""
 
     @property
+    def product(self) -> Asked:
+        """The product, as reports have it."""
+        asked, problem = self.asked, self.asked.problem
+        ops, place = (problem.trans_a, problem.trans_b), str(asked.place)
+        of_it = *problem.callers_shape, problem.arithmetic, *ops, asked.alpha, asked.beta
+        return Asked(*of_it, place, self.found.result.metric)
+
+    @property
     def memory_bytes(self) -> np.ndarray:
         """Device memory that each rank needs, its matrices included, int64 of shape (num_ranks,)."""
         schedule = self.found.result.best.schedule
@@ -99,7 +106,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         # How it was measured can be long: its beginning here, all of it in the JSON.
         line("machine", f"{machine.name}, {counted(machine.num_ranks, 'rank')}: {machine.provenance.split(';')[0]}"),
         *_borrowed_rate(machine, facts.asked.problem.arithmetic),
-        line("problem", _problem(facts)),
+        line("problem", facts.product.text),
         line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.found.result.metric}"),
         line("plan", _plan(best)),
         *labelled("chunks", _chunks(facts)),
@@ -125,19 +132,13 @@ def to_json(facts: PlanFacts) -> str:
     first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of all of it; all else is of the
     first chunk.
     """
-    best, problem = facts.found.result.best, facts.asked.problem
-    value: dict[str, Any] = dict(zip("mnk", problem.callers_shape, strict=True))
-    value |= {
-        "trans_a": problem.trans_a,
-        "trans_b": problem.trans_b,
-        "dtype": problem.arithmetic.name,
-        "alpha": scalar_json(facts.asked.alpha),
-        "beta": scalar_json(facts.asked.beta),
-        "place": str(facts.asked.place),
+    best = facts.found.result.best
+    value: dict[str, Any] = {
+        **facts.product.values("m", "n", "k", "trans_a", "trans_b", "dtype", "alpha", "beta", "place"),
         "machine": facts.machine.name,
         "machine_provenance": facts.machine.provenance,
         "ranks": facts.machine.num_ranks,
-        "metric": facts.found.result.metric,
+        "metric": facts.product.metric,
         **_candidate(best),
         "predicted_s": facts.found.predicted_s,
         "chunks": None
@@ -181,12 +182,6 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "energy_j": candidate.energy_j,
         "options": dataclasses.asdict(candidate.options.of_its_scheduler),
     }
-
-
-def _problem(facts: PlanFacts) -> str:
-    asked, problem = facts.asked, facts.asked.problem
-    written = problem.trans_a, problem.trans_b, problem.callers_shape, problem.arithmetic.name
-    return product_text(asked.alpha, asked.beta, *written, str(asked.place))
 
 
 def _chunks(facts: PlanFacts) -> list[str]:

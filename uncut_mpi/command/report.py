@@ -8,7 +8,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from uncut_mpi.command.flag_values import scalar_json, scalar_text
 from uncut_mpi.command.nonfinite import NonFinite
@@ -35,6 +35,35 @@ _LINK_NAMES: Final = {
     "device_to_device": "device to device",
     "local": "within a memory",
 }
+
+
+class Asked(NamedTuple):
+    """A product as its command has it: extents (elements), type, ops, scalars, where its matrices live, the metric."""
+
+    m: int
+    n: int
+    k: int
+    dtype: DType
+    trans_a: str
+    trans_b: str
+    alpha: Number
+    beta: Number
+    place: str
+    metric: str
+
+    @property
+    def text(self) -> str:
+        """What is computed, of what, and where its matrices live."""
+        first, second = f"A{OP_MARKS[self.trans_a]}", f"B{OP_MARKS[self.trans_b]}"
+        old = f" + {scalar_text(self.beta)} C" if self.beta != 0 else ""
+        extents = f"m×n×k = {self.m}×{self.n}×{self.k}"
+        computed = f"C := {scalar_text(self.alpha)} {first} {second}{old}"
+        return f"{computed}, {extents}, {self.dtype.name}, A, B, C at {self.place}"
+
+    def values(self, *names: str) -> dict[str, Any]:
+        """Return some fields as JSON has them."""
+        of = {"dtype": self.dtype.name, "alpha": scalar_json(self.alpha), "beta": scalar_json(self.beta)}
+        return {name: of.get(name, getattr(self, name)) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +96,8 @@ class Circumstances:
         ``"cuda"`` or ``"host"``, and why.
     machine : str
         Name of the machine that was planned for.
-    m, n, k : int
-        Extents (elements).
-    dtype, trans_a, trans_b, place : str
-        As on the command line.
-    alpha, beta : float or complex
-        Scalars.
     nonfinite : sequence of NonFinite
         NaN and infinity in the input files that are read.
-    metric : str
-        What a search minimised, where there was one.
     """
 
     version: str
@@ -92,17 +113,7 @@ class Circumstances:
     backend: str
     backend_reason: str
     machine: str
-    m: int
-    n: int
-    k: int
-    dtype: str
-    trans_a: str
-    trans_b: str
-    place: str
-    alpha: Number
-    beta: Number
     nonfinite: Sequence[NonFinite] = ()
-    metric: str = "time"
 
     @property
     def device(self) -> str:
@@ -125,6 +136,8 @@ class Facts:
     ----------
     about : Circumstances
         What was run and on what.
+    asked : Asked
+        The product.
     summary : PlanSummary
         What the plan does.
     timing : Timing
@@ -144,6 +157,7 @@ class Facts:
     """
 
     about: Circumstances
+    asked: Asked
     summary: PlanSummary
     timing: Timing
     bound: Bound
@@ -171,7 +185,7 @@ class Facts:
     @property
     def tflop_per_s(self) -> float:
         """Rate of the median call, 2mnk operations over its time (1e12 per second); 0 where nothing is multiplied."""
-        operations = 2.0 * self.about.m * self.about.n * self.about.k if self.about.alpha != 0 else 0.0
+        operations = 2.0 * self.asked.m * self.asked.n * self.asked.k if self.asked.alpha != 0 else 0.0
         return operations / self.median_s / 1e12 if self.median_s > 0 else 0.0
 
     @property
@@ -180,15 +194,11 @@ class Facts:
         return "UNCHECKED" if self.check is None else "PASS" if self.check.passed else "FAIL"
 
 
-def _basis(facts: Facts) -> str:
-    return "by arrival times and compute" if facts.summary.scheduler == "uncut" else "by simulation"
-
-
 def text(facts: Facts) -> str:
     """Return the report of one run, ending in a newline."""
     lines = [
         *_header(facts.about),
-        line("problem", _problem(facts.about)),
+        line("problem", facts.asked.text),
         *(line("input", f"{one}; they spread to C as in any BLAS") for one in facts.about.nonfinite),
         line("plan", _plan(facts)),
         *_memory(facts.summary),
@@ -230,10 +240,9 @@ def to_json(facts: Facts) -> str:
     """
     about, plan, timing, check = facts.about, facts.summary, facts.timing, facts.check
     measured = ("median_s", "min_s", "max_s", "tflop_per_s")
-    names = ("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place", "backend", "ranks", "nodes")
-    value = fields_of(about, *names)
-    value |= {name: scalar_json(value[name]) for name in ("alpha", "beta")}
-    value |= {
+    value = {
+        **facts.asked.values("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place"),
+        **fields_of(about, "backend", "ranks", "nodes"),
         "scheduler": plan.scheduler,
         "grid": f"{plan.grid[0]}x{plan.grid[1]}",
         **fields_of(plan, "tile", "tasks", "plan_s"),
@@ -258,7 +267,8 @@ def to_json(facts: Facts) -> str:
             "host_memory": plan.host_memory,
         },
         **fields_of(plan, "splits", "how", "tried", "chunks"),
-        **fields_of(about, "metric", "machine"),
+        "metric": facts.asked.metric,
+        "machine": about.machine,
         "trace": facts.trace or None,
         "bound_formula": facts.bound.words,
         **fields_of(about, "command_line", "date", "backend_reason", "cores", "mpi"),
@@ -312,43 +322,16 @@ def _software(versions: Mapping[str, str]) -> list[str]:
     return [f"{prefix}{versions[name]}" for name, prefix in names.items() if name in versions]
 
 
-def _rate(facts: Facts) -> str:
-    four = f", of real operations {4 * facts.tflop_per_s:.4g}" if DType[facts.about.dtype].is_complex else ""
-    return f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median{four})"
-
-
-def product_text(
-    alpha: Number, beta: Number, trans_a: str, trans_b: str, extents: Sequence[int], dtype: str, place: str
-) -> str:
-    """Return what is computed, of what, and where its matrices live."""
-    first, second = f"A{OP_MARKS[trans_a]}", f"B{OP_MARKS[trans_b]}"
-    old = f" + {scalar_text(beta)} C" if beta != 0 else ""
-    m, n, k = extents
-    return f"C := {scalar_text(alpha)} {first} {second}{old}, m×n×k = {m}×{n}×{k}, {dtype}, A, B, C at {place}"
-
-
-def _problem(about: Circumstances) -> str:
-    extents = about.m, about.n, about.k
-    return product_text(about.alpha, about.beta, about.trans_a, about.trans_b, extents, about.dtype, about.place)
-
-
 def _plan(facts: Facts) -> str:
     plan = facts.summary
     moved = ", ".join(
         f"{bytes_text(size)} {_LINK_NAMES.get(link, link)}" for link, size in plan.bytes_by_link.items() if size
     )
     tried = f"fastest of {plan.tried} tried: " if plan.tried > 1 else ""
-    aim = f" for the least {facts.about.metric}" if facts.about.metric != "time" else ""
+    aim = f" for the least {facts.asked.metric}" if facts.asked.metric != "time" else ""
     return (
         f"{tried}{plan.scheduler}{aim}, {plan.how}, {plan.tasks} tasks, "
         f"{moved or 'no bytes'} moved, planned in {time_text(plan.plan_s)}, digest {plan.digest[:16]}"
-    )
-
-
-def _calls(facts: Facts) -> str:
-    return (
-        f"median {time_text(facts.median_s)}, min {time_text(facts.min_s)}, max {time_text(facts.max_s)} "
-        f"of {len(facts.timing.samples_s)} (slowest rank)"
     )
 
 
@@ -361,11 +344,15 @@ def _times(facts: Facts) -> list[str]:
             f"{time_text(timing.call_s)} (slowest rank; one call, --repeat N measures)"
         )
         return [line("took", took)]
+    least, median, most = (time_text(one) for one in (facts.min_s, facts.median_s, facts.max_s))
+    calls = f"median {median}, min {least}, max {most} of {len(timing.samples_s)} (slowest rank)"
+    four = f", of real operations {4 * facts.tflop_per_s:.4g}" if facts.asked.dtype.is_complex else ""
+    basis = "by arrival times and compute" if facts.summary.scheduler == "uncut" else "by simulation"
     return [
         line("first call", time_text(timing.first_call_s)),
-        line("calls", _calls(facts)),
-        line("rate", _rate(facts)),
-        line("predicted", _against(facts.summary.predicted_s, facts.median_s, _basis(facts))),
+        line("calls", calls),
+        line("rate", f"{facts.tflop_per_s:.4g} TFLOP/s (2mnk / median{four})"),
+        line("predicted", _against(facts.summary.predicted_s, facts.median_s, basis)),
         line("bound", _against(facts.bound.seconds, facts.median_s, _bound(facts))),
     ]
 
@@ -393,7 +380,7 @@ def _check(facts: Facts) -> list[str]:
 
 
 def _detail(facts: Facts) -> str:
-    m, n = facts.about.m, facts.about.n
+    m, n = facts.asked.m, facts.asked.n
     if facts.check is not None:
         return facts.check.detail
     return f"nothing to check: C is {m}×{n} and has no elements" if 0 in (m, n) else ""
