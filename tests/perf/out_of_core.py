@@ -47,6 +47,7 @@ def measure(session, text, variants):
     arguments = parse(
         [*f"-m {m} -n {n} -k {k} --place {place} --dtype {dtype}".split(), *([] if reads_c else ["--beta", "0"])]
     )
+    scalars = arguments.alpha, arguments.beta
     values = pool(DType[dtype])
     sources = source(m, k, values), source(k, n, values), source(m, n, values) if reads_c else None
     began = time.monotonic()
@@ -74,7 +75,7 @@ def measure(session, text, variants):
                 continue
             plan_s = time.perf_counter() - start
             reset_result(session, product)
-            timed_call(session, plan, arguments)
+            timed_call(session, plan, *scalars)
             check = verify_product(session, product, arguments)
             about = plan.summary
             cases.append(
@@ -87,7 +88,7 @@ def measure(session, text, variants):
             )  # fmt: skip
         expected = sum(case["predicted_s"] for case in cases)
         for at in in_turns(len(cases), max(2, min(ROUNDS, int(ROUNDS_S / expected)))):
-            cases[at]["samples_s"] += slowest(session, [timed_call(session, cases[at]["plan"], arguments)])
+            cases[at]["samples_s"] += slowest(session, [timed_call(session, cases[at]["plan"], *scalars)])
         for case in cases:
             plan = case.pop("plan")
             if isinstance(plan, CubesPlan):

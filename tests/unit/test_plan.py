@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.hostile import interrupt
 from tests.helpers.timelines import check_trace
-from uncut_mpi.command import plan_search, planning
+from uncut_mpi.command import planning
 from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
@@ -62,7 +62,7 @@ def asked(monkeypatch):
         tried.sort(key=lambda one: one.predicted_s)
         return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, metric=metric)
 
-    monkeypatch.setattr(plan_search, "search", search)
+    monkeypatch.setattr(planning, "search", search)
     monkeypatch.setattr(planning, "costly_place", lambda *_: "")
     return calls
 
@@ -278,7 +278,7 @@ def test_what_ends_a_search_is_one_line_and_the_exit_status(error, status, said,
     def search(*unused, **named):
         raise error
 
-    monkeypatch.setattr(plan_search, "search", search)
+    monkeypatch.setattr(planning, "search", search)
     assert main(["-m", "64"]) == status
     captured = capsys.readouterr()
     assert captured.err.startswith(f"uncut_mpi.plan: {said}")

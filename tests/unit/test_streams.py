@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.hostile import interrupt
 from uncut_mpi import plan
-from uncut_mpi.command import plan_search
+from uncut_mpi.command import planning
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.errors import DataFileError
 
@@ -96,7 +96,7 @@ def test_output_that_cannot_be_written_is_one_line_and_a_status(tmp_path, monkey
 def test_an_error_that_nobody_can_be_told_is_the_exit_status_all_the_same(monkeypatch, broken):
     monkeypatch.setattr(sys, "stderr", broken)
     assert plan.main(["--ranks", "0"]) == 2
-    monkeypatch.setattr(plan_search, "search", interrupt)
+    monkeypatch.setattr(planning, "search", interrupt)
     assert plan.main(SMALL) == 130
 
 

@@ -183,6 +183,7 @@ class Measurer:
         arguments = one.gemm_arguments(asked.seed, session.size)
         fewer = one.method == "one" or one.compute < session.size
         options = options_of(one.method, tuple(sorted(one.ranks(session))) if fewer else None)
+        scalars = arguments.alpha, arguments.beta
         reset_result(session, product)
         session.barrier()
         started = time.perf_counter()
@@ -190,12 +191,12 @@ class Measurer:
             planned_s = time.perf_counter() - started
 
             def calls(count: int) -> list[float]:
-                return slowest(session, [timed_call(session, plan, arguments) for _ in range(count)])
+                return slowest(session, [timed_call(session, plan, *scalars) for _ in range(count)])
 
-            first = planned_s + timed_call(session, plan, arguments)
+            first = planned_s + timed_call(session, plan, *scalars)
             while plan.tuning:
-                timed_call(session, plan, arguments)
-            first_s, call_s = slowest(session, [first, timed_call(session, plan, arguments)])
+                timed_call(session, plan, *scalars)
+            first_s, call_s = slowest(session, [first, timed_call(session, plan, *scalars)])
             facts = self._samples(calls, call_s, last, kept_back=1)
             if last:
                 reset_result(session, product)

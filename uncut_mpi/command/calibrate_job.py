@@ -143,21 +143,19 @@ def _publish(
     if arguments.disk is None:  # what was measured of it stays
         machine = dataclasses.replace(machine, disk=kept_disk(where))
     content: dict[str, Any] = json.loads(machine.to_json())
+    say(machine_text(machine))
+    if arguments.disk is not None:
+        say(disk_text(machine.disk, arguments.disk))
     if samples is not None:
         content["samples"] = samples.to_dict()
+        say(samples_text(samples, machine))
     if refinement is not None:
+        say(refinement_text(refinement))
         content["rehearsal"] = {
             "parameters": dict(refinement.parameters),
             "errors": dict(zip(refinement.products, refinement.errors, strict=True)),
         }
     text = json.dumps(content, indent=1, sort_keys=True) + "\n"
-    say(machine_text(machine))
-    if arguments.disk is not None:
-        say(disk_text(machine.disk, arguments.disk))
-    if samples is not None:
-        say(samples_text(samples, machine))
-    if refinement is not None:
-        say(refinement_text(refinement))
     lines = []
     if keep:
         whole = samples is None and _is_whole(where)

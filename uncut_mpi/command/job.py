@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import os
@@ -82,13 +83,8 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
                 if arguments.trace_path is not None:
                     check_drawable(arguments.trace_path)
         product = _make(session, arguments)
-        if product.streamed is None:
+        with product.streamed or contextlib.nullcontext():
             return _multiply(session, arguments, product, words, say)
-        try:
-            with product.streamed.naming():
-                return _multiply(session, arguments, product, words, say)
-        finally:
-            product.streamed.discard()
 
 
 def _multiply(session: Session, arguments: GemmArguments, product: Product, words: Sequence[str], say: Say) -> bool:

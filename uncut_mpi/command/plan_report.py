@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from uncut_mpi.command.plan_search import Found
 from uncut_mpi.command.report import Asked, explained, labelled, line
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.bounds import Bound
@@ -30,7 +29,7 @@ from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
 
 if TYPE_CHECKING:  # which makes this report
-    from uncut_mpi.command.planning import PlanArguments
+    from uncut_mpi.command.planning import Found, PlanArguments
 
 _RUNNERS_UP: Final = 5
 # Options that a description of a schedule says, and those that lines of their own say.
@@ -108,7 +107,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *_borrowed_rate(machine, facts.asked.problem.arithmetic),
         line("problem", facts.product.text),
         line("search", f"{searched} in {time_text(facts.search_s)}, for the least {facts.found.result.metric}"),
-        line("plan", _plan(best)),
+        line("plan", f"{_how(best)}, {len(best.schedule.tasks)} tasks"),
         *labelled("chunks", _chunks(facts)),
         line("predicted", _predicted(facts)),
         *explained(facts.explanation, facts.warning, in_chunks=facts.found.chunks is not None),
@@ -202,10 +201,6 @@ def _lines(facts: PlanFacts) -> str:
     return "rows" if (facts.found.chunks.axis == 0) != facts.asked.problem.swapped else "columns"
 
 
-def _plan(candidate: Candidate) -> str:
-    return f"{_how(candidate)}, {len(candidate.schedule.tasks)} tasks"
-
-
 def _how(candidate: Candidate) -> str:
     """Return a candidate's scheduler, how it divides the problem, and its other options that are not the defaults."""
     schedule = candidate.schedule
@@ -259,17 +254,14 @@ def _runners_up(facts: PlanFacts) -> list[str]:
         return ["none was simulated"]
     shown, lines = [best], []
     for one in others:
-        if any(_same(one, other) for other in shown):
+        alike = [other for other in shown if other.predicted_s == one.predicted_s]
+        if one.schedule.digest() in [other.schedule.digest() for other in alike]:
             continue  # options that make no difference here
         shown.append(one)
         lines.append(f"{time_text(one.predicted_s)}{_energy(one, facts.found.result.metric)}: {_changes(best, one)}")
         if len(lines) == _RUNNERS_UP:
             break
     return lines or ["none: all that was simulated comes to the same schedule"]
-
-
-def _same(one: Candidate, other: Candidate) -> bool:
-    return one.predicted_s == other.predicted_s and one.schedule.digest() == other.schedule.digest()
 
 
 def _changes(best: Candidate, other: Candidate) -> str:

@@ -222,7 +222,7 @@ def measure(
         watched = session.rank == 0 and expected_s > _LONG_S
         title = "multiplying" if alone else f"multiplying, {which}"
         with Watch(title, plan.progress) if watched else contextlib.nullcontext():
-            return timed_call(session, plan, arguments)
+            return timed_call(session, plan, arguments.alpha, arguments.beta)
 
     first = once("first call", plan.summary.predicted_s)
     warmups = 0
@@ -238,11 +238,11 @@ def measure(
     return Timing(timed[0], timed[1], timed[2], timed[3:])
 
 
-def timed_call(session: Session, plan: Multiplier, arguments: GemmArguments) -> float:
+def timed_call(session: Session, plan: Multiplier, alpha: Number, beta: Number) -> float:
     """Return what one call takes on this rank from a barrier on (s). Collective."""
     session.barrier()
     start = time.perf_counter()
-    plan.execute(arguments.alpha, arguments.beta)
+    plan.execute(alpha, beta)
     return time.perf_counter() - start
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -13,7 +12,7 @@ from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.session import Session
 from uncut_mpi.calibration.refine import Observation
-from uncut_mpi.command.product import Source, placed, slowest
+from uncut_mpi.command.product import Source, placed, slowest, timed_call
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.placement import Placement
@@ -103,13 +102,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
 
 def _calls(session: Session, plan: GemmPlan, count: int) -> list[float]:
     """Return what the slowest rank takes for each of so many calls. Collective."""
-    samples = []
-    for _ in range(count):
-        session.barrier()
-        start = time.perf_counter()
-        plan.execute(_ALPHA, _BETA)
-        samples.append(time.perf_counter() - start)
-    return slowest(session, samples)
+    return slowest(session, [timed_call(session, plan, _ALPHA, _BETA) for _ in range(count)])
 
 
 def options_for(piece: RehearsedProduct) -> list[ScheduleOptions]:

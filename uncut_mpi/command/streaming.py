@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -126,6 +125,8 @@ class Streamed:
     """
     The files of a product that is multiplied where they are. Methods are collective.
 
+    A context manager: errors name the output file as it will be called, and it is removed if it was not completed.
+
     Attributes
     ----------
     a, b, c : Matrix
@@ -162,10 +163,10 @@ class Streamed:
                 output = OutputFile(arguments.out_path, shape, a.dtype, order, overwrite=arguments.overwrite)
         self._output = output
         self._target: MatrixFile = session.gather_values(output.target if output else None)[0]
-        try:
-            with self.naming():
-                self.a, self.b = (session.open_file(one.path, dtype=one.dtype) for one in (a, b))
-                self.c = session.open_file(self._target.open_path, dtype=a.dtype, mode="r+")
+        with contextlib.ExitStack() as after_errors:
+            after_errors.push(self)
+            self.a, self.b = (session.open_file(one.path, dtype=one.dtype) for one in (a, b))
+            self.c = session.open_file(self._target.open_path, dtype=a.dtype, mode="r+")
             lines = lines_of(self._target.num_lines, session.rank, session.size)
             if session.rank and lines.start < lines.stop:  # of those it was found to be the file of rank 0
                 with contextlib.suppress(OSError):
@@ -175,20 +176,16 @@ class Streamed:
             self.values = FileArray.of(a), FileArray.of(b), first_c
             self.paths = a.path, b.path, self._target.path
             self.reset()
-        except BaseException:
-            self.discard()
-            raise
+            after_errors.pop_all()
 
-    @contextlib.contextmanager
-    def naming(self) -> Iterator[None]:
-        """Let errors name the output file as it will be called."""
-        try:
-            yield
-        except DataFileError as error:
-            said = str(error)
-            if self._target.open_path not in said:
-                raise
-            raise agreed(DataFileError(said.replace(self._target.open_path, self._target.path))) from None
+    def __enter__(self) -> Streamed:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if self._output is not None:
+            self._output.discard()
+        if isinstance(error, DataFileError) and self._target.open_path in str(error):
+            raise agreed(DataFileError(str(error).replace(self._target.open_path, self._target.path))) from None
 
     def reset(self) -> None:
         """Put into the output what C holds before a call, if that is read."""
@@ -209,11 +206,6 @@ class Streamed:
         with self._session.together("completing the output file"):
             if isinstance(self._output, OutputFile):
                 self._output.commit()
-
-    def discard(self) -> None:
-        """Remove the output file if it was not completed. Local."""
-        if self._output is not None:
-            self._output.discard()
 
 
 def are_streamed(
