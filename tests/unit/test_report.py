@@ -43,7 +43,6 @@ ABOUT = Circumstances(
         "driver": "580.95.05 (CUDA 13.0)",
     },
     ranks=3,
-    nodes=1,
     backend="cuda",
     backend_reason="every rank has a GPU",
     machine="measured",

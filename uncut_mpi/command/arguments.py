@@ -135,9 +135,9 @@ def parse(argv: Sequence[str]) -> GemmArguments:
 
 def complete(given: argparse.Namespace) -> None:
     """Put in what follows of flags that were not given: extents, scalars and what is fixed about the schedule."""
-    given.m, given.n, given.k = extents_of(given)
-    given.alpha, given.beta = scalars_of(given)
-    given.options = options_of(given)
+    _complete_extents(given)
+    _complete_scalars(given)
+    given.options = _options_of(given)
 
 
 def filled(kind: type[Arguments], given: argparse.Namespace) -> Arguments:
@@ -181,42 +181,36 @@ def check_different(written: Mapping[str, str | None]) -> None:
             raise ParamError(f"{first} and {second} both name {path}: give them different files")
 
 
-def extents_of(given: argparse.Namespace) -> tuple[int | None, int | None, int | None]:
-    """Return m, n and k, all None where none was given."""
+def _complete_extents(given: argparse.Namespace) -> None:
+    """Let n and k be m unless given."""
     named = {f"-{name}": getattr(given, name) for name in "mnk"}
     found = [f"{flag} {value}" for flag, value in named.items() if value is not None]
     if given.a_path is not None and found:
         raise ParamError(f"{' '.join(found)} was given with matrix files, which say it themselves: leave it out")
-    if given.m is None:
-        if found:
-            raise ParamError(f"{' '.join(found)} was given without -m: add it (n and k are m unless given)")
-        return None, None, None
-    return given.m, given.m if given.n is None else given.n, given.m if given.k is None else given.k
+    if given.m is None and found:
+        raise ParamError(f"{' '.join(found)} was given without -m: add it (n and k are m unless given)")
+    given.n, given.k = (given.m if extent is None else extent for extent in (given.n, given.k))
 
 
-def scalars_of(given: argparse.Namespace) -> tuple[Number, Number]:
-    """Return alpha and beta, by default those for generated matrices or for files."""
-    generated = given.a_path is None
-    alpha = given.alpha if given.alpha is not None else (GENERATED_ALPHA if generated else 1.0)
-    if given.beta is not None:
-        beta = given.beta
-        if beta != 0 and not generated and given.c_path is None:
-            raise ParamError(f"beta = {beta} needs a C to scale, and none was given: add -c C.npy or take --beta 0")
-    elif generated:
-        beta = GENERATED_BETA
-    else:
-        beta = 1.0 if given.c_path is not None else 0.0
+def _complete_scalars(given: argparse.Namespace) -> None:
+    """Put in alpha and beta, by default those for generated matrices or for files."""
+    generated, has_c = given.a_path is None, given.c_path is not None
+    if given.alpha is None:
+        given.alpha = GENERATED_ALPHA if generated else 1.0
+    if given.beta is None:
+        given.beta = GENERATED_BETA if generated else float(has_c)
+    elif given.beta != 0 and not (generated or has_c):
+        raise ParamError(f"beta = {given.beta} needs a C to scale, and none was given: add -c C.npy or take --beta 0")
     dtype = given.dtype or (DType.f64 if generated else DType.c128)  # files say theirs later
-    for flag, value in (("--alpha", alpha), ("--beta", beta)):
+    for flag, value in (("--alpha", given.alpha), ("--beta", given.beta)):
         if isinstance(value, complex) and not dtype.is_complex:
             raise ParamError(
                 f"{flag} {scalar_text(value)} is complex, and the matrices are {dtype.name}: add --dtype c128, or give "
                 "a real number"
             )
-    return alpha, beta
 
 
-def options_of(given: argparse.Namespace) -> ScheduleOptions:
+def _options_of(given: argparse.Namespace) -> ScheduleOptions:
     """Return what is fixed about the schedule."""
     chosen: dict[str, Any] = dict(given.options or {})
     flags = {name: getattr(given, dest_of(flag)) for name, flag in FLAGS.items()}

@@ -159,7 +159,9 @@ def _publish(
     lines = []
     if keep:
         whole = samples is None and _is_whole(where)
-        _write(where, text, by_flag=path is not None)
+        if path is None:
+            _make_folder(os.path.dirname(where))
+        write_file("the machine file" if path is None else "--output", where, text.encode())
         lines.append(f"kept in {where}, measured in {took_s:.1f} s")
         if not machine.steady:
             lines.append(
@@ -187,15 +189,10 @@ def _is_whole(path: str) -> bool:
         return False
 
 
-def _write(path: str, text: str, *, by_flag: bool) -> None:
-    if by_flag:
-        write_file("--output", path, text.encode())
-        return
+def _make_folder(path: str) -> None:
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise DataFileError(
-            f"the machine cannot be kept in {os.path.dirname(path)}: {reason(error)}; set XDG_CACHE_HOME, or name a "
-            "file with --output"
+            f"the machine cannot be kept in {path}: {reason(error)}; set XDG_CACHE_HOME, or name a file with --output"
         ) from None
-    write_file("the machine file", path, text.encode())

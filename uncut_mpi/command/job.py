@@ -227,7 +227,7 @@ def _measure(
         options=arguments.options,
     ) as plan:
         planned_s = time.perf_counter() - started
-        timing = measure(session, plan, arguments, planned_s, lambda: reset_result(session, product))
+        timing = measure(session, plan, arguments, planned_s, product)
         verdict = verify_product(session, product, arguments) if arguments.check and product.has_result else None
         picture, shown = b"", ""
         if arguments.trace_path is not None:
@@ -332,7 +332,6 @@ def _about(
             **session.versions,
         },
         ranks=session.size,
-        nodes=1,
         backend=session.backend_name,
         backend_reason=session.backend_reason
         + ("; ranks share a GPU, which is slow" if session.devices_shared else "")

@@ -163,7 +163,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
     if any(arguments.place.in_files) and not options.host_memory and machine.host_bytes[0]:
         options = changed(options, host_memory=usual_room(int(machine.host_bytes[0]) // machine.num_ranks))
     started = time.perf_counter()
-    found = find(arguments.problem, placement, machine, options, arguments.place.in_files)
+    found = _find(arguments, placement, machine, options)
     search_s = time.perf_counter() - started
     schedule = found.result.best.schedule
     simulation = simulate(schedule, machine)
@@ -189,28 +189,14 @@ def run(arguments: PlanArguments, say: Say) -> None:
         write_file("--json", arguments.json_path, to_json(facts).encode())
 
 
-def find(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    options: ScheduleOptions,
-    in_files: tuple[bool, bool, bool],
-) -> Found:
+def _find(arguments: PlanArguments, placement: Placement, machine: Machine, options: ScheduleOptions) -> Found:
     """
     Return schedules for a problem.
 
-    Parameters
-    ----------
-    problem, placement, machine, options
-        As for `uncut_mpi.planning.planner.plan`.
-    in_files : (bool, bool, bool)
-        Whether A, B and C lie in files.
-
-    Notes
-    -----
     Of one scheduler alone, without a product, of matrices in files, or with parts stored the other way round, there is
     no search whose candidates could be shown.
     """
+    problem, in_files = arguments.problem, arguments.place.in_files
 
     def result_of(setting: Setting) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)

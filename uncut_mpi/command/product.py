@@ -199,9 +199,7 @@ def reset_result(session: Session, product: Product) -> None:
     session.poison_softbuf()
 
 
-def measure(
-    session: Session, plan: GemmPlan, arguments: GemmArguments, planned_s: float, prepare_last: Callable[[], None]
-) -> Timing:
+def measure(session: Session, plan: GemmPlan, arguments: GemmArguments, planned_s: float, product: Product) -> Timing:
     """
     Time a plan's calls. Collective.
 
@@ -212,8 +210,8 @@ def measure(
     ----------
     planned_s : float
         What planning and reserving took this rank; part of the first call's time (s).
-    prepare_last : callable
-        Called before the last timed call, outside its time; not at all where none is timed.
+    product : Product
+        Whose result is reset before the last timed call, outside its time; not at all where none is timed.
     """
     alone = not (plan.tuning or arguments.warmup or arguments.repeat)
 
@@ -232,7 +230,7 @@ def measure(
     samples: list[float] = []
     for call in range(1, arguments.repeat + 1):
         if call == arguments.repeat:
-            prepare_last()
+            reset_result(session, product)
         samples.append(once(f"timed call {call} of {arguments.repeat}", first))
     timed = slowest(session, [planned_s, first, planned_s + first, *samples])
     return Timing(timed[0], timed[1], timed[2], timed[3:])

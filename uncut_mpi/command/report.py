@@ -90,8 +90,8 @@ class Circumstances:
     versions : mapping of str to str
         ``"python"``, ``"numpy"``, ``"mpi4py"``, and what computes: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"``
         and ``"driver"``.
-    ranks, nodes : int
-        How many.
+    ranks : int
+        How many, on one node.
     backend, backend_reason : str
         ``"cuda"`` or ``"host"``, and why.
     machine : str
@@ -109,7 +109,6 @@ class Circumstances:
     mpi: str
     versions: Mapping[str, str]
     ranks: int
-    nodes: int
     backend: str
     backend_reason: str
     machine: str
@@ -120,10 +119,7 @@ class Circumstances:
         """What computes, in words: ``4 × NVIDIA H200``, or the host backend with its ranks and cores."""
         if self.backend == "host":
             names = ", ".join(dict.fromkeys(self.devices))
-            return (
-                f"host backend, {counted(self.ranks, 'rank')} on {counted(self.nodes, 'node')}, {names}, "
-                f"{counted(self.cores, 'core')}"
-            )
+            return f"host backend, {counted(self.ranks, 'rank')} on 1 node, {names}, {counted(self.cores, 'core')}"
         return ", ".join(f"{count} × {name}" for name, count in Counter(self.devices).items())
 
 
@@ -242,7 +238,8 @@ def to_json(facts: Facts) -> str:
     measured = ("median_s", "min_s", "max_s", "tflop_per_s")
     value = {
         **facts.asked.values("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place"),
-        **fields_of(about, "backend", "ranks", "nodes"),
+        **fields_of(about, "backend", "ranks"),
+        "nodes": 1,
         "scheduler": plan.scheduler,
         "grid": f"{plan.grid[0]}x{plan.grid[1]}",
         **fields_of(plan, "tile", "tasks", "plan_s"),
@@ -301,14 +298,13 @@ def labelled(label: str, contents: Sequence[str]) -> list[str]:
 
 
 def _header(about: Circumstances) -> list[str]:
-    ranks = f"{counted(about.ranks, 'rank')} on {counted(about.nodes, 'node')}"
     entries = (
         ("version", f"uncut_mpi {about.version}"),
         ("command", about.command_line),
         ("date", about.date),
         ("host", about.host),
         ("devices", about.device),
-        ("MPI", f"{about.mpi}; {ranks}"),
+        ("MPI", f"{about.mpi}; {counted(about.ranks, 'rank')} on 1 node"),
         ("backend", f"{about.backend}: {about.backend_reason}" if about.backend_reason else about.backend),
         ("software", ", ".join(_software(about.versions))),
         ("machine", about.machine),
