@@ -112,19 +112,19 @@ def _thorough(group: Group, started: Started, key: str, arguments: CalibrateArgu
     )
     identities = started.identities
 
-    def fit() -> str:
-        machine = assemble(
+    when = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    made = f"calibrated by uncut_mpi {uncut_mpi.__version__} on {platform.node()}, {when}, {library_version()}"
+    text = group.from_root(
+        lambda: assemble(
             samples,
             name=f"{group.size}×{identities[0].name}",
             key=key,
             memory_bytes=[one.memory_bytes for one in identities],
             models=[one.name for one in identities],
-            provenance=f"calibrated by uncut_mpi {uncut_mpi.__version__} on {platform.node()}, "
-            f"{datetime.datetime.now().astimezone().isoformat(timespec='seconds')}, {library_version()}",
-        )
-        return machine.to_json()
-
-    return samples, Machine.from_json(group.from_root(fit))
+            provenance=made,
+        ).to_json()
+    )
+    return samples, Machine.from_json(text)
 
 
 def _publish(

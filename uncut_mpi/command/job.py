@@ -16,7 +16,6 @@ import numpy as np
 
 import uncut_mpi
 from uncut_mpi.api.gemm_plan import GemmPlan, Trace
-from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, check_new, open_operands, output_order
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, nonfinite, report
@@ -35,11 +34,12 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
-from uncut_mpi.command.streaming import FileArray, Streamed, are_streamed
+from uncut_mpi.command.streaming import Streamed, are_streamed
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import bound_of_files
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.spmd.group import Group
@@ -143,8 +143,8 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
                 ParamError("these files are multiplied where they are, and C has to lie somewhere: add -o OUT.npy")
             )
         files = Streamed(session, arguments, (a, b, c), extents[:2], order)
-        host_a, host_b, first_c = files.values
-        return Product(*extents, a.dtype, files.a, files.b, files.c, host_a, host_b, first_c, files)
+        place = Places.parse("f,f,f")
+        return Product(*extents, a.dtype, place, files.a, files.b, files.c, *files.values, streamed=files)
     return make_product(session, arguments, extents, a.dtype, sources, order)
 
 
@@ -173,19 +173,19 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
     DataFileError
         If there are some and the product is too large for a check that can tell where they belong.
     """
-    read: list[tuple[str, str | None, Matrix | FileArray]] = []
     if product.streamed is not None and not arguments.check:
         return []  # to look for them would take as long as to multiply
-    if arguments.has_files and arguments.alpha != 0:
-        read += [("A", arguments.a_path, product.host_a), ("B", arguments.b_path, product.host_b)]
-    if arguments.beta != 0:
-        read.append(("C", arguments.c_path, product.first_c))
-    found = []
-    for name, path, matrix in read:
-        if path is not None:
+    there = []
+    for name, path, matrix, factor in (
+        ("A", arguments.a_path, product.host_a, arguments.alpha),
+        ("B", arguments.b_path, product.host_b, arguments.alpha),
+        ("C", arguments.c_path, product.first_c, arguments.beta),
+    ):
+        if path is not None and factor != 0:
             mine = nonfinite.find(name, path, matrix.array, matrix.order, share_of(session, matrix))
-            found.append(nonfinite.join(session.gather_values(mine)))
-    there = [one for one in found if one is not None]
+            found = nonfinite.join(session.gather_values(mine))
+            if found is not None:
+                there.append(found)
     if there and arguments.check and product.m * product.n * product.k > FULL_CHECK_LIMIT:
         raise agreed(
             DataFileError(
@@ -237,13 +237,11 @@ def _measure(
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
             picture, shown = _draw_trace(session, plan, trace, arguments.trace_path)
-        in_files = (product.streamed is not None,) * 3
-        bound = bound_of_files(plan.problem, plan.placement, session.machine, in_files)
+        bound = bound_of_files(plan.problem, plan.placement, session.machine, product.place.in_files)
         explanation, warning = _explained(session, arguments, product, plan)
-        place = str(arguments.place) if product.streamed is None else "f,f,f"
         ops, scalars = (arguments.trans_a, arguments.trans_b), (arguments.alpha, arguments.beta)
         extents = product.m, product.n, product.k
-        asked = report.Asked(*extents, product.dtype, *ops, *scalars, place, arguments.options.metric)
+        asked = report.Asked(*extents, product.dtype, *ops, *scalars, str(product.place), arguments.options.metric)
         said = about, asked, plan.summary, timing, bound, verdict, shown, _staged(product, plan), explanation, warning
         return report.Facts(*said), picture
 
@@ -291,9 +289,7 @@ def _explained(
     explanation = explain(simulate(plan.schedule, session.machine))
     shape = product.m, product.n, product.k, product.dtype, arguments.trans_a, arguments.trans_b
     written = GemmProblem(*shape, reads_c=arguments.beta != 0, scales_only=arguments.alpha == 0)
-    if product.streamed is not None:  # which is not placed elsewhere
-        return explanation, ""
-    return explanation, costly_place(written, arguments.place, plan.summary.predicted_s, session.machine)
+    return explanation, costly_place(written, product.place, plan.summary.predicted_s, session.machine)
 
 
 def _staged(product: Product, plan: GemmPlan) -> list[str]:

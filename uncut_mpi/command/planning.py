@@ -152,7 +152,11 @@ def run(arguments: PlanArguments, say: Say) -> None:
     UncutError
         If the machine, the problem or a file does not allow it.
     """
-    _check_results(arguments)
+    check_paths(written_by(arguments), [arguments.machine])
+    if arguments.timeline_path is not None:
+        check_drawable(arguments.timeline_path)
+    if arguments.transfers_path is not None:
+        import_figure()
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     arguments.place.check_ranks(machine.num_ranks)
     placement = arguments.place.bound(arguments.problem, machine.num_ranks)
@@ -168,7 +172,6 @@ def run(arguments: PlanArguments, say: Say) -> None:
     schedule = found.result.best.schedule
     simulation = simulate(schedule, machine)
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
-    about = arguments.problem, arguments.place
     facts = PlanFacts(
         machine=machine,
         asked=arguments,
@@ -178,7 +181,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         traffic=traffic(schedule),
         timeline=timeline,
         explanation=explain(simulation),
-        warning="" if any(arguments.place.in_files) else costly_place(*about, found.predicted_s, machine),
+        warning=costly_place(arguments.problem, arguments.place, found.predicted_s, machine),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
     if arguments.timeline_path is not None:
@@ -258,6 +261,8 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
         What it is planned for.
     """
     least, warning = 0.5 * seconds, ""
+    if any(places.in_files):
+        return ""  # what lies in files is not placed elsewhere
     where = {name: getattr(places, name) for name in ("abc" if problem.has_product else "c")}
     for place in dict.fromkeys(one for one in where.values() if isinstance(one, Location)):
         names = [name for name, one in where.items() if one == place]
@@ -308,12 +313,3 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
             "or name another machine"
         )
     return machine.subset(range(ranks))
-
-
-def _check_results(arguments: PlanArguments) -> None:
-    """Check, before any work, that what is asked for could be written."""
-    check_paths(written_by(arguments), [arguments.machine])
-    if arguments.timeline_path is not None:
-        check_drawable(arguments.timeline_path)
-    if arguments.transfers_path is not None:
-        import_figure()

@@ -23,7 +23,7 @@ from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.places import Dealt, Place
+from uncut_mpi.model.places import Dealt, Place, Places
 from uncut_mpi.model.positions import Orders, runs
 from uncut_mpi.model.problem import Order
 
@@ -74,8 +74,10 @@ class Product:
         Extents of the product (elements).
     dtype : DType
         Element type.
+    place : Places
+        Where A, B and C live.
     a, b, c : Matrix
-        Where the command line puts them.
+        There.
     host_a, host_b : Matrix
         The same elements in host memory that all ranks read (the same objects if placed there).
     first_c : Matrix
@@ -89,6 +91,7 @@ class Product:
     n: int
     k: int
     dtype: DType
+    place: Places
     a: Matrix
     b: Matrix
     c: Matrix
@@ -170,7 +173,7 @@ def make_product(
         elif not is_same:
             data.poison(first_c.array[index(first_c.order, share_of(session, first_c))])
     c = first_c if is_same else _empty(session, (m, n), dtype, arguments.place.c, result_order)
-    product = Product(m, n, k, dtype, a, b, c, host_a, host_b, first_c)
+    product = Product(m, n, k, dtype, arguments.place, a, b, c, host_a, host_b, first_c)
     reset_result(session, product)
     return product
 
