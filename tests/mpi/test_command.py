@@ -102,7 +102,7 @@ def test_a_call_that_takes_long_is_shown_with_its_number(comm, job, folder, monk
         titles.append(f"{title} {progress():.0f}")
         return contextlib.nullcontext()
 
-    monkeypatch.setattr(command_product, "Watch", watch)
+    monkeypatch.setattr(command_product, "watch", watch)
     monkeypatch.setattr(command_product, "_LONG_S", -1.0)
     status, out, err = job(["-m", "64", "--warmup", "2", "--repeat", "2"])
     calls = "first call", "warm-up 1 of 2", "warm-up 2 of 2", "timed call 1 of 2", "timed call 2 of 2"

@@ -14,8 +14,8 @@ from uncut_mpi import plan
 from uncut_mpi.bench import arguments as bench_arguments
 from uncut_mpi.command import arguments, calibrate_arguments, planning
 from uncut_mpi.command.arguments import parse
+from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.command.flags import make_parser, make_plan_parser
-from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout

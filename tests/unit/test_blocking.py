@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.blocking import cut_by, k_blocks
 from uncut_mpi.command.arguments import parse
-from uncut_mpi.command.help import HelpRequested
+from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine

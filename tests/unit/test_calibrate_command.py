@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.commands import Terminal
 from uncut_mpi.command.calibrate_arguments import DEFAULT_TIME_LIMIT_S, parse_calibrate
-from uncut_mpi.command.help import HelpRequested
+from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.errors import ParamError

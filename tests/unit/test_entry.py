@@ -19,9 +19,9 @@ from tests.helpers.commands import PARSERS, Terminal
 from tests.helpers.planned import search
 from uncut_mpi.__main__ import COMMANDS, main
 from uncut_mpi.command.arguments import parse
+from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.command.flags import make_parser, make_plan_parser
-from uncut_mpi.command.help import HelpRequested
-from uncut_mpi.command.progress import Watch
+from uncut_mpi.command.progress import watch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, Metric, energy_j
@@ -185,7 +185,7 @@ def watched(stream: io.StringIO, looks: int) -> str:
             enough.set()
         return number / 10
 
-    with Watch("multiplying", progress, stream, first_s=0.0, every_s=0.001):
+    with watch("multiplying", progress, stream, first_s=0.0, every_s=0.001):
         assert enough.wait(20)
     return stream.getvalue()
 
@@ -209,15 +209,15 @@ def test_a_file_gets_lines() -> None:
 
 def test_nothing_is_said_of_a_call_that_is_soon_over_or_has_just_begun() -> None:
     stream = io.StringIO()
-    with Watch("multiplying", lambda: 1.0, stream, first_s=100.0):
+    with watch("multiplying", lambda: 1.0, stream, first_s=100.0):
         pass
     assert stream.getvalue() == ""
     looked = threading.Event()
-    with Watch("multiplying", lambda: float(looked.set() or 0), stream, first_s=0.0, every_s=100.0):
+    with watch("multiplying", lambda: float(looked.set() or 0), stream, first_s=0.0, every_s=100.0):
         assert looked.wait(20)
     assert stream.getvalue().endswith(" so far, beginning\n")
 
 
 def test_an_error_passes() -> None:
-    with pytest.raises(KeyError), Watch("multiplying", lambda: 0.0, io.StringIO()):
+    with pytest.raises(KeyError), watch("multiplying", lambda: 0.0, io.StringIO()):
         raise KeyError

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from uncut_mpi.command import streams
 from uncut_mpi.command.artifacts import stream_number, written_by
-from uncut_mpi.command.help import HelpRequested
 from uncut_mpi.errors import INTERRUPTED, CapacityError, DataFileError, UncutError
 
 Arguments = TypeVar("Arguments")
@@ -19,6 +18,21 @@ Say = Callable[[str], None]
 
 FAILED = 2
 """Exit status of a command that an error ended, or whose report could not be written."""
+
+
+class HelpRequested(Exception):
+    """
+    The command line asked for help or the version; carries the text, for one rank to print.
+
+    Attributes
+    ----------
+    text : str
+        The answer, ending in a newline.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
 
 
 def run_alone(

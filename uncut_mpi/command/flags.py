@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import uncut_mpi
+from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.command.flag_values import (
     MOST_EXTENT,
     MOST_RANKS,
@@ -27,7 +28,6 @@ from uncut_mpi.command.flag_values import (
     whole,
     written,
 )
-from uncut_mpi.command.help import telling
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import BACKENDS, BackendName
 from uncut_mpi.model.places import Places
@@ -93,6 +93,16 @@ examples:
 """
 
 
+def _telling(text_of: Callable[[Any], str]) -> type[argparse.Action]:
+    """Return what a flag does that asks for a text, of the parser."""
+
+    class Telling(argparse.Action):
+        def __call__(self, parser: argparse.ArgumentParser, *unused: object) -> NoReturn:
+            raise HelpRequested(text_of(parser))
+
+    return Telling
+
+
 class _Parser(argparse.ArgumentParser):
     """An argument parser that raises: on N ranks, one that printed and exited would do so N times."""
 
@@ -130,7 +140,7 @@ class _Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
 
-_HELP: Final = telling(_Parser.format_help)
+_HELP: Final = _telling(_Parser.format_help)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -233,12 +243,12 @@ def base_parser(
     parser.most_used = (*most_used, "help", "help_all", "help_schedulers") if most_used else ()
     if most_used:
         parser.add_argument(
-            "-h", "--help", action=telling(_Parser.format_short), nargs=0, help="explain what most users need and end"
+            "-h", "--help", action=_telling(_Parser.format_short), nargs=0, help="explain what most users need and end"
         )
         parser.add_argument("--help-all", action=_HELP, nargs=0, help="explain every option and end")
     else:
         parser.add_argument("-h", "--help", action=_HELP, nargs=0, help="show this text and end")
-    version = telling(lambda parser: f"uncut_mpi {uncut_mpi.__version__}\n")
+    version = _telling(lambda parser: f"uncut_mpi {uncut_mpi.__version__}\n")
     parser.add_argument("--version", action=version, nargs=0, help="show the version and end")
     return parser
 
@@ -385,7 +395,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
         options_of,
         "more about the schedule, as '{\"tile\": 2048}'; --help-schedulers lists it all; default: nothing",
     )
-    asked = telling(lambda parser: schedulers_text())
+    asked = _telling(lambda parser: schedulers_text())
     parser.add_argument("--help-schedulers", action=asked, nargs=0, help="explain what --options can say and end")
 
 

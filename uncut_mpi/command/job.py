@@ -294,15 +294,15 @@ def _explained(
 
 def _staged(product: Product, plan: GemmPlan) -> list[str]:
     """Return which matrices go through memory of ours, and why."""
-    summary = plan.summary
     if product.streamed is not None:
         return [f"{', '.join(product.streamed.paths)} stay on the disk and go through host memory"]
-    obstacles = {"A": product.a.info.obstacle, "B": product.b.info.obstacle, "C": product.c.info.obstacle}
-    why = {
-        name: f"which its owner alone can use: {obstacle}" if obstacle else "of which parts are stored in another order"
-        for name, obstacle in obstacles.items()
-    }
-    return [f"{name}, {why[name]}" for name in summary.staged]
+    said = []
+    for name, matrix in (("A", product.a), ("B", product.b), ("C", product.c)):
+        if name in plan.summary.staged:
+            why = matrix.info.obstacle
+            why = f"which its owner alone can use: {why}" if why else "of which parts are stored in another order"
+            said.append(f"{name}, {why}")
+    return said
 
 
 def _about(

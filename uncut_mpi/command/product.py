@@ -17,7 +17,7 @@ from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import check, data
 from uncut_mpi.command.arguments import GemmArguments
-from uncut_mpi.command.progress import Watch
+from uncut_mpi.command.progress import watch
 from uncut_mpi.command.streaming import FileArray, Streamed
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
@@ -222,7 +222,7 @@ def measure(session: Session, plan: GemmPlan, arguments: GemmArguments, planned_
         # No thread is begun beside a call that is soon over.
         watched = session.rank == 0 and expected_s > _LONG_S
         title = "multiplying" if alone else f"multiplying, {which}"
-        with Watch(title, plan.progress) if watched else contextlib.nullcontext():
+        with watch(title, plan.progress) if watched else contextlib.nullcontext():
             return timed_call(session, plan, arguments.alpha, arguments.beta)
 
     first = once("first call", plan.summary.predicted_s)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable
-from types import TracebackType
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from uncut_mpi.command import streams
@@ -21,18 +21,7 @@ _TERMINAL_S: Final = 0.5
 _ELSEWHERE_S: Final = 60.0
 
 
-class _UnderWay:
-    """Something under way that a stream tells of, by default standard error: what standard output has stays clean."""
-
-    def __init__(self, title: str, stream: Any) -> None:
-        self._title, self._stream = title, sys.stderr if stream is None else stream
-        self._terminal = streams.is_terminal(self._stream)
-
-    def _bar(self, share: float) -> str:
-        return f"{self._title} [{('#' * round(share * _WIDTH)).ljust(_WIDTH, '.')}]"
-
-
-class ProgressBar(_UnderWay):
+class ProgressBar:
     """
     Progress of counted steps, for one rank to show.
 
@@ -45,9 +34,9 @@ class ProgressBar(_UnderWay):
     """
 
     def __init__(self, title: str, stream: Any = None) -> None:
-        super().__init__(title, stream)
-        self._drawn_s = 0.0
-        self._lines = 0
+        self._title, self._stream = title, sys.stderr if stream is None else stream
+        self._terminal = streams.is_terminal(self._stream)
+        self._drawn_s, self._lines = 0.0, 0
 
     def show(self, done: int, total: int, what: str) -> None:
         """Say that `done` of `total` steps are done, and what comes next."""
@@ -59,15 +48,22 @@ class ProgressBar(_UnderWay):
             self._drawn_s = now
             text = what if len(what) <= _TEXT else what[: _TEXT - 1] + "…"
             end = "\n" if done >= total else ""
-            streams.put(self._stream, f"\r{self._bar(share)} {done}/{total} {text.ljust(_TEXT)}{end}")
+            streams.put(self._stream, f"\r{_bar(self._title, share)} {done}/{total} {text.ljust(_TEXT)}{end}")
         elif share * _LINES >= self._lines:
             self._lines = int(share * _LINES) + 1
-            streams.put(self._stream, f"{self._bar(share)} {done}/{total} {what}\n")
+            streams.put(self._stream, f"{_bar(self._title, share)} {done}/{total} {what}\n")
 
 
-class Watch(_UnderWay):
+@contextlib.contextmanager
+def watch(
+    title: str,
+    progress: Callable[[], float],
+    stream: Any = None,
+    first_s: float = _FIRST_S,
+    every_s: float | None = None,
+) -> Iterator[None]:
     """
-    Shows how far one long call is, and what time is left: a context manager, for one rank around the call.
+    Show how far one long call is, and what time is left: for one rank around the call.
 
     Nothing is shown of a call that ends within some seconds. A bar moves on a terminal; elsewhere there is a line a
     minute.
@@ -83,41 +79,30 @@ class Watch(_UnderWay):
     first_s, every_s : float, optional
         After how long it is shown first, and how often.
     """
+    out = sys.stderr if stream is None else stream
+    terminal, over = streams.is_terminal(out), threading.Event()
 
-    def __init__(
-        self,
-        title: str,
-        progress: Callable[[], float],
-        stream: Any = None,
-        first_s: float = _FIRST_S,
-        every_s: float | None = None,
-    ) -> None:
-        super().__init__(title, stream)
-        self._progress, self._first_s = progress, first_s
-        self._every_s = every_s or (_TERMINAL_S if self._terminal else _ELSEWHERE_S)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._show, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _show(self) -> None:
-        began, shown = time.monotonic(), False
-        wait_s = self._first_s
-        while not self._over.wait(wait_s):
-            wait_s = self._every_s
-            share = min(1.0, max(0.0, self._progress()))
+    def show() -> None:
+        began, shown, wait_s = time.monotonic(), False, first_s
+        while not over.wait(wait_s):
+            wait_s = every_s or (_TERMINAL_S if terminal else _ELSEWHERE_S)
+            share = min(1.0, max(0.0, progress()))
             spent_s = time.monotonic() - began
             left = f"about {time_text(spent_s * (1 - share) / share)} left" if share > 0.01 else "beginning"
-            text = f"{self._bar(share)} {share:4.0%}, {time_text(spent_s)} so far, {left}"
-            streams.put(self._stream, f"\r{text.ljust(_WIDTH + 2 * _TEXT)}" if self._terminal else f"{text}\n")
+            text = f"{_bar(title, share)} {share:4.0%}, {time_text(spent_s)} so far, {left}"
+            streams.put(out, f"\r{text.ljust(_WIDTH + 2 * _TEXT)}" if terminal else f"{text}\n")
             shown = True
-        if shown and self._terminal:
-            streams.put(self._stream, "\n")
+        if shown and terminal:
+            streams.put(out, "\n")
+
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _bar(title: str, share: float) -> str:
+    return f"{title} [{('#' * round(share * _WIDTH)).ljust(_WIDTH, '.')}]"

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from uncut_mpi.command import streams
-from uncut_mpi.command.entry import FAILED, Arguments, conclude, takes_output, tell
-from uncut_mpi.command.help import HelpRequested
+from uncut_mpi.command.entry import FAILED, Arguments, HelpRequested, conclude, takes_output, tell
 from uncut_mpi.errors import INTERRUPTED, StallError, UncutError, named
 from uncut_mpi.spmd import launcher
 
