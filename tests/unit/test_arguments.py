@@ -38,7 +38,7 @@ OPTIONS = {
 
 def test_no_arguments_ask_for_a_generated_verified_problem_of_default_size():
     args = parse([])
-    assert (args.m, args.n, args.k, args.has_files, args.check) == (None, None, None, False, True)
+    assert (args.m, args.n, args.k, args.a_path, args.check) == (None, None, None, None, True)
     assert (args.alpha, args.beta) == (1.2345, 1.1154)
     assert args.options == ScheduleOptions()
     assert args.options.scheduler == "auto"

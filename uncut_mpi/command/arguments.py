@@ -93,11 +93,6 @@ class GemmArguments(RankArguments):
     c_path: str | None
     out_path: str | None
 
-    @property
-    def has_files(self) -> bool:
-        """Whether matrices come from files; else they are generated."""
-        return self.a_path is not None
-
 
 def parse(argv: Sequence[str]) -> GemmArguments:
     """
@@ -166,8 +161,7 @@ def _check_files(given: argparse.Namespace) -> None:
         for flag, value in (("-c", given.c_path), ("-o", given.out_path)):
             if value is not None:
                 raise ParamError(f"{flag} {value} was given without matrix files: name A.npy and B.npy first")
-        return
-    if given.b_path is None:
+    elif given.b_path is None:
         raise ParamError(
             f"one matrix file was given ({given.a_path}): name A.npy and B.npy, or none for generated matrices"
         )

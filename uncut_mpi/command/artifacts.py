@@ -125,9 +125,7 @@ def write_file(flag: str, path: str | None, content: bytes) -> None:
 def is_same(one: str, other: str) -> bool:
     """Return whether two paths are, or would be, the same file."""
     try:
-        if os.path.realpath(one) == os.path.realpath(other):
-            return True
-        return os.path.samefile(one, other)
+        return os.path.realpath(one) == os.path.realpath(other) or os.path.samefile(one, other)
     except (OSError, ValueError):
         return False
 

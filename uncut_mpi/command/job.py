@@ -94,7 +94,7 @@ def _multiply(session: Session, arguments: GemmArguments, product: Product, word
     if session.rank == 0:
         say(report.text(facts))  # first, so that it is printed whatever happens to the files
     if arguments.out_path is not None and (facts.check is None or facts.check.passed):
-        write_result(session, product, arguments)
+        write_result(session, product, arguments.out_path, overwrite=arguments.overwrite)
     with session.together("writing the facts"):
         if session.rank == 0:
             artifacts.write_file("--json", arguments.json_path, report.to_json(facts).encode())
@@ -116,7 +116,8 @@ def _machine(comm: Any, arguments: GemmArguments) -> Machine | None:
 
 def _make(session: Session, arguments: GemmArguments) -> Product:
     """Make the product that the command line asks for."""
-    if not arguments.has_files:
+    a_path, b_path, out_path = arguments.a_path, arguments.b_path, arguments.out_path
+    if a_path is None or b_path is None:  # there are both or none
         edge = _DEFAULT_EDGE.get(session.backend_name, _DEFAULT_EDGE["host"])
         m, n, k = (edge if extent is None else extent for extent in (arguments.m, arguments.n, arguments.k))
         dtype = arguments.dtype or DType.f64
@@ -124,9 +125,6 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
     opened: tuple[MatrixFile, MatrixFile, MatrixFile | None] | None = None
     with session.together("opening the matrix files"):
         if session.rank == 0:
-            a_path, b_path, out_path = arguments.a_path, arguments.b_path, arguments.out_path
-            assert a_path is not None  # the command line has both
-            assert b_path is not None
             opened = open_operands(a_path, b_path, arguments.c_path, arguments.dtype)
             if out_path is not None:
                 check_output(out_path, overwrite=arguments.overwrite)
@@ -138,7 +136,7 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
     sources = file_source(a), file_source(b), file_source(c) if c is not None and arguments.beta != 0 else None
     order = output_order(a, b, c)
     if are_streamed(session, arguments, (a, b, c), extents[:2]):
-        if arguments.out_path is None:
+        if out_path is None:
             raise agreed(
                 ParamError("these files are multiplied where they are, and C has to lie somewhere: add -o OUT.npy")
             )
@@ -228,7 +226,8 @@ def _measure(
     ) as plan:
         planned_s = time.perf_counter() - started
         timing = measure(session, plan, arguments, planned_s, product)
-        verdict = verify_product(session, product, arguments) if arguments.check and product.has_result else None
+        checked = arguments.check and 0 not in (product.m, product.n)  # else nothing could be right or wrong
+        verdict = verify_product(session, product, arguments) if checked else None
         picture, shown = b"", ""
         if arguments.trace_path is not None:
             reset_result(session, product)

@@ -11,7 +11,6 @@ import numpy as np
 
 from uncut_mpi.command.report import Asked, explained, labelled, line
 from uncut_mpi.model.arguments import counted
-from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
@@ -99,7 +98,8 @@ class PlanFacts:
 
 def to_text(facts: PlanFacts, width: int) -> str:
     """Return the facts as lines of text with the timeline, which fills `width` columns; ends in a newline."""
-    best, machine = facts.found.result.best, facts.machine
+    best, machine, bound = facts.found.result.best, facts.machine, facts.found.bound
+    limit = f", limited by {bound.limited_by}" if bound.terms else ""
     searched = f"{len(facts.found.result.candidates)} schedules, {facts.found.result.tasks_simulated} tasks simulated"
     lines = [
         # How it was measured can be long: its beginning here, all of it in the JSON.
@@ -111,7 +111,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *labelled("chunks", _chunks(facts)),
         line("predicted", _predicted(facts)),
         *explained(facts.explanation, facts.warning, in_chunks=facts.found.chunks is not None),
-        line("bound", _bound(facts.found.bound)),
+        line("bound", f"{time_text(bound.seconds)}{limit}: {bound.words}"),
         *labelled("others", _others(facts)),
         *labelled("runners-up", _runners_up(facts)),
         *labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
@@ -206,11 +206,6 @@ def _how(candidate: Candidate) -> str:
     schedule = candidate.schedule
     fixed = _differences(ScheduleOptions(), candidate.options, without=(*_DESCRIBED, *_SAID_OF_MEMORY))
     return ", ".join([schedule.scheduler, describe(schedule, candidate.options), *fixed])
-
-
-def _bound(bound: Bound) -> str:
-    limit = f", limited by {bound.limited_by}" if bound.terms else ""
-    return f"{time_text(bound.seconds)}{limit}: {bound.words}"
 
 
 def _predicted(facts: PlanFacts) -> str:

@@ -100,11 +100,6 @@ class Product:
     first_c: Matrix | FileArray
     streamed: Streamed | None = None
 
-    @property
-    def has_result(self) -> bool:
-        """Whether C has elements, which could be right or wrong."""
-        return self.m > 0 and self.n > 0
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
@@ -282,16 +277,13 @@ def check_result(
     return check.check_shared(equation, seed=arguments.seed, share=share, gather=session.gather_values)
 
 
-def write_result(session: Session, product: Product, arguments: GemmArguments) -> None:
+def write_result(session: Session, product: Product, path: str, *, overwrite: bool) -> None:
     """Write C to the output file, every rank its share; the file appears when it is complete. Collective."""
-    assert arguments.out_path is not None  # the command line has files
     if product.streamed is not None:
         product.streamed.commit()
         return
     result = session.download(product.c)
-    file = session.create_file(
-        arguments.out_path, result.shape, product.dtype, order=result.order, overwrite=arguments.overwrite
-    )
+    file = session.create_file(path, result.shape, product.dtype, order=result.order, overwrite=overwrite)
     session.upload(result, file)
     session.commit(file)
 

@@ -56,9 +56,8 @@ class Asked(NamedTuple):
         """What is computed, of what, and where its matrices live."""
         first, second = f"A{OP_MARKS[self.trans_a]}", f"B{OP_MARKS[self.trans_b]}"
         old = f" + {scalar_text(self.beta)} C" if self.beta != 0 else ""
-        extents = f"m×n×k = {self.m}×{self.n}×{self.k}"
-        computed = f"C := {scalar_text(self.alpha)} {first} {second}{old}"
-        return f"{computed}, {extents}, {self.dtype.name}, A, B, C at {self.place}"
+        computed = f"C := {scalar_text(self.alpha)} {first} {second}{old}, m×n×k = {self.m}×{self.n}×{self.k}"
+        return f"{computed}, {self.dtype.name}, A, B, C at {self.place}"
 
     def values(self, *names: str) -> dict[str, Any]:
         """Return some fields as JSON has them."""

@@ -219,5 +219,4 @@ def are_streamed(
     of_c = shape[0] * shape[1] * (2 if arguments.beta != 0 else 1)
     nbytes = a.dtype.itemsize * (a.rows * a.cols + b.rows * b.cols + of_c)
     asked = arguments.options.host_memory > 0
-    answers: list[bool] = session.gather_values(asked or nbytes > _PART_OF_HOST * available_bytes()[0])
-    return answers[0]
+    return bool(session.gather_values(asked or nbytes > _PART_OF_HOST * available_bytes()[0])[0])
