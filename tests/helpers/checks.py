@@ -5,7 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import threading
+import types
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from tests.helpers.numbers import op_of
 from uncut_mpi.command.check import CheckResult, Equation, check_shared
 from uncut_mpi.command.data import fill
 from uncut_mpi.model.dtypes import DType
+
+ALONE = types.SimpleNamespace(rank=0, size=1, gather_values=lambda value: [value])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +26,10 @@ class Case(Equation):
     alpha: complex = 1.2345
     beta: complex = 1.1154
 
-    def check(self, method: str, **changes: object) -> CheckResult:
+    def check(self, method: str, ranks: Any = ALONE, **changes: object) -> CheckResult:
         """Check every element ("full"), or sums of rows and a sample ("sums")."""
-        ranks = {name: changes.pop(name) for name in ("share", "gather") if name in changes}
         equation = dataclasses.replace(self, **changes)
-        return check_shared(equation, full_limit=10**18 if method == "full" else -1, **ranks)
+        return check_shared(equation, ranks, full_limit=10**18 if method == "full" else -1)
 
     def but(self, nearest: bool = True, **changes: object) -> Case:
         """The product of other operands, computed."""
@@ -77,7 +80,7 @@ def put(values: np.ndarray, *changes: tuple[object, object]) -> np.ndarray:
 
 
 def on_ranks(size: int, call: Callable[..., object]) -> list[object]:
-    """Return what `call(share, gather)` returned or raised on each of some threads in place of ranks."""
+    """Return what `call(ranks)` returned or raised on each of some threads in place of ranks."""
     values, barrier = [None] * size, threading.Barrier(size, timeout=60)
 
     def main(rank: int) -> object:
@@ -89,7 +92,7 @@ def on_ranks(size: int, call: Callable[..., object]) -> list[object]:
             return everybody
 
         try:
-            return call(share=(rank, size), gather=gather)
+            return call(ranks=types.SimpleNamespace(rank=rank, size=size, gather_values=gather))
         except Exception as error:
             return error
 

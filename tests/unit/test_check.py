@@ -417,7 +417,7 @@ def test_ranks_that_share_the_work_agree_with_one_that_does_it_all(method, size)
     for passed, one in (False, case), (True, large):
         c_out = one.c_out if passed else put(case.c_out, ((650, 550), case.c_out[650, 550] + 1e-9))
         alone = one.check(method, c_out=c_out)
-        together = on_ranks(size, lambda one=one, c_out=c_out, **shared: one.check(method, c_out=c_out, **shared))
+        together = on_ranks(size, lambda ranks, one=one, c_out=c_out: one.check(method, ranks, c_out=c_out))
         assert all(result == together[0] for result in together)
         assert alone.passed is together[0].passed is passed
         assert together[0].detail.partition(" wrong")[0] == alone.detail.partition(" wrong")[0]
@@ -438,7 +438,5 @@ class Failing:
 def test_an_error_on_one_rank_is_raised_on_all(method):
     case = make(600, 600, 5, DType.f64)
     results = case.c_out, Failing()
-    outcomes = on_ranks(
-        2, lambda share, gather: case.check(method, c_out=results[share[0]], share=share, gather=gather)
-    )
+    outcomes = on_ranks(2, lambda ranks: case.check(method, ranks, c_out=results[ranks.rank]))
     assert [(type(one), str(one)) for one in outcomes] == [(CapacityError, "planted")] * 2

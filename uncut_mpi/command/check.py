@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.placement import Matrix
+
+if TYPE_CHECKING:
+    from uncut_mpi.api.session import Session
 
 # Up to so many multiplications every element is compared with a float64 product. Of larger products so many go at most
 # into rows whose sums tell nothing.
@@ -31,7 +34,6 @@ _BLOCK: Final = 512
 _REACH: Final = 2.0**1000
 _SMALLER: Final = -64
 
-Gather = Callable[[Any], Sequence[Any]]
 Places = slice | np.ndarray
 Reader = Callable[[Places, Places], np.ndarray]
 
@@ -98,25 +100,18 @@ class Equation:
         return self.a.shape[self.trans_a == "N"] if self.alpha != 0 and self.a.size > 0 and self.b.size > 0 else 0
 
 
-def check_shared(
-    equation: Equation,
-    *,
-    seed: int = 0,
-    share: tuple[int, int] = (0, 1),
-    gather: Gather = lambda value: [value],
-    full_limit: int | None = None,
-) -> CheckResult:
+def check_shared(equation: Equation, session: Session, seed: int = 0, full_limit: int | None = None) -> CheckResult:
     r"""
-    Check an equation, the same on every rank. Collective over the ranks of `gather`.
+    Check an equation, the same on every rank. Collective.
 
     Parameters
     ----------
     equation : Equation
         What is to be true.
+    session : Session
+        Whose ranks share the work.
     seed : int
         Of the random vectors.
-    share, gather : tuple of int, callable
-        This rank's number and how many share the work; what returns the values of all ranks, in order, on every rank.
     full_limit : int, optional
         Up to so many multiplications m·n·k every element is compared; by default `FULL_CHECK_LIMIT`.
 
@@ -147,15 +142,14 @@ def check_shared(
     largest number of the type. Such rows are compared element by element, at most `FULL_CHECK_LIMIT` multiplications,
     evenly spread. The verdict says how many were.
     """
-    c_out = equation.c_out
     if equation.beta != 0 and equation.c_in is None:
         raise ParamError(f"beta = {equation.beta} needs C as it was before the call, and none was given")
-    if c_out.size == 0:
+    if equation.c_out.size == 0:
         return CheckResult(True, 0.0, 0.0, False, 0.0, "C has no elements")
-    is_large = c_out.size * equation.k > (FULL_CHECK_LIMIT if full_limit is None else full_limit)
+    is_large = equation.c_out.size * equation.k > (FULL_CHECK_LIMIT if full_limit is None else full_limit)
     with np.errstate(all="ignore"):
         for exponent in (0, _SMALLER):
-            check = _Check(equation, exponent, share, gather)
+            check = _Check(equation, session, exponent)
             elements, sums, what = check.all(seed, is_large)
             if not elements.is_huge:
                 break
@@ -258,9 +252,8 @@ def _range(places: np.ndarray) -> Places:
 class _Check:
     """The check of an equation: readers of op(A), op(B), C as it was (None: not read) and as it is, A and C scaled."""
 
-    def __init__(self, equation: Equation, exponent: int, share: tuple[int, int], gather: Gather) -> None:
-        self.exponent, self.share, self.gather = exponent, share, gather
-        dtypes = three_of(equation.dtype)
+    def __init__(self, equation: Equation, session: Session, exponent: int) -> None:
+        self.session, self.exponent, dtypes = session, exponent, three_of(equation.dtype)
         self.multiplied, self.written = arithmetic_of(dtypes), dtypes[Matrix.C]
         summing = self.multiplied.accumulator.numpy
         self.alpha, self.beta = (np.asarray(one, summing).item() for one in (equation.alpha, equation.beta))
@@ -275,7 +268,7 @@ class _Check:
             mine: tuple[bool, Any] = (True, list(work()))
         except Exception as error:
             mine = (False, to_wire(error))
-        everybody = self.gather(mine)
+        everybody = self.session.gather_values(mine)
         for rank, (worked, value) in enumerate(everybody):
             if not worked:
                 raise agreed(from_wire(*value, rank=rank))
@@ -283,7 +276,7 @@ class _Check:
 
     def blocks(self, extent: int) -> list[slice]:
         """Return this rank's part of an extent, in blocks."""
-        mine = lines_of(extent, *self.share)
+        mine = lines_of(extent, self.session.rank, self.session.size)
         return [slice(at, min(at + _BLOCK, mine.stop)) for at in range(mine.start, mine.stop, _BLOCK)]
 
     def all(self, seed: int, is_large: bool) -> tuple[_Finding, _Finding, str]:
@@ -308,7 +301,7 @@ class _Check:
     def elements(self, rows: np.ndarray, cols: np.ndarray) -> _Finding:
         """Compare the elements of these rows and columns. Collective."""
         tolerance = Tolerance.of(self.multiplied, self.written, self.k, self.alpha, max(1, rows.size * cols.size))
-        number, count = self.share
+        number, count = self.session.rank, self.session.size
         # Smaller blocks where there are few, so that every rank has some.
         edge = max(1, min(_BLOCK, -(-cols.size // count)))
         blocks = [(row, col) for col in range(0, cols.size, edge) for row in range(0, rows.size, _BLOCK)][number::count]

@@ -82,9 +82,8 @@ class PlanFacts:
     def product(self) -> Asked:
         """The product, as reports have it."""
         asked, problem = self.asked, self.asked.problem
-        ops, place = (problem.trans_a, problem.trans_b), str(asked.place)
-        of_it = *problem.callers_shape, problem.arithmetic, *ops, asked.alpha, asked.beta
-        return Asked(*of_it, place, self.found.result.metric)
+        of_it = *problem.callers_shape, problem.arithmetic, problem.trans_a, problem.trans_b, asked.alpha, asked.beta
+        return Asked(*of_it, str(asked.place), self.found.result.metric)
 
     @property
     def memory_bytes(self) -> np.ndarray:

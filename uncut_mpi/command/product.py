@@ -262,19 +262,10 @@ def check_result(
     session: Session, product: Product, result: Matrix | FileArray, arguments: GemmArguments
 ) -> check.CheckResult:
     """Check a result in host memory, complete on every rank; the same verdict on every rank. Collective."""
-    equation = check.Equation(
-        product.host_a.array,
-        product.host_b.array,
-        product.first_c.array if arguments.beta != 0 else None,
-        result.array,
-        product.dtype,
-        arguments.alpha,
-        arguments.beta,
-        arguments.trans_a,
-        arguments.trans_b,
-    )
-    share = session.rank, session.size
-    return check.check_shared(equation, seed=arguments.seed, share=share, gather=session.gather_values)
+    c_in = product.first_c.array if arguments.beta != 0 else None
+    matrices = product.host_a.array, product.host_b.array, c_in, result.array
+    scalars, ops = (arguments.alpha, arguments.beta), (arguments.trans_a, arguments.trans_b)
+    return check.check_shared(check.Equation(*matrices, product.dtype, *scalars, *ops), session, arguments.seed)
 
 
 def write_result(session: Session, product: Product, path: str, *, overwrite: bool) -> None:
