@@ -13,7 +13,7 @@ import pytest
 
 from uncut_mpi import unfinished
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix, open_operands, output_order
-from uncut_mpi.command.job import check_output
+from uncut_mpi.command.product import check_output
 from uncut_mpi.errors import CapacityError, DataFileError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import lines_of

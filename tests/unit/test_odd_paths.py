@@ -25,7 +25,7 @@ from uncut_mpi.command import artifacts
 from uncut_mpi.command.arguments import parse as parse_gemm
 from uncut_mpi.command.artifacts import check_paths, write_file
 from uncut_mpi.command.calibrate_arguments import parse_calibrate
-from uncut_mpi.command.job import check_output
+from uncut_mpi.command.product import check_output
 from uncut_mpi.errors import DataFileError, ParamError
 from uncut_mpi.model import lines
 from uncut_mpi.model.dtypes import DType

@@ -16,7 +16,7 @@ import numpy as np
 
 import uncut_mpi
 from uncut_mpi.api.gemm_plan import GemmPlan, Trace
-from uncut_mpi.api.matrix_files import MatrixFile, check_new, open_operands, output_order
+from uncut_mpi.api.matrix_files import MatrixFile, open_operands, output_order
 from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, nonfinite, report
 from uncut_mpi.command.arguments import GemmArguments
@@ -25,6 +25,7 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
+    check_output,
     file_source,
     generated_sources,
     make_product,
@@ -144,22 +145,6 @@ def _make(session: Session, arguments: GemmArguments) -> Product:
         place = Places.parse("f,f,f")
         return Product(*extents, a.dtype, place, files.a, files.b, files.c, *files.values, streamed=files)
     return make_product(session, arguments, extents, a.dtype, sources, order)
-
-
-def check_output(path: str, *, overwrite: bool) -> None:
-    """
-    Check that a matrix file of this name could be written.
-
-    Raises
-    ------
-    DataFileError
-        If it exists (without `overwrite`), also unfinished, is no regular file, or its directory is missing or
-        cannot be written.
-    """
-    if artifacts.stream_number(path) is not None:
-        raise DataFileError(f"{path} is a stream of this process, not a regular file: name another one")
-    check_new(path, overwrite=overwrite)
-    artifacts.check_writable(path, path, overwrite=overwrite)
 
 
 def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> list[nonfinite.NonFinite]:
@@ -311,14 +296,13 @@ def _about(
     words: Sequence[str],
     found: Sequence[nonfinite.NonFinite],
 ) -> report.Circumstances:
-    cores = len(set().union(*session.gather_values(os.sched_getaffinity(0))))
     return report.Circumstances(
         version=uncut_mpi.__version__,
         command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         host=platform.node(),
         devices=session.device_names,
-        cores=cores,
+        cores=len(set().union(*session.gather_values(os.sched_getaffinity(0)))),
         mpi=library_version(),
         versions={
             "python": platform.python_version(),

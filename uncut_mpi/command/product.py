@@ -13,12 +13,13 @@ import numpy as np
 
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.matrix_files import MatrixFile
+from uncut_mpi.api.matrix_files import MatrixFile, check_new
 from uncut_mpi.api.session import Session
-from uncut_mpi.command import check, data
+from uncut_mpi.command import artifacts, check, data
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.progress import watch
 from uncut_mpi.command.streaming import FileArray, Streamed
+from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.lines import index, lines_of
@@ -268,11 +269,30 @@ def check_result(
     return check.check_shared(check.Equation(*matrices, product.dtype, *scalars, *ops), session, arguments.seed)
 
 
+def check_output(path: str, *, overwrite: bool) -> None:
+    """
+    Check that a matrix file of this name could be written.
+
+    Raises
+    ------
+    DataFileError
+        If it exists (without `overwrite`), also unfinished, is no regular file, or its directory is missing or
+        cannot be written.
+    """
+    if artifacts.stream_number(path) is not None:
+        raise DataFileError(f"{path} is a stream of this process, not a regular file: name another one")
+    check_new(path, overwrite=overwrite)
+    artifacts.check_writable(path, path, overwrite=overwrite)
+
+
 def write_result(session: Session, product: Product, path: str, *, overwrite: bool) -> None:
     """Write C to the output file, every rank its share; the file appears when it is complete. Collective."""
     if product.streamed is not None:
         product.streamed.commit()
         return
+    with session.together("creating the output file"):
+        if session.rank == 0:  # one may have appeared meanwhile
+            check_output(path, overwrite=overwrite)
     result = session.download(product.c)
     file = session.create_file(path, result.shape, product.dtype, order=result.order, overwrite=overwrite)
     session.upload(result, file)

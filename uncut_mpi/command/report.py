@@ -183,11 +183,6 @@ class Facts:
         operations = 2.0 * self.asked.m * self.asked.n * self.asked.k if self.asked.alpha != 0 else 0.0
         return operations / self.median_s / 1e12 if self.median_s > 0 else 0.0
 
-    @property
-    def verdict(self) -> str:
-        """``PASS``, ``FAIL`` or ``UNCHECKED``."""
-        return "UNCHECKED" if self.check is None else "PASS" if self.check.passed else "FAIL"
-
 
 def text(facts: Facts) -> str:
     """Return the report of one run, ending in a newline."""
@@ -202,7 +197,7 @@ def text(facts: Facts) -> str:
         *_times(facts),
         *([line("trace", facts.trace)] if facts.trace else []),
         *_check(facts),
-        facts.verdict,
+        "UNCHECKED" if facts.check is None else "PASS" if facts.check.passed else "FAIL",
     ]
     return "\n".join(lines) + "\n"
 
