@@ -165,13 +165,17 @@ class KBlocksRequest:
         k_starts: Sequence[int],
         devices: Sequence[int],
         rounds: Sequence[KBlocksPlaces],
-        aligned: Sequence[tuple[int, int, int, bool, bool, bool, int]],
+        aligns_for: SimulatedMachine | None = None,
     ) -> None:
         """
         Part s of k of place p goes to number s * places + p of `devices`; ranks take one round after the other.
 
-        `aligned` has (round, place, part of k, copies A, copies B, sums apart, k step) of planning.alignment.Alignment.
+        Products are aligned where that pays on the machine, if one is named.
         """
+
+    @property
+    def aligned(self) -> list[tuple[bool, bool, bool, int]]:
+        """(copies A, copies B, sums apart, k step) of each block of C that has elements, and each part of k."""
 
     @property
     def tasks_bound(self) -> int:
@@ -244,7 +248,14 @@ class KBlocksRun:
         """Return the end of each rank's last product (s, 0 without any), and how many numbers its products multiply."""
 
 def block_edges(extent: int, blocks: int, step: int) -> list[int]:
-    """As planning.blocking.block_edges."""
+    """
+    Return where blocks of rows or columns start, and the extent at the end.
+
+    Of several equal blocks the last one is halved as planning.blocking.HALVINGS says. Blocks start at multiples of 256
+    elements, which a library's kernels compute at a time, if equal blocks have four times as many. Else at multiples of
+    128, and so on, of `step` where that leaves none empty. Calls with other blocks took 1 to 23 % longer
+    (``docs/performance.md``, 2026-11-26, blocks at multiples of 256).
+    """
 
 # -- the contract ------------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "costs.cpp"
+#include "kblocks_alignment.cpp"
 #include "kblocks_delivery.cpp"
 #include "kblocks_fetch.cpp"
 #include "kblocks_layout.cpp"
@@ -45,7 +47,7 @@ extern "C" std::size_t calls_for(int k_blocks, int order, int slots, std::size_t
     how.slots = {slots, slots}, how.c_rows = slots > 0 ? extent / 2 : 0, how.c_cols = slots > 0 ? extent / 4 : 0;
     const KPlaces whole{{{{0, extent}, {0, extent / 2}}, {{0, extent}, {extent / 2, extent}}}};
     const KProblem problem = problem_on_device(extent, extent, k);
-    const KRequest request = make_request(problem, how, {true, slots == 0, 1, {0, k}, {1, 2}, {&whole}, {}});
+    const KRequest request = make_request(problem, how, {true, slots == 0, 1, {0, k}, {1, 2}, {&whole}, nullptr});
     const KLayout layout(request);
     tables.clear();
     const std::size_t before = calls;

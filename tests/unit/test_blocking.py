@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.blocking import cut_by, k_blocks
+from tests.helpers.blocking import StepKind, cut_by, k_blocks, steps_of
+from uncut_mpi import _native
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.errors import ParamError
@@ -23,7 +24,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import StepKind, block_edges, count_blocks, steps_of
+from uncut_mpi.planning.blocking import count_blocks
 from uncut_mpi.planning.grid import ProcessGrid, block_starts
 from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.option_fields import About, declared, told
@@ -57,25 +58,25 @@ def test_k_blocks_grow_from_the_first_to_the_largest() -> None:
 
 @pytest.mark.parametrize(("extent", "blocks"), list(itertools.product((1, 2, 7, 100, 4096), (1, 2, 3, 8))))
 def test_column_blocks_are_all_columns_one_after_the_other(extent: int, blocks: int) -> None:
-    starts = block_edges(extent, blocks, 2)
+    starts = _native.block_edges(extent, blocks, 2)
     assert len(starts) == count_blocks(blocks) + 1
     assert (starts[0], starts[-1]) == (0, extent)
-    assert list(starts) == sorted(starts)
+    assert starts == sorted(starts)
     assert extent < 100 or all(start % 2 == 0 for start in starts)
 
 
 def test_the_last_column_block_is_halved_twice() -> None:
-    assert block_edges(4096, 4, 2) == (0, 1024, 2048, 3072, 3584, 3840, 4096)
-    assert block_edges(4096, 1, 2) == (0, 4096)
+    assert _native.block_edges(4096, 4, 2) == [0, 1024, 2048, 3072, 3584, 3840, 4096]
+    assert _native.block_edges(4096, 1, 2) == [0, 4096]
 
 
 def test_blocks_begin_at_multiples_of_which_they_have_four() -> None:
-    wanted = (0, 320, 640, 960, 1280, 1536, 1792, 2048, 2176, 2240, 2304)
-    assert block_edges(2304, 8, 2) == wanted  # 288 elements in a block: 256 and 128 are too many
-    assert block_edges(4096, 3, 2) == (0, 1536, 2816, 3584, 3840, 4096)
-    assert block_edges(8192, 3, 8) == (0, 2816, 5632, 6912, 7680, 8192)
-    assert block_edges(100, 3, 4) == (0, 32, 64, 80, 88, 100)
-    assert block_edges(1003, 2, 2)[-2:] == (896, 1003)
+    wanted = [0, 320, 640, 960, 1280, 1536, 1792, 2048, 2176, 2240, 2304]
+    assert _native.block_edges(2304, 8, 2) == wanted  # 288 elements in a block: 256 and 128 are too many
+    assert _native.block_edges(4096, 3, 2) == [0, 1536, 2816, 3584, 3840, 4096]
+    assert _native.block_edges(8192, 3, 8) == [0, 2816, 5632, 6912, 7680, 8192]
+    assert _native.block_edges(100, 3, 4) == [0, 32, 64, 80, 88, 100]
+    assert _native.block_edges(1003, 2, 2)[-2:] == [896, 1003]
 
 
 @pytest.mark.parametrize(("name", "about"), [(name, about) for name, about, _ in told(Blocking)])
@@ -122,7 +123,7 @@ def test_options_come_from_a_file_too(tmp_path: pathlib.Path) -> None:
 
 def test_the_last_half_of_k_arrives_by_column_blocks_where_they_are_multiplied_so() -> None:
     how = cut_by(first=1024, block=1024, columns=2, order="k-columns")
-    made = [step for step in steps_of(4096, how, far_apart=False) if step.kind in (StepKind.FETCH_B, StepKind.MULTIPLY)]
+    made = [step for step in steps_of(4096, how) if step.kind in (StepKind.FETCH_B, StepKind.MULTIPLY)]
     whole = [(1024, 0, 4), (1024, 0, 4)]
     by_columns = [(2048, at, at + 1) for at in range(4)]
     for kind in (StepKind.FETCH_B, StepKind.MULTIPLY):
@@ -130,19 +131,17 @@ def test_the_last_half_of_k_arrives_by_column_blocks_where_they_are_multiplied_s
             (one.k_stop - one.k_start, one.first, one.last) for one in made if one.kind == kind
         ] == whole + by_columns
     shared = dataclasses.replace(how, splits=2)
-    assert [one.k_start for one in steps_of(4096, shared, far_apart=False) if one.kind == StepKind.MULTIPLY][3:] == [
-        3072
-    ] * 4
+    assert [one.k_start for one in steps_of(4096, shared) if one.kind == StepKind.MULTIPLY][3:] == [3072] * 4
     # One k-block: nothing is multiplied before all of it is there, as in the order "k".
     at_once = {order: dataclasses.replace(how, first=4096, block=4096, order=order) for order in ("k", "k-columns")}
-    assert steps_of(4096, at_once["k"], far_apart=False) == steps_of(4096, at_once["k-columns"], far_apart=False)
+    assert steps_of(4096, at_once["k"]) == steps_of(4096, at_once["k-columns"])
 
 
 @pytest.mark.parametrize("order", ORDERS_BY_K)
 def test_as_much_of_the_end_of_k_goes_by_column_blocks_as_asked(order: str) -> None:
     for tail, first in ((1, 0), (2, 2048), (4, 3072), (8, 3584), (4096, 3584)):  # one k-block at least
         how = cut_by(first=512, block=512, columns=2, order=order, tail=tail)
-        products = [one for one in steps_of(4096, how, far_apart=False) if one.kind == StepKind.MULTIPLY]
+        products = [one for one in steps_of(4096, how) if one.kind == StepKind.MULTIPLY]
         assert {one.k_start for one in products if one.last - one.first == 1} == {first}
         assert [one.k_start for one in products if one.last - one.first > 1] == list(range(0, first, 512))
 
@@ -175,11 +174,11 @@ def test_long_k_blocks_that_are_rows_in_host_memory_end_at_multiples_of_their_le
 
 
 def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:
-    made = steps_of(4096, cut_by(first=512, block=2048, columns=2, order="corner"), far_apart=False)
+    made = steps_of(4096, cut_by(first=512, block=2048, columns=2, order="corner"))
     products = [(step.k_stop - step.k_start, step.first, step.last) for step in made if step.kind == StepKind.MULTIPLY]
     assert products == [(512, 0, 1), (512, 0, 1), (1024, 0, 1), (2048, 0, 1), (4096, 1, 2), (4096, 2, 3), (4096, 3, 4)]
     how = cut_by(first=4096, block=4096, columns=2, rows=2, order="corner")
-    made = steps_of(4096, how, far_apart=False)
+    made = steps_of(4096, how)
     products = [(step.top, step.bottom, step.first, step.last) for step in made if step.kind == StepKind.MULTIPLY]
     assert products[:5] == [(0, 1, 0, 1), (0, 1, 1, 2), (1, 2, 0, 2), (0, 2, 2, 3), (2, 3, 0, 3)]
     assert all(step.early for step in made if step.kind == StepKind.MULTIPLY)
@@ -187,7 +186,7 @@ def test_from_the_corner_the_first_block_alone_is_made_by_parts_of_k() -> None:
 
 def test_fetches_run_ahead_of_products() -> None:
     how = cut_by(first=256, block=2048, columns=1, order="k")
-    steps = [step.kind for step in steps_of(8192, how, far_apart=False)]
+    steps = [step.kind for step in steps_of(8192, how)]
     assert steps[:7] == [StepKind.FETCH_A, StepKind.FETCH_B] * 3 + [StepKind.MULTIPLY]
 
 

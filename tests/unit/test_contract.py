@@ -13,9 +13,8 @@ from uncut_mpi import _native
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, ENDED_DTYPE, NOBODY, Space
 from uncut_mpi.planning import lower, schedule
-from uncut_mpi.planning.alignment import ALIGNMENT
 from uncut_mpi.planning.blocking import HALVINGS
-from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
+from uncut_mpi.planning.buffers import ALIGNMENT, BUFFER_ALIGNMENT, COLUMN_ALIGNMENT
 
 CONTRACT = _native.contract()
 RECORDS = {

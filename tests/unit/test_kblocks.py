@@ -10,23 +10,24 @@ import pytest
 
 from tests.helpers.blocking import k_blocks
 from tests.helpers.shapes import slow_where_misaligned, with_shapes
+from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError
-from uncut_mpi.model.costs import RowRates
+from uncut_mpi.model.costs import GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import ANY_DEVICE, Location, host_index
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.alignment import Alignment, _with_last_columns, choose_alignment
-from uncut_mpi.planning.blocking import block_edges, count_blocks, steps_of
+from uncut_mpi.planning.blocking import count_blocks
+from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import describe, plan
 from uncut_mpi.planning.schedule import MAX_SUMMANDS, Kind, LaneKind, Matrix, Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 
@@ -320,7 +321,7 @@ def test_every_byte_leaves_the_owner_once() -> None:
 def test_of_the_last_column_blocks_the_owner_forms_none(place: str, away: int) -> None:
     schedule = cube(4096, place, away=away)
     owner = schedule.placement.c.rank
-    starts = block_edges(2048, 4, 2)
+    starts = _native.block_edges(2048, 4, 2)
     first_at_worker = starts[len(starts) - 1 - away]
     sums = schedule.tasks[schedule.tasks["kind"] == Kind.COMBINE]
     written = [schedule.regions[schedule.operands[task["first_operand"]]["region"]] for task in sums]
@@ -554,9 +555,7 @@ def test_a_product_without_elements_has_no_tasks(m: int, n: int) -> None:
 # == what ranks of kblocks do about columns that are not aligned, and when they leave them =========
 
 
-A, B, C = Matrix.A, Matrix.B, Matrix.C
-ALL = (A, B, C)
-
+A = Matrix.A
 
 MISALIGNED = {"f64": 0.21, "f32": 0.02, "tf32": 2.03, "f16": 5.96, "bf16": 6.43}
 """Of calibration_2xh200_2026-11-22_18h.json; what ships may change."""
@@ -571,58 +570,53 @@ def machine() -> Machine:
     return dataclasses.replace(shipped, gemm_shape=shapes)
 
 
-def chosen(machine: Machine, problem: GemmProblem, homes: tuple[Matrix, ...], *, sums: bool = True) -> Alignment:
-    """The decision of a rank that computes all of C."""
-    how = Blocking(first=256, block=2048, growth=2, columns=4, rows=1, order="k")
-    steps = steps_of(problem.k, how, far_apart=False)
-    part = (range(problem.m), range(problem.n), range(problem.k))
-    parts = {
-        one: Part((0, rows), (0, cols), Location.device(0), "F", problem.ld_of(one))
-        for one in homes
-        for rows, cols in [problem.shape_of(one)]
-    }
-    return choose_alignment(problem, machine, 0, part, parts, steps, may_sum_apart=sums)
+AS_IT_IS = (False, False, False, 1)
+"""Nothing is copied or summed apart, and products have any k."""
+
+
+def chosen(machine: Machine, problem: GemmProblem, place: str, **how: object) -> tuple[bool, bool, bool, int]:
+    """Return what rank 0 does for its products if it computes all of C: copies A and B, sums apart, and its k step."""
+    blocking = Blocking(**{"first": 256, "block": 2048, "growth": 2, "columns": 4, "rows": 1, "order": "k", **how})
+    options = ScheduleOptions(scheduler="kblocks", devices=(0,), blocking=blocking)
+    return Planner(Setting.of(problem, Placement.parse(place), 4, machine)).prepare(options).request.aligned[0]
 
 
 @pytest.mark.parametrize(
-    ("problem", "homes", "wanted"),
+    ("problem", "place", "wanted"),
     [
-        (GemmProblem(8191, 8191, 8191, DType.f16), ALL, Alignment((A, B), True, 8)),
-        (GemmProblem(8191, 8191, 8191, DType.f16), (A,), Alignment((A,), False, 8)),
-        (GemmProblem(8191, 8191, 8191, DType.f16), (), Alignment((), False, 8)),
-        (GemmProblem(8192, 8191, 8191, DType.tf32, lda=8193), (A, C), Alignment((A,), False, 4)),
-        (GemmProblem(8191, 8192, 8192, DType.f64), (C,), Alignment((), True, 2)),
+        (GemmProblem(8191, 8191, 8191, DType.f16), "0,0,0", (True, True, True, 8)),
+        (GemmProblem(8191, 8191, 8191, DType.f16), "0,1,1", (True, False, False, 8)),
+        (GemmProblem(8191, 8191, 8191, DType.f16), "1,1,1", (False, False, False, 8)),
+        (GemmProblem(8192, 8191, 8191, DType.tf32, lda=8193), "0,1,0", (True, False, False, 4)),
+        (GemmProblem(8191, 8192, 8192, DType.f64), "1,1,0", (False, False, True, 2)),
+        (GemmProblem(8191, 8192, 8192, DType.f16, lda=8192), "0,1,1", (True, False, False, 8)),
         # k runs along no column; n along those of B, at the end of one column block alone.
-        (GemmProblem(8192, 8191, 8191, DType.f16, trans_b="T"), (A, B), Alignment((B,), False, 1)),
+        (GemmProblem(8192, 8191, 8191, DType.f16, trans_b="T"), "0,0,1", (False, True, False, 1)),
         # Aligned, or so small that what has to be done takes longer.
-        (GemmProblem(8192, 8191, 8192, DType.f16), ALL, Alignment()),
-        (GemmProblem(1001, 1001, 1001, DType.f16), ALL, Alignment()),
-        (GemmProblem(2001, 2001, 2001, DType.f64), ALL, Alignment()),
+        (GemmProblem(8192, 8191, 8192, DType.f16), "0,0,0", AS_IT_IS),
+        (GemmProblem(1001, 1001, 1001, DType.f16), "0,0,0", AS_IT_IS),
+        (GemmProblem(2001, 2001, 2001, DType.f64), "0,0,0", AS_IT_IS),
         # Nobody adds rows to a transposed A, so that all the rest would be in vain.
-        (GemmProblem(8191, 8192, 8192, DType.f16, trans_a="T"), ALL, Alignment()),
-        (GemmProblem(100, 100, 8191, DType.f16, trans_a="T"), ALL, Alignment()),
+        (GemmProblem(8191, 8192, 8192, DType.f16, trans_a="T"), "0,0,0", AS_IT_IS),
+        (GemmProblem(100, 100, 8191, DType.f16, trans_a="T"), "0,0,0", AS_IT_IS),
+        # A C that cannot be summed apart leaves the rest as it is.
+        (GemmProblem(8191, 8191, 8191, DType.f64, reads_c=False), "0,0,0", AS_IT_IS),
+        (GemmProblem(8191, 8191, 8191, DType.f64, reads_c=False), "0,0,1", (True, True, False, 2)),
     ],
 )
-def test_all_that_is_in_the_way_is_seen_to_or_nothing(machine, problem, homes, wanted):
-    assert chosen(machine, problem, homes) == wanted
-
-
-def test_a_c_that_cannot_be_summed_apart_leaves_the_rest_as_it_is(machine):
-    assert chosen(machine, GemmProblem(8191, 8191, 8191, DType.f64), ALL, sums=False) == Alignment()
-    assert chosen(machine, GemmProblem(8191, 8191, 8191, DType.f64), (A, B), sums=False).copied == (A, B)
+def test_all_that_is_in_the_way_is_seen_to_or_nothing(machine, problem, place, wanted):
+    assert chosen(machine, problem, place) == wanted
 
 
 def test_a_machine_that_does_not_say_so_is_not_slower(machine):
-    shapes = {name: dataclasses.replace(shape, misaligned=0.0) for name, shape in machine.gemm_shape.items()}
-    for other in (dataclasses.replace(machine, gemm_shape=shapes), Machine.uniform(4)):
-        assert chosen(other, GemmProblem(8191, 8191, 8191, DType.f16), ALL) == Alignment()
+    for other in (with_shapes(machine, misaligned=0.0), Machine.uniform(4)):
+        assert chosen(other, GemmProblem(8191, 8191, 8191, DType.f16), "0,0,0") == AS_IT_IS
 
 
 def test_tails_of_further_products_count(machine):
     problem = GemmProblem(3001, 3001, 3001, DType.f16)
-    shapes = {name: dataclasses.replace(shape, tail_elements=1e8) for name, shape in machine.gemm_shape.items()}
-    assert chosen(machine, problem, ALL) != Alignment()
-    assert chosen(dataclasses.replace(machine, gemm_shape=shapes), problem, ALL) == Alignment()
+    assert chosen(machine, problem, "0,0,0") != AS_IT_IS
+    assert chosen(with_shapes(machine, tail_elements=1e8), problem, "0,0,0") == AS_IT_IS
 
 
 @pytest.mark.parametrize("dtype", [DType.f16, DType.tf32, DType.f64])
@@ -642,12 +636,15 @@ def test_what_is_chosen_is_no_slower_than_leaving_it(machine, dtype, extent, sha
     assert extent < 4095 or dtype is DType.f64 or seconds[0] < gain * seconds[1]
 
 
-def test_what_stays_slow_of_a_transposed_b_is_the_part_with_the_last_columns():
-    steps = steps_of(
-        4096, Blocking(first=4096, block=4096, growth=2, columns=2, rows=1, order="columns"), far_apart=True
-    )
-    # Of 1001 columns the last of two blocks is halved twice, at multiples of 64.
-    assert _with_last_columns(steps.products, 1001, 8) == pytest.approx(105 / 1001)
+@pytest.mark.parametrize(("share", "pays"), [(0.89, True), (0.9, False)])
+def test_what_stays_slow_of_a_transposed_b_is_the_part_with_the_last_columns(share: float, pays: bool) -> None:
+    # Of 1001 columns the last of two blocks is halved twice, at multiples of 64: 105 stay slow, 0.895 of them do not.
+    problem = GemmProblem(4096, 1001, 4096, DType.f16, trans_b="T", lda=4097)
+    slow = Machine.uniform(4, gemm_tflop_per_s={"f16": 0.1})  # what is copied takes next to nothing
+    costs = IssueCosts(copy_s=share * problem.flops / 0.1e12 / 0.61)  # as much as is seen of it
+    machine = dataclasses.replace(slow, gemm_shape={"f16": GemmShape(misaligned=1.0)}, costs=costs)
+    made = chosen(machine, problem, "0,1,1", first=4096, block=4096, columns=2, order="columns")
+    assert made == ((True, False, False, 1) if pays else AS_IT_IS)
 
 
 def test_what_does_not_fit_with_panels_is_planned_without(machine):
@@ -664,5 +661,5 @@ def test_what_copies_within_a_device_cost_counts(machine: Machine) -> None:
         dataclasses.replace(machine, gemm_shape=shapes, row_rates=RowRates(local=((512, share),)))
         for share in (1.0, 0.01)
     )
-    assert chosen(fast, problem, (A,)) == Alignment((A,), False, 2)
-    assert chosen(slow, problem, (A,)) == Alignment()
+    assert chosen(fast, problem, "0,1,1") == (True, False, False, 2)
+    assert chosen(slow, problem, "0,1,1") == AS_IT_IS

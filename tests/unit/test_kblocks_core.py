@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import oracle
+from tests.helpers.blocking import StepKind
 from tests.helpers.canonical import canonical_digest
 from tests.helpers.planned import search
 from tests.helpers.proven import check
@@ -27,7 +28,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
-from uncut_mpi.planning.blocking import StepKind, blocking_of
+from uncut_mpi.planning.blocking import blocking_of
 from uncut_mpi.planning.buffers import user_pieces, user_table
 from uncut_mpi.planning.kblocks_request import problem_in_core
 from uncut_mpi.planning.lower import lower
@@ -35,7 +36,7 @@ from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, Sched
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Kind, Op, Role, Schedule, native_tables
 from uncut_mpi.planning.setting import Setting
-from uncut_mpi.planning.simulate import Simulations, simulate
+from uncut_mpi.planning.simulate import Simulations, machine_in_core, simulate
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.planning.ways import Ways
 from uncut_mpi.view.timeline import Timeline
@@ -138,7 +139,7 @@ REST = {
     "k_starts": [0, 512],
     "devices": [1],
     "rounds": [CUT],
-    "aligned": [],
+    "aligns_for": None,
 }
 
 
@@ -180,13 +181,16 @@ def test_the_request_that_others_vary_is_good() -> None:
         ("rounds", []),
         ("rounds", [CUT, []]),
         ("rounds", [[((64, 0), (0, 48))]]),
-        ("aligned", [(0, 0, 0, False, False, True, 0)]),
-        *(("aligned", [(0, *place, False, False, True, 1)]) for place in ((1, 0), (0, 1), (-1, 0))),
     ],
 )
 def test_what_is_out_of_range_is_refused(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"(there (is|are)|have|has|are|every) "):
         request(**{name: value})
+
+
+def test_products_are_not_aligned_for_a_machine_of_other_ranks() -> None:
+    with pytest.raises(ValueError, match="there are as many ranks on the machine"):
+        request(aligns_for=machine_in_core(Machine.uniform(3), 0))
 
 
 @pytest.mark.parametrize("location", [-1, 5])
@@ -278,7 +282,6 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
             k_starts=[0, 77] if splits == 1 else [0, 40, 77],
             devices=[2, 0, 1, 3],
             rounds=rounds,
-            aligned=[],
         )
         layout = _native.KBlocksLayout(asked)
         *tables, buffers = layout.tables(10**5)

@@ -103,14 +103,22 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             "__init__",
             [](KRequest *self, const KProblem &problem, const KBlocking &how, bool combines, bool at_owner,
                int first_at_worker, std::vector<std::int64_t> k_starts, std::vector<int> devices,
-               std::vector<const KPlaces *> rounds, decltype(KAsked::aligned) aligned) {
-                KAsked asked{combines,           at_owner,          first_at_worker,   std::move(k_starts),
-                             std::move(devices), std::move(rounds), std::move(aligned)};
+               std::vector<const KPlaces *> rounds, const SimulatedMachine *aligns_for) {
+                KAsked asked{combines,           at_owner,          first_at_worker, std::move(k_starts),
+                             std::move(devices), std::move(rounds), aligns_for};
                 new (self) KRequest(make_request(problem, how, std::move(asked)));
             },
             nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a,
-            "first_at_worker"_a, "k_starts"_a, "devices"_a, "rounds"_a, "aligned"_a)
+            "first_at_worker"_a, "k_starts"_a, "devices"_a, "rounds"_a, "aligns_for"_a.none() = nb::none())
         .def_prop_ro("tasks_bound", &KRequest::tasks_bound)
+        .def_prop_ro("aligned",
+                     [](const KRequest &self) {
+                         std::vector<std::tuple<bool, bool, bool, std::int64_t>> found;
+                         for (const KRequest::Block &block : self.blocks)
+                             for (const KAlignment &one : block.alignment)
+                                 found.emplace_back(one.copies[matrix_a], one.copies[matrix_b], one.apart, one.k_step);
+                         return found;
+                     })
         .def_prop_ro("steps_digest", [](const KRequest &self) { return digest_of_steps(self.steps); });
     nb::class_<KLayout>(m, "KBlocksLayout", "Who forms which blocks of C, and where what they need lies.")
         .def(nb::init<const KRequest &>(), nb::keep_alive<1, 2>(), "request"_a)

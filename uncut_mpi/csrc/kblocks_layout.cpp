@@ -234,7 +234,7 @@ class Maker {
     // column. That is so where C is rounded, and with rows of a C that is elsewhere.
     void turn(KBlock &block, const KRequest::Block &asked) {
         const int matrix = one_by_one();
-        if (matrix == no_matrix || (!asked.alignment.empty() && asked.alignment.front().copies[matrix])) return;
+        if (matrix == no_matrix || asked.alignment.front().copies[matrix]) return;
         const bool some = std::ranges::any_of(
             direct_, [](const Direct &direct) { return direct.any && (direct.down > 0 || direct.along > 0); });
         const int rank = asked_.places[asked.place].front();
@@ -269,7 +269,7 @@ class Maker {
 
     KPart part(const KRequest::Block &asked, const KBlock &block, std::size_t split) {
         KPart made;
-        const KAlignment alignment = asked.alignment.empty() ? KAlignment{} : asked.alignment[split];
+        const KAlignment &alignment = asked.alignment[split];
         made.rank = asked_.places[asked.place][split];
         made.worker = asked.place * asked_.splits() + split;
         made.k = {asked_.k_starts[split], asked_.k_starts[split + 1]};

@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "simulator.hpp"
+
 namespace uncut {
 namespace {
 
@@ -147,29 +149,18 @@ void group(const std::vector<KRequest::Block> &blocks, KRequest::Round &round) {
 void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
     const std::size_t splits = request.splits(), count = places.blocks.size();
     require(asked.devices.size() >= splits * count, "every place has a rank for each part of k");
-    std::vector<int> number(count, -1);
-    const std::size_t first = request.blocks.size(), round = request.rounds.size();
+    const std::size_t first = request.blocks.size();
     for (std::size_t place = 0; place < count; ++place) {
         const KPlaces::Block &block = places.blocks[place];
         require(block.rows.size() >= 0 && block.cols.size() >= 0, "there is no block that ends before it begins");
         if (block.rows.size() == 0 || block.cols.size() == 0) continue;
-        number[place] = static_cast<int>(request.blocks.size());
-        request.blocks.push_back({place, block.rows, block.cols, {}});
+        request.blocks.push_back({place, block.rows, block.cols, std::vector<KAlignment>(splits)});
     }
     for (std::size_t place = request.places.size(); place < count; ++place) {
         std::vector<int> &ranks = request.places.emplace_back();
         ranks.reserve(splits);
         for (std::size_t split = 0; split < splits; ++split)
             ranks.push_back(asked.devices[split * count + place]);
-    }
-    for (const auto &[of_round, of_place, of_split, copies_a, copies_b, apart, k_step] : asked.aligned) {
-        if (static_cast<std::size_t>(of_round) != round) continue;
-        const auto place = static_cast<std::size_t>(of_place), split = static_cast<std::size_t>(of_split);
-        require(k_step >= 1, "products have at least one element along k");
-        require(place < count && number[place] >= 0 && split < splits, "there is no such block");
-        std::vector<KAlignment> &alignment = request.blocks[static_cast<std::size_t>(number[place])].alignment;
-        alignment.resize(splits);
-        alignment[split] = {{copies_a, copies_b}, apart, k_step};
     }
     group(request.blocks, request.rounds.emplace_back(KRequest::Round{first, request.blocks.size(), {}, {}, {}}));
 }
@@ -211,8 +202,10 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
     const std::size_t count = asked.rounds.front()->blocks.size();
     request.places.reserve(count);
     request.blocks.reserve(count * asked.rounds.size());
-    require(!how.in_rings() || (request.splits() == 1 && !asked.at_owner && asked.aligned.empty()),
-            "there are rings where no ranks share k, C is combined where it is computed, and nothing is aligned");
+    require(!how.in_rings() || (request.splits() == 1 && !asked.at_owner),
+            "there are rings where no ranks share k, and C is combined where it is computed");
+    require(!asked.aligns_for || asked.aligns_for->num_ranks == problem.num_ranks,
+            "there are as many ranks on the machine for which products are aligned");
     for (const KPlaces *places : asked.rounds) {
         require(places->blocks.size() == count, "every round has the same places");
         for (const KPlaces &round : cut_in_rounds(*places, problem, how))
@@ -229,6 +222,10 @@ KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&as
         for (KStep &step : request.steps.back())
             step.split = static_cast<int>(part);
     }
+    if (asked.aligns_for && !how.in_rings())
+        for (KRequest::Block &block : request.blocks)
+            for (std::size_t part = 0; part < request.splits(); ++part)
+                block.alignment[part] = choose_alignment(request, *asked.aligns_for, block, part);
     return request;
 }
 

@@ -5,13 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <tuple>
 #include <vector>
 
 #include "kblocks_ways.hpp"
 #include "pieces.hpp"
 
 namespace uncut {
+
+struct SimulatedMachine;
 
 // What all schedules of one problem on one machine have in common.
 struct KProblem : PlacedProblem {
@@ -130,11 +131,11 @@ struct KPlaces {
     std::vector<Block> blocks;  // by place
 };
 
-// How a rank has its products aligned: `Alignment` of planning/alignment.py.
+// How a rank has its products aligned.
 struct KAlignment {
-    std::array<bool, 2> copies{};  // A and B into panels although it holds them
-    bool apart = false;
-    std::int64_t k_step = 1;
+    std::array<bool, 2> copies{};  // whether it copies A and B into panels although it holds them
+    bool apart = false;            // whether its products are summed in a panel although C is at home
+    std::int64_t k_step = 1;       // its products have multiples of it along k, but for one with the rest
 };
 
 struct KRequest {
@@ -142,7 +143,7 @@ struct KRequest {
     struct Block {
         std::size_t place;
         Extent rows, cols;
-        std::vector<KAlignment> alignment;  // for each part of k; empty: nothing is done about it
+        std::vector<KAlignment> alignment;  // for each part of k
     };
     // One block of C for each place that has one, and which of them share rows of A and columns of B. Ranks take one
     // round after the other.
@@ -175,13 +176,16 @@ struct KAsked {
     std::vector<std::int64_t> k_starts;
     std::vector<int> devices;
     std::vector<const KPlaces *> rounds;
-    // Round, place, part of k, and an alignment: copies A, copies B, sums apart, k step.
-    std::vector<std::tuple<int, int, int, bool, bool, bool, std::int64_t>> aligned;
+    const SimulatedMachine *aligns_for = nullptr;  // whose products are aligned where that pays; null: they are not
 };
 
 // Refuses what would be read or written outside of its table, divide by zero or never end.
 KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked);
 KRequest make_request(KProblem &&, const KBlocking &, KAsked &&) = delete;  // it is to live on
+
+// What makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.
+KAlignment choose_alignment(const KRequest &request, const SimulatedMachine &machine, const KRequest::Block &block,
+                            std::size_t split);
 
 // How many blocks of rows or columns there are of so many equal ones.
 int count_blocks(int blocks);

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.model.dtypes import ITEMSIZES, DType
+from uncut_mpi.model.dtypes import ITEMSIZES, DType, Dtypes
 from uncut_mpi.model.locations import location_index, location_table
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -17,6 +17,7 @@ from uncut_mpi.planning.schedule import BUFFER_DTYPE, PIECE_DTYPE, Matrix, Role,
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
+ALIGNMENT: Final = 16  # bytes; of columns, for tensor cores to be fed fast
 
 
 class Buffers:
@@ -142,6 +143,16 @@ def user_bytes(users: np.ndarray) -> np.ndarray:
     _, first, count = np.unique(users[["location", "matrix"]], return_inverse=True, return_counts=True)
     elements = users["rows"].astype(np.int64) * users["cols"] * ITEMSIZES[users["dtype"]]
     return np.where(count[first] > 1, np.minimum(elements, buffer_bytes(users)), buffer_bytes(users))
+
+
+def elements_aligned(problem: GemmProblem) -> int:
+    """Return how many elements `ALIGNMENT` bytes are, of every matrix."""
+    return _elements_aligned(problem.dtypes)
+
+
+@functools.cache  # a search asks a thousand times
+def _elements_aligned(dtypes: Dtypes) -> int:
+    return max(1, ALIGNMENT // min(dtype.itemsize for dtype in dtypes))
 
 
 def _aligned(size: int) -> int:

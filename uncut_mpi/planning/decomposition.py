@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.alignment import elements_aligned
+from uncut_mpi.planning.buffers import elements_aligned
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, counted_starts, share_starts
 from uncut_mpi.planning.options import ScheduleOptions
 

@@ -67,7 +67,7 @@ def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule
       rank takes a slice (whole stored columns) and hands it to the others. Or, between devices, one rank takes the
       whole piece (`delivery`); it always does where devices serve their copies one after another. A rank that holds the
       matrix itself reads it in place, unless it copies it so that its products are aligned
-      (`uncut_mpi.planning.alignment`). Then a k that is no multiple of 16 bytes has a product for the rest, too. What a
+      (``csrc/kblocks_alignment.cpp``). Then a k that is no multiple of 16 bytes has a product for the rest, too. What a
       rank holds in part it copies beside the rest, or reads in place (`begin` = ``"held"``). Then it begins there, with
       products that await nothing. It takes the rest of k as it goes round, from one holder after the other. So it
       does with rows or columns of C for which it holds all of k of A or B, if it takes one block of C after the other.
@@ -209,7 +209,7 @@ class Planner:
         key = (num_places, options.grid, options.row_shares, options.col_shares, options.areas)
         found = self._cuts.get(key)
         if found is None:
-            found = self._cuts[key] = Cut.of(self.problem, self._partitions(num_places, options))
+            found = self._cuts[key] = Cut.of(self._partitions(num_places, options))
         return found
 
     def _partitions(self, num_places: int, options: ScheduleOptions) -> list[Partition]:

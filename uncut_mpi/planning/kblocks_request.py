@@ -8,21 +8,20 @@ core's to say.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi import _native
 from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.alignment import choose_alignment, elements_aligned
-from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums, steps_of
-from uncut_mpi.planning.buffers import homes, parts_on_devices, user_pieces, user_table
+from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums
+from uncut_mpi.planning.buffers import elements_aligned, user_pieces, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import Op
 from uncut_mpi.planning.setting import Setting
+from uncut_mpi.planning.simulate import machine_in_core
 from uncut_mpi.planning.ways import ways_of
 
 MIN_SLICE_BYTES: Final = 128 * 1024
@@ -67,24 +66,19 @@ class Cut:
         Blocks of each rectangle of C that is computed.
     places : sequence of KBlocksPlaces
         The same for the core.
-    is_even : bool
-        Whether all extents of the problem, and where blocks start, are multiples of what products are aligned to.
     """
 
     partitions: Sequence[Partition]
     places: Sequence[_native.KBlocksPlaces]
-    is_even: bool
 
     @classmethod
-    def of(cls, problem: GemmProblem, partitions: Sequence[Partition]) -> Cut:
+    def of(cls, partitions: Sequence[Partition]) -> Cut:
         """Return the same for the core too."""
-        places, extents = [], [problem.m, problem.n, problem.k, problem.lda, problem.ldb, problem.ldc]
-        for one in partitions:
-            blocks = [((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in one.blocks]
-            places.append(_native.KBlocksPlaces(blocks))
-            extents += [edge for rows, (left, _) in blocks for edge in (*rows, left)]
-        step = elements_aligned(problem)
-        return cls(partitions, places, not any(extent % step for extent in extents))
+        places = [
+            _native.KBlocksPlaces([((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in one.blocks])
+            for one in partitions
+        ]
+        return cls(partitions, places)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -97,14 +91,6 @@ class Cut:
         extents = zip(*(block for one in self.partitions for block in one.blocks), strict=True)
         rows, cols = (max(map(len, of_all)) for of_all in extents)
         return rows, cols
-
-    @property
-    def blocks(self) -> Iterator[tuple[int, int, range, range]]:
-        """Rectangle, place, rows and columns of each block of C that has elements."""
-        for number, partition in enumerate(self.partitions):
-            for place, (rows, cols) in enumerate(partition.blocks):
-                if rows and cols:
-                    yield number, place, rows, cols
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -151,46 +137,22 @@ class DealtPanels:
         how : Blocking
             With everything set.
         aligns : bool
-            Whether ranks may take panels for what they hold, so that their products are aligned.
+            Whether ranks may take panels for what they hold, so that their products are aligned: where that pays, as
+            ``csrc/kblocks_alignment.cpp`` says.
         """
         first_at_worker = max(
             0, count_blocks(how.columns) - how.away
         )  # the first column block combined where it is computed
+        # K-blocks of B are rows far apart in host memory; stored transposed they are whole columns.
+        far_apart = self.setting.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
         return _native.KBlocksRequest(
             problem=self.in_core,
-            how=blocking_of(how, far_apart=self._far_apart),
+            how=blocking_of(how, far_apart=far_apart),
             combines=forms_sums(self.problem, self.splits),
             at_owner=how.combine == "owner" and self.setting.placement.on_device(Matrix.C) and first_at_worker > 0,
             first_at_worker=first_at_worker,
             k_starts=self.k_starts,
             devices=self.devices,
             rounds=self.cut.places,
-            aligned=[*self._aligned(how)] if aligns and not how.slots else [],
+            aligns_for=machine_in_core(self.setting.machine, 0) if aligns else None,
         )
-
-    @property
-    def _far_apart(self) -> bool:
-        """Whether k-blocks of B are rows far apart in host memory; stored transposed they are whole columns."""
-        return self.setting.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
-
-    def _aligned(self, how: Blocking) -> Iterator[tuple[int, int, int, bool, bool, bool, int]]:
-        """Return (rectangle, place, part of k, ...) of ranks that do something about columns that are not aligned."""
-        step = elements_aligned(self.problem)
-        placement, num_places = self.setting.placement, len(self.cut.partitions[0].blocks)
-        if self.cut.is_even and not placement.in_parts and not any(start % step for start in self.k_starts):
-            return
-        held = parts_on_devices(self.problem, placement)
-        for number, place, rows, cols in self.cut.blocks:
-            for split, (start, stop) in enumerate(itertools.pairwise(self.k_starts)):
-                rank = self.devices[split * num_places + place]
-                found = choose_alignment(
-                    self.problem,
-                    self.setting.machine,
-                    rank,
-                    (rows, cols, range(start, stop)),
-                    homes(self.problem, held.get(rank, ()), rows, cols, range(start, stop)),
-                    steps_of(stop - start, how, far_apart=self._far_apart),
-                    may_sum_apart=forms_sums(self.problem, self.splits),
-                )
-                copied = Matrix.A in found.copied, Matrix.B in found.copied
-                yield number, place, split, *copied, found.apart, found.k_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uncut_mpi import _native
 from uncut_mpi.errors import PlanError
-from uncut_mpi.planning.blocking import count_blocks, count_k_blocks
+from uncut_mpi.planning.blocking import blocking_of, count_blocks
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.kblocks_request import DealtPanels
 from uncut_mpi.planning.limits import FEW_TASKS, MAX_STEPS, MAX_TASKS, too_many
@@ -13,7 +13,8 @@ from uncut_mpi.planning.options import Blocking, changed
 
 def check_steps(dealt: DealtPanels, how: Blocking) -> None:
     """Raise `PlanError`, before any step is made, if each rank has too many k-blocks and blocks of C."""
-    k_blocks, blocks = count_k_blocks(_depth(dealt), how), count_blocks(how.columns) * count_blocks(how.rows)
+    k_blocks = blocking_of(how, far_apart=False).count_k_blocks(_depth(dealt))
+    blocks = count_blocks(how.columns) * count_blocks(how.rows)
     if how.in_rings:
         rows, cols = dealt.cut.largest
         rounds = -(-rows // (how.c_rows or rows or 1)) * -(-cols // (how.c_cols or cols or 1))

@@ -21,7 +21,7 @@ from typing import Final
 
 from uncut_mpi import _native
 from uncut_mpi.model.placement import Matrix
-from uncut_mpi.planning.alignment import elements_aligned
+from uncut_mpi.planning.buffers import elements_aligned
 from uncut_mpi.planning.kblocks_defaults import in_rings
 from uncut_mpi.planning.kblocks_request import DealtPanels
 from uncut_mpi.planning.limits import MAX_STEPS

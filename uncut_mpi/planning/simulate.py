@@ -142,7 +142,7 @@ def simulate(schedule: Schedule, machine: Machine, *, issuing_threads: int = 0) 
     * **JOIN** takes no time.
     """
     _check(schedule, machine)
-    native = _native_machine(machine, issuing_threads)
+    native = machine_in_core(machine, issuing_threads)
     try:
         return Simulation(schedule, machine, *_native.simulate(native, tables_in_core(schedule)))
     except ValueError as error:
@@ -169,7 +169,7 @@ class Simulations:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self.machine = _native_machine(machine, 0)
+        self.machine = machine_in_core(machine, 0)
         self._native = _native.Simulations(self.machine)
 
     def __enter__(self) -> Simulations:
@@ -255,8 +255,15 @@ def union_seconds(start: np.ndarray, end: np.ndarray) -> float:
 
 
 @functools.lru_cache(maxsize=8)
-def _native_machine(machine: Machine, issuing_threads: int) -> _native.SimulatedMachine:
-    """Return a machine's numbers in bytes and seconds; machines are frozen, and searches use one many times."""
+def machine_in_core(machine: Machine, issuing_threads: int) -> _native.SimulatedMachine:
+    """
+    Return a machine's numbers in bytes and seconds; machines are frozen, and searches use one many times.
+
+    Parameters
+    ----------
+    machine, issuing_threads
+        As for `simulate`.
+    """
     if issuing_threads < 0:
         raise ParamError(f"issuing_threads = {issuing_threads}: use 0 for one per rank, or a positive number")
     native = _native.SimulatedMachine()
