@@ -109,19 +109,7 @@ def ways_with(one: tuple[float, int, int], pairs: int = 4) -> Ways:
     return Ways([one] * pairs, [1.0] * 4, *([1.0] * 2 for _ in range(3)))
 
 
-HOW = {
-    "first": 128,
-    "block": 256,
-    "growth": 2,
-    "columns": 2,
-    "rows": 1,
-    "lanes": 2,
-    "slots": 0,
-    "c_rows": 0,
-    "c_cols": 0,
-    "c_slots": 0,
-    "b_slots": 0,
-}
+HOW = {one.name: getattr(COMPLETE, one.name) for one in dataclasses.fields(Blocking)}
 ORDER = {
     "order": 0,
     "earliest": False,

@@ -74,9 +74,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, bool far_apart,
                bool from_held, bool returns) {
                 KBlocking made;
-                FOR_EACH(TAKE, how, first, block, growth, columns, rows, lanes, c_rows, c_cols, c_slots)
-                take(how, "slots", made.slots[matrix_a]);
-                take(how, "b_slots", made.slots[matrix_b]);
+                made.each_option([how](const char *name, auto &value) { take(how, name, value); });
                 if (made.slots[matrix_b] == 0) made.slots[matrix_b] = made.slots[matrix_a];
                 made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "for_each.hpp"
 #include "kblocks_ways.hpp"
 #include "pieces.hpp"
 
@@ -102,6 +103,16 @@ struct KBlocking {
     bool returns = true;  // whether blocks of C and k are taken there and back, or each time from the start
 
     bool in_rings() const { return slots[0] > 0; }
+
+    // Calls for each of these that is a number of `Blocking`, with its name there.
+    template <typename What>
+    void each_option(const What &what) {
+#define VISIT(what, name) what(#name, name);
+        FOR_EACH(VISIT, what, first, block, growth, columns, rows, lanes, c_rows, c_cols, c_slots)
+#undef VISIT
+        what("slots", slots[matrix_a]);
+        what("b_slots", slots[matrix_b]);
+    }
 };
 
 enum KStepKind : int { fetch_a = 0, fetch_b = 1, fetch_c = 2, multiply = 3, finish = 4 };
