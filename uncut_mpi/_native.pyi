@@ -139,6 +139,7 @@ class KBlocking:
         far_apart: bool,
         from_held: bool,
         returns: bool,
+        at_owner: bool,
     ) -> None: ...
     def count_k_blocks(self, extent: int, /) -> int:
         """Return how many k-blocks there are of so many elements of k, give or take one, without making them."""
@@ -159,9 +160,6 @@ class KBlocksRequest:
         *,
         problem: KBlocksProblem,
         how: KBlocking,
-        combines: bool,
-        at_owner: bool,
-        first_at_worker: int,
         k_starts: Sequence[int],
         devices: Sequence[int],
         rounds: Sequence[KBlocksPlaces],

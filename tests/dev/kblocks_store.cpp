@@ -43,11 +43,11 @@ extern "C" std::size_t calls_for(int k_blocks, int order, int slots, std::size_t
     const int extent = 64, k = 8 * k_blocks;
     KBlocking how;
     how.first = how.block = 8, how.columns = 3, how.rows = order == from_corner ? 2 : 1;
-    how.order = order, how.lanes = 2;
+    how.order = order, how.lanes = 2, how.at_owner = slots == 0, how.away = count_blocks(how.columns) - 1;
     how.slots = {slots, slots}, how.c_rows = slots > 0 ? extent / 2 : 0, how.c_cols = slots > 0 ? extent / 4 : 0;
     const KPlaces whole{{{{0, extent}, {0, extent / 2}}, {{0, extent}, {extent / 2, extent}}}};
     const KProblem problem = problem_on_device(extent, extent, k);
-    const KRequest request = make_request(problem, how, {true, slots == 0, 1, {0, k}, {1, 2}, {&whole}, nullptr});
+    const KRequest request(problem, how, {0, k}, {1, 2}, {&whole}, nullptr);
     const KLayout layout(request);
     tables.clear();
     const std::size_t before = calls;

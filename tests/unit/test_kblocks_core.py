@@ -117,13 +117,11 @@ ORDER = {
     "far_apart": False,
     "from_held": False,
     "returns": True,
+    "at_owner": False,
 }
 CUT = [((0, 64), (0, 48))]
 """The blocks of places: C for one rank."""
 REST = {
-    "combines": False,
-    "at_owner": False,
-    "first_at_worker": 4,
     "k_starts": [0, 512],
     "devices": [1],
     "rounds": [CUT],
@@ -159,13 +157,12 @@ def test_the_request_that_others_vary_is_good() -> None:
         *((size, 0) for size in ("min_slice_bytes", "relay_bytes", "first", "step")),
         ("dtypes", (DType.f64, DType.f64, len(DType))),
         *((size, 0) for size in ("rows", "columns")),
-        *(("first_at_worker", first) for first in (-1, 5)),
+        ("away", -1),
         *(("k_starts", starts) for starts in ([], [0], [0, 0], [0, 256, 512])),
         *(("devices", ranks) for ranks in ([], [2], [-1])),
         ("num_ranks", 1),
         ("ways", ways_with((1.0, -1, -1), pairs=3)),
         *(("ways", ways_with((1.0, *relays))) for relays in ((2, -1), (-1, 0))),
-        ("columns", 1),
         ("rounds", []),
         ("rounds", [CUT, []]),
         ("rounds", [[((64, 0), (0, 48))]]),
@@ -198,11 +195,6 @@ def edited(table: np.ndarray, field: str, at: int, value: int) -> np.ndarray:
     changed = table.copy()
     changed[field][at] = value
     return changed
-
-
-def test_a_c_in_host_memory_has_no_owner_that_combines_it() -> None:
-    with pytest.raises(ValueError, match="C has an owner where it is combined there"):
-        request(buffers=edited(PROBLEM["buffers"], "location", 2, 2), at_owner=True)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +252,9 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
             if splits == 1:
                 blocks = [(rows, part) for rows in ((0, 33), (33, 61)) for _, part in blocks]
             rounds.append(_native.KBlocksPlaces(blocks))
-        at_owner = placement.c.space == "device"
         asked = _native.KBlocksRequest(
             problem=problem_in_core(Setting.of(problem, placement, 4, machine)),
             how=blocking_of(how, far_apart=False),
-            combines=True,
-            at_owner=at_owner,
-            first_at_worker=4,
             k_starts=[0, 77] if splits == 1 else [0, 40, 77],
             devices=[2, 0, 1, 3],
             rounds=rounds,

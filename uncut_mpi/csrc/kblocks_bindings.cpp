@@ -72,16 +72,18 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, bool far_apart,
-               bool from_held, bool returns) {
+               bool from_held, bool returns, bool at_owner) {
                 KBlocking made;
                 made.each_option([how](const char *name, auto &value) { take(how, name, value); });
                 if (made.slots[matrix_b] == 0) made.slots[matrix_b] = made.slots[matrix_a];
                 made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
                 made.far_apart = far_apart, made.from_held = from_held, made.returns = returns;
+                made.at_owner = at_owner;
                 new (self) KBlocking(made);
             },
-            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "far_apart"_a, "from_held"_a, "returns"_a)
+            "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "far_apart"_a, "from_held"_a, "returns"_a,
+            "at_owner"_a)
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         .def("steps", [](const KBlocking &self, std::int64_t extent) {
             std::vector<std::tuple<int, std::int64_t, std::int64_t, int, int, int, int, bool>> found;
@@ -97,17 +99,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 made->blocks.push_back({extent_of(rows), extent_of(cols)});
         });
     nb::class_<KRequest>(m, "KBlocksRequest", "What is asked of the scheduler of few large products.")
-        .def(
-            "__init__",
-            [](KRequest *self, const KProblem &problem, const KBlocking &how, bool combines, bool at_owner,
-               int first_at_worker, std::vector<std::int64_t> k_starts, std::vector<int> devices,
-               std::vector<const KPlaces *> rounds, const SimulatedMachine *aligns_for) {
-                KAsked asked{combines,           at_owner,          first_at_worker, std::move(k_starts),
-                             std::move(devices), std::move(rounds), aligns_for};
-                new (self) KRequest(make_request(problem, how, std::move(asked)));
-            },
-            nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "combines"_a, "at_owner"_a,
-            "first_at_worker"_a, "k_starts"_a, "devices"_a, "rounds"_a, "aligns_for"_a.none() = nb::none())
+        .def(nb::init<const KProblem &, const KBlocking &, std::vector<std::int64_t>, const std::vector<int> &,
+                      const std::vector<const KPlaces *> &, const SimulatedMachine *>(),
+             nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "k_starts"_a, "devices"_a, "rounds"_a,
+             "aligns_for"_a.none() = nb::none())
         .def_prop_ro("tasks_bound", &KRequest::tasks_bound)
         .def_prop_ro("aligned",
                      [](const KRequest &self) {

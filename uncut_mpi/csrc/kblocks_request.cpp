@@ -27,7 +27,7 @@ void check(const KProblem &problem, const KBlocking &how) {
         }
         require(left == 0, "a piece has the holders that it says");
     }
-    require(how.rows >= 1 && how.columns >= 1 && problem.step >= 1,
+    require(how.rows >= 1 && how.columns >= 1 && how.away >= 0 && problem.step >= 1,
             "there is at least one block of rows and of columns, and blocks have elements");
     for (const std::uint8_t dtype : problem.dtypes)
         require(dtype < element_types.size(), "there is no such element type");
@@ -146,9 +146,9 @@ void group(const std::vector<KRequest::Block> &blocks, KRequest::Round &round) {
 }
 
 // Adds the blocks of C that have elements, and the ranks of their places.
-void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
+void add_round(KRequest &request, const KPlaces &places, const std::vector<int> &devices) {
     const std::size_t splits = request.splits(), count = places.blocks.size();
-    require(asked.devices.size() >= splits * count, "every place has a rank for each part of k");
+    require(devices.size() >= splits * count, "every place has a rank for each part of k");
     const std::size_t first = request.blocks.size();
     for (std::size_t place = 0; place < count; ++place) {
         const KPlaces::Block &block = places.blocks[place];
@@ -160,7 +160,7 @@ void add_round(KRequest &request, const KPlaces &places, const KAsked &asked) {
         std::vector<int> &ranks = request.places.emplace_back();
         ranks.reserve(splits);
         for (std::size_t split = 0; split < splits; ++split)
-            ranks.push_back(asked.devices[split * count + place]);
+            ranks.push_back(devices[split * count + place]);
     }
     group(request.blocks, request.rounds.emplace_back(KRequest::Round{first, request.blocks.size(), {}, {}, {}}));
 }
@@ -187,46 +187,44 @@ std::int64_t least_held(const KRequest &request) {
 
 }  // namespace
 
-KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked) {
+KRequest::KRequest(const KProblem &of, const KBlocking &cut, std::vector<std::int64_t> starts,
+                   const std::vector<int> &devices, const std::vector<const KPlaces *> &asked,
+                   const SimulatedMachine *aligns_for)
+    : problem(of), how(cut), k_starts(std::move(starts)) {
     check(problem, how);
-    require(!asked.at_owner || problem.on_device(matrix_c), "C has an owner where it is combined there");
-    require(asked.first_at_worker >= 0 && asked.first_at_worker <= count_blocks(how.columns),
-            "column blocks are combined at the worker from one of them on");
-    require(asked.k_starts.size() >= 2, "there is at least one part of k");
-    require(!asked.rounds.empty(), "there is at least one round of blocks");
-    require(std::all_of(asked.devices.begin(), asked.devices.end(),
-                        [&](int rank) { return rank >= 0 && rank < problem.num_ranks; }),
+    require(k_starts.size() >= 2, "there is at least one part of k");
+    require(!asked.empty(), "there is at least one round of blocks");
+    require(std::ranges::all_of(devices, [&](int rank) { return rank >= 0 && rank < problem.num_ranks; }),
             "there is no such rank");
-    KRequest request{
-        problem, how, asked.combines, asked.at_owner, asked.first_at_worker, std::move(asked.k_starts), {}, {}, {}, {}};
-    const std::size_t count = asked.rounds.front()->blocks.size();
-    request.places.reserve(count);
-    request.blocks.reserve(count * asked.rounds.size());
-    require(!how.in_rings() || (request.splits() == 1 && !asked.at_owner),
+    combines = problem.reads_c || problem.rounds_c() || splits() > 1;
+    first_at_worker = static_cast<int>(std::max<std::int64_t>(0, count_blocks(how.columns) - how.away));
+    at_owner = how.at_owner && problem.on_device(matrix_c) && first_at_worker > 0;
+    require(!how.in_rings() || (splits() == 1 && !at_owner),
             "there are rings where no ranks share k, and C is combined where it is computed");
-    require(!asked.aligns_for || asked.aligns_for->num_ranks == problem.num_ranks,
+    require(!aligns_for || aligns_for->num_ranks == problem.num_ranks,
             "there are as many ranks on the machine for which products are aligned");
-    for (const KPlaces *places : asked.rounds) {
-        require(places->blocks.size() == count, "every round has the same places");
-        for (const KPlaces &round : cut_in_rounds(*places, problem, how))
-            add_round(request, round, asked);
+    const std::size_t count = asked.front()->blocks.size();
+    places.reserve(count);
+    blocks.reserve(count * asked.size());
+    for (const KPlaces *one : asked) {
+        require(one->blocks.size() == count, "every round has the same places");
+        for (const KPlaces &round : cut_in_rounds(*one, problem, how))
+            add_round(*this, round, devices);
     }
-    if (how.from_held) request.how.held = least_held(request);
-    request.steps.reserve(request.splits());
-    for (std::size_t part = 0; part < request.splits(); ++part) {
-        const Extent k{request.k_starts[part], request.k_starts[part + 1]};
-        const auto rounds = static_cast<int>(request.rounds.size());
-        request.steps.push_back(
-            how.in_rings() ? make_steps_in_rings(how, k_blocks_in_turn(problem, how, k), rounds, problem.reads_c)
-                           : make_steps(request.how, k.size()));
-        for (KStep &step : request.steps.back())
+    if (how.from_held) how.held = least_held(*this);
+    steps.reserve(splits());
+    for (std::size_t part = 0; part < splits(); ++part) {
+        const Extent k{k_starts[part], k_starts[part + 1]};
+        steps.push_back(how.in_rings() ? make_steps_in_rings(how, k_blocks_in_turn(problem, how, k),
+                                                             static_cast<int>(rounds.size()), problem.reads_c)
+                                       : make_steps(how, k.size()));
+        for (KStep &step : steps.back())
             step.split = static_cast<int>(part);
     }
-    if (asked.aligns_for && !how.in_rings())
-        for (KRequest::Block &block : request.blocks)
-            for (std::size_t part = 0; part < request.splits(); ++part)
-                block.alignment[part] = choose_alignment(request, *asked.aligns_for, block, part);
-    return request;
+    if (!aligns_for || how.in_rings()) return;
+    for (Block &block : blocks)
+        for (std::size_t part = 0; part < splits(); ++part)
+            block.alignment[part] = choose_alignment(*this, *aligns_for, block, part);
 }
 
 std::int64_t KRequest::tasks_bound() const {

@@ -101,6 +101,9 @@ struct KBlocking {
     std::array<int, 2> slots{};
     int c_slots = 1;
     bool returns = true;  // whether blocks of C and k are taken there and back, or each time from the start
+    // Whether C's owner combines it, but for the last few column blocks; else it is combined where it is computed.
+    bool at_owner = false;
+    std::int64_t away = 0;
 
     bool in_rings() const { return slots[0] > 0; }
 
@@ -108,7 +111,7 @@ struct KBlocking {
     template <typename What>
     void each_option(const What &what) {
 #define VISIT(what, name) what(#name, name);
-        FOR_EACH(VISIT, what, first, block, growth, columns, rows, lanes, c_rows, c_cols, c_slots)
+        FOR_EACH(VISIT, what, first, block, growth, columns, rows, lanes, c_rows, c_cols, c_slots, away)
 #undef VISIT
         what("slots", slots[matrix_a]);
         what("b_slots", slots[matrix_b]);
@@ -164,12 +167,21 @@ struct KRequest {
         std::vector<std::vector<std::size_t>> of_row, of_col;  // the blocks in each strip, and in each column of ranks
     };
 
+    // Part s of k of place p goes to number s * places + p of `devices`. Products are aligned where that pays on a
+    // machine, if there is one. Refuses what would be read or written outside of its table, divide by zero or never
+    // end.
+    KRequest(const KProblem &problem, const KBlocking &how, std::vector<std::int64_t> k_starts,
+             const std::vector<int> &devices, const std::vector<const KPlaces *> &rounds,
+             const SimulatedMachine *aligns_for);
+    KRequest(KProblem &&, const KBlocking &, std::vector<std::int64_t>, const std::vector<int> &,
+             const std::vector<const KPlaces *> &, const SimulatedMachine *) = delete;  // it is to live on
+
     const KProblem &problem;  // which lives as long
     KBlocking how;
-    bool combines = false;               // whether sums are formed apart from products
-    bool at_owner = false;               // whether C's owner combines column blocks, those before
-    int first_at_worker = 0;             // this one; the others, if there are any, are combined where they are computed
-    std::vector<std::int64_t> k_starts;  // of the parts of k, and their end
+    std::vector<std::int64_t> k_starts;     // of the parts of k, and their end
+    bool combines = false;                  // whether sums are formed apart from products
+    int first_at_worker = 0;                // the first column block that is combined where it is computed,
+    bool at_owner = false;                  // and whether C's owner combines those before
     std::vector<std::vector<KStep>> steps;  // for each part of k, the same for every block of C; in rings of all rounds
     std::vector<std::vector<int>> places;   // the ranks of each place, one per part of k
     std::vector<Block> blocks;              // of all rounds
@@ -179,20 +191,6 @@ struct KRequest {
     // More than there are tasks, found without looking at any, so that nobody counts where this is few.
     std::int64_t tasks_bound() const;
 };
-
-// What a request is made of: part s of k of place p goes to number s * places + p of `devices`.
-struct KAsked {
-    bool combines = false, at_owner = false;
-    int first_at_worker = 0;
-    std::vector<std::int64_t> k_starts;
-    std::vector<int> devices;
-    std::vector<const KPlaces *> rounds;
-    const SimulatedMachine *aligns_for = nullptr;  // whose products are aligned where that pays; null: they are not
-};
-
-// Refuses what would be read or written outside of its table, divide by zero or never end.
-KRequest make_request(const KProblem &problem, const KBlocking &how, KAsked &&asked);
-KRequest make_request(KProblem &&, const KBlocking &, KAsked &&) = delete;  // it is to live on
 
 // What makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.
 KAlignment choose_alignment(const KRequest &request, const SimulatedMachine &machine, const KRequest::Block &block,

@@ -83,4 +83,5 @@ def blocking_of(how: Blocking, *, far_apart: bool) -> _native.KBlocking:
         far_apart=far_apart,
         from_held=how.begin == "held",
         returns=how.sweep != "again",
+        at_owner=how.combine == "owner",
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from uncut_mpi.model.dtypes import ITEMSIZES, DType, Dtypes
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import location_index, location_table
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES, Placement
@@ -147,12 +147,7 @@ def user_bytes(users: np.ndarray) -> np.ndarray:
 
 def elements_aligned(problem: GemmProblem) -> int:
     """Return how many elements `ALIGNMENT` bytes are, of every matrix."""
-    return _elements_aligned(problem.dtypes)
-
-
-@functools.cache  # a search asks a thousand times
-def _elements_aligned(dtypes: Dtypes) -> int:
-    return max(1, ALIGNMENT // min(dtype.itemsize for dtype in dtypes))
+    return max(1, ALIGNMENT // min(dtype.itemsize for dtype in problem.dtypes))
 
 
 def _aligned(size: int) -> int:

@@ -15,7 +15,7 @@ from uncut_mpi import _native
 from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import blocking_of, count_blocks, forms_sums
+from uncut_mpi.planning.blocking import blocking_of
 from uncut_mpi.planning.buffers import elements_aligned, user_pieces, user_table
 from uncut_mpi.planning.options import Blocking
 from uncut_mpi.planning.partition import Partition
@@ -140,17 +140,11 @@ class DealtPanels:
             Whether ranks may take panels for what they hold, so that their products are aligned: where that pays, as
             ``csrc/kblocks_alignment.cpp`` says.
         """
-        first_at_worker = max(
-            0, count_blocks(how.columns) - how.away
-        )  # the first column block combined where it is computed
         # K-blocks of B are rows far apart in host memory; stored transposed they are whole columns.
         far_apart = self.setting.placement.in_host(Matrix.B) and self.problem.trans_b == "N"
         return _native.KBlocksRequest(
             problem=self.in_core,
             how=blocking_of(how, far_apart=far_apart),
-            combines=forms_sums(self.problem, self.splits),
-            at_owner=how.combine == "owner" and self.setting.placement.on_device(Matrix.C) and first_at_worker > 0,
-            first_at_worker=first_at_worker,
             k_starts=self.k_starts,
             devices=self.devices,
             rounds=self.cut.places,
