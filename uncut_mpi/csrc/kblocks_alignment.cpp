@@ -1,11 +1,11 @@
 // What a rank does about columns that are not aligned.
 //
-// Where a machine's products take longer then (`misaligned` of ProductCost), every extent along columns of A, B and C
-// and each distance of columns has to be a multiple of 16 bytes. Panels have such distances, and padding for a few more
-// rows of A and C, which the executor adds. The rest is decided here, all of it or nothing: one misaligned part makes a
-// product as slow as three. What it costs (copies, sums, products more, each with its fixed time) is held against what
-// it brings. An n along columns, of a transposed B, stays as it is, so that products with the last column block stay as
-// slow.
+// On some machines products take longer then (`misaligned` of ProductCost). There every extent along columns of A, B
+// and C has to be a multiple of 16 bytes, and so has each distance of columns. Panels have such distances, and padding
+// for a few more rows of A and C, which the executor adds. The rest is decided here, all of it or nothing, since one
+// misaligned part makes a product as slow as three. What it costs (copies, sums, products more, each with its fixed
+// time) is held against what it brings. An n along columns, of a transposed B, stays as it is. So products with the
+// last column block stay as slow.
 #include <cmath>
 
 #include "kblocks_request.hpp"
@@ -14,9 +14,10 @@
 namespace uncut {
 namespace {
 
-// What of the cost is seen: the rest passes beside copies, or another product. Of 2,100 simulated problems on 4 H200
-// the 642 for which it matters take 1.007 times as long as with the better choice, 1.015 with all of the cost and 1.009
-// with two fifths; 1.006 with 0.55, which makes products of 2001×2001×2001 in f16 a tenth longer (measured: a quarter).
+// What of the cost is seen: the rest passes beside copies, or another product. Of 2,100 simulated problems on 4 H200 it
+// matters for 642. These take 1.007 times as long as with the better choice. With all of the cost it is 1.015, with two
+// fifths 1.009, and with 0.55 it is 1.006. But then products of 2001×2001×2001 in f16 take a tenth longer (measured: a
+// quarter).
 constexpr double seen = 0.61;
 
 constexpr double real(std::int64_t value) { return static_cast<double>(value); }
