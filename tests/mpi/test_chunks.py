@@ -72,6 +72,26 @@ def test_products_of_every_kind_and_place_are_right_in_chunks(comm, open_session
             collective_assert(comm, not wrong, wrong)
 
 
+def test_who_polls_a_product_in_chunks_comes_to_an_end(comm, open_session, few_tasks, monkeypatch):
+    case = CASES[0]
+    with open_session(comm, device_memory=96 * KIB) as session:
+        calls, kinds = session._calls, []
+
+        def polled(*about):
+            call = calls.open(*about)
+            try:
+                call.start()
+                kinds.append((type(call).__name__, any(call.poll() for _ in range(100_000))))
+                call.finish()
+            finally:
+                call.let_go()
+            return call
+
+        monkeypatch.setattr(calls, "run", polled)
+        wrong = multiply(session, make_operands(session, case), case)
+        collective_assert(comm, not wrong and kinds == [("ChunkedCall", True)], f"{wrong} {kinds}")
+
+
 def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, open_session, few_tasks):
     case = Case(480, 260, 280)
     with open_session(comm, device_memory=48 * KIB) as session:

@@ -117,7 +117,7 @@ class Call:
         )
 
     def poll(self) -> bool:
-        """Get on without waiting; return whether `finish` has nothing of this rank's to wait for. Local."""
+        """Get on without waiting; return whether this rank's part of what was started is over. Local."""
         return not isinstance(self._run, Run) or self._run.poll()
 
     def finish(self) -> None:
@@ -192,17 +192,13 @@ class TriedCall(Call):
 
 
 class ChunkedCall(Call):
-    """A product of chunks, one after another under one turn: each is bound when it comes."""
+    """A product of chunks, one after another under one turn; `finish` binds and makes those after the first."""
 
     __slots__ = ("_chunked", "_results")
 
     def __init__(self, chunked: Chunked, *about: Any) -> None:
         super().__init__(*about)
         self._chunked, self._results = chunked, list[CallResult]()
-
-    def poll(self) -> bool:
-        """See `Call.poll`."""
-        return super().poll() and len(self._results) == len(self._chunked.keys) - 1
 
     def finish(self) -> None:
         """See `Call.finish`; the report is of the first chunk."""
@@ -211,7 +207,8 @@ class ChunkedCall(Call):
         for number in range(1, len(self._chunked.keys)):
             self._binding, self._planned = self._calls.bind_chunk(self._chunked, self._request, number)
             self._traced = False
-            self._calls.group.barrier()  # as before calls that were planned: what it overwrites the last one has used
+            if not self._planned:  # else `start` does so: what it overwrites all have used
+                self._calls.group.barrier()
             self.start(waits=True)
             self._end()
         self.report = first
