@@ -223,6 +223,12 @@ def test_steps_of_nothing_are_refused(name: str, value: int) -> None:
         cut_by(**{name: value}).steps(value if name == "extent" else 64)
 
 
+def test_lengths_of_k_blocks_that_no_number_holds_are_the_longest() -> None:
+    how = cut_by(first=2**32, block=2**33, growth=2**31 + 1, columns=1, order=1)
+    fetched = [tuple(step[1:3]) for step in how.steps(2**34) if step[0] == StepKind.FETCH_A]
+    assert fetched == [(0, 2**32), (2**32, 3 * 2**32), (3 * 2**32, 2**34)]
+
+
 @pytest.mark.parametrize("growth", [2, 3, 2**62])
 def test_k_blocks_are_counted_without_making_them(growth: int) -> None:
     how = cut_by(first=3, block=50, growth=growth, columns=1, order=1)

@@ -8,6 +8,12 @@
 namespace uncut {
 namespace {
 
+// Elements of the block behind `stop`, before the largest ones: so that it ends `growth` times as far.
+std::int64_t next_size(std::int64_t growth, std::int64_t stop, std::int64_t most) {
+    std::int64_t size = 0;
+    return __builtin_mul_overflow(growth - 1, stop, &size) ? most : std::min(most, size);
+}
+
 // Blocks of k: each ends `growth` times as far as the one before it, and has `most` elements at most. With 2 the first
 // comes twice, then each is twice as long as the one before it. With more, fewer and larger products read and write C
 // less often. For that a product has to take longer than the next block takes to arrive. A last block shorter than half
@@ -17,11 +23,10 @@ std::vector<Extent> k_blocks(std::int64_t extent, std::int64_t first, std::int64
     if (extent < 0 || first < 1 || most < 1 || growth < 2)
         throw std::invalid_argument("blocks have at least one element, and grow");
     most = std::max<std::int64_t>(1, std::min(most, extent));
-    growth = std::min(growth, extent + 2);  // beyond, the next block has all that is left
     std::vector<std::int64_t> stops{0};
     if (held > 0) stops.push_back(std::min(held, extent));
-    for (std::int64_t size = held > 0 ? std::min(most, (growth - 1) * stops.back()) : std::min(first, most);
-         stops.back() < extent; size = std::min(most, (growth - 1) * stops.back())) {
+    for (std::int64_t size = held > 0 ? next_size(growth, stops.back(), most) : std::min(first, most);
+         stops.back() < extent; size = next_size(growth, stops.back(), most)) {
         std::int64_t stop = stops.back() + size;
         if (at_multiples && size == most) {
             stop = stop / most * most;
@@ -350,7 +355,7 @@ std::int64_t count_k_blocks(const KBlocking &how, std::int64_t extent) {
     std::int64_t count = 0, stop = 0;
     for (std::int64_t size = std::min(how.first, how.block); stop < extent && size < how.block;) {
         stop += size, ++count;
-        if (__builtin_mul_overflow(how.growth - 1, stop, &size)) break;  // the next one has all that is left
+        size = next_size(how.growth, stop, how.block);
     }
     const std::int64_t left = std::max<std::int64_t>(0, extent - stop);
     return count + left / how.block + (left % how.block > 0);
