@@ -311,6 +311,10 @@ def test_nan_in_files_too_large_for_a_check_of_every_element_is_refused(comm, jo
     status, out, err = job([*words, "--no-check"])
     good = status == 0 and "Abad.npy (A) holds" in out and out.rstrip().endswith("UNCHECKED")
     collective_assert(comm, good and (folder / "REFUSED.npy").exists(), f"status {status} {out}{err}")
+    # Without alpha nothing is multiplied: every element is compared, whatever k is.
+    scaled = [*words[:-1], folder / "SCALED.npy", "-c", folder / "Cbad.npy", "--alpha", "0"]
+    status, out, err = job(scaled)
+    collective_assert(comm, status == 0 and out.rstrip().endswith("PASS"), f"status {status} {out}{err}")
 
 
 def test_unknown_options_and_help(comm, job):

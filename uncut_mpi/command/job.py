@@ -169,7 +169,8 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
             found = nonfinite.join(session.gather_values(mine))
             if found is not None:
                 there.append(found)
-    if there and arguments.check and product.m * product.n * product.k > FULL_CHECK_LIMIT:
+    multiplied = product.m * product.n * product.k if arguments.alpha != 0 else 0
+    if there and arguments.check and multiplied > FULL_CHECK_LIMIT:
         raise agreed(
             DataFileError(
                 f"{'; '.join(map(str, there))}: a product of this size is verified by sums over its rows, for which "
