@@ -18,6 +18,7 @@ import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert, expect
 from tests.helpers.products import ones
+from uncut_mpi.api import plan_maker
 from uncut_mpi.device.files import FileWindow
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -351,6 +352,21 @@ def test_more_host_memory_than_there_is_and_less_than_is_needed_are_refused_by_n
         expect(comm, um.CapacityError, ["was asked for", "each of"], too_much)  # though nothing is copied
     for value in (0, -1):
         expect(comm, um.ParamError, ["host_memory", "below 1"], lambda v=value: open_session(comm, host_memory=v))
+
+
+def test_host_memory_that_earlier_plans_have_taken_is_there_for_the_next(comm, open_session, folder, monkeypatch):
+    a, b, _ = matrices(11, 90, 90, 90)
+    paths = [save(comm, folder / f"{name}.npy", one) for name, one in (("a", a), ("b", b))]
+    with open_session(comm, host_memory=3 << 20) as session:
+        taken = session._calls.binder.host_softbuf.sizes
+        there = comm.size * (4 << 20)  # what the first one takes is more than a quarter
+        monkeypatch.setattr(plan_maker, "available_bytes", lambda: (there - int(taken.sum()), "a test"))
+        files, c = [session.open_file(path) for path in paths], session.empty_host((90, 90))
+        for trans_a in ("N", "T"):
+            session.gemm(*files, c, trans_a=trans_a)
+            wanted = (a if trans_a == "N" else a.T) @ b
+            good = taken.sum() > there // 4 and close(c.array, wanted, 90)
+            collective_assert(comm, bool(good), f"{trans_a}: {taken}")
 
 
 @pytest.mark.parametrize("how", ["shorter", "unwriteable", "full"])

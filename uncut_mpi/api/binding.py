@@ -78,9 +78,10 @@ class Binder:
         store.on_release.append(self._forget_matrix)
 
     @property
-    def softbuf_bytes(self) -> int:
-        """Bytes of this rank's SoftBuf."""
-        return int(self.softbuf.sizes[self._group.rank])
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes of this rank's SoftBufs on its device and in host memory."""
+        rank = self._group.rank
+        return int(self.softbuf.sizes[rank]), int(self.host_softbuf.sizes[rank])
 
     def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands) -> Binding | None:
         """Return what binds a plan to matrices, if it is bound. Local."""

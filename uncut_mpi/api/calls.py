@@ -376,7 +376,7 @@ class Calls:
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
         """Make a plan if there is none, and bind to matrices that by which the next call begins. Collective."""
         if isinstance(plan, PlanKey):
-            made = self.maker.make(plan, self.binder.softbuf_bytes)
+            made = self.maker.make(plan, self.binder.held_bytes)
             if isinstance(made, Chunks):
                 plan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
             else:
@@ -390,7 +390,7 @@ class Calls:
                 plan = self.without(plan)
 
     def _plan_of_chunk(self, key: PlanKey) -> Plan:
-        plan = self.maker.make(key, self.binder.softbuf_bytes, whole=True)
+        plan = self.maker.make(key, self.binder.held_bytes, whole=True)
         assert isinstance(plan, Plan)  # nothing is tried
         return plan
 

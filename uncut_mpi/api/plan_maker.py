@@ -85,7 +85,7 @@ class Budget:
         usual = int(USUAL_PART * (least - usual_room(least) * self._backend.takes_host_memory))
         return asked or usual // self._step * self._step or usual
 
-    def agree_host(self, asked: int) -> int:
+    def agree_host(self, asked: int, held: int) -> int:
         """
         Return what each rank may use of host memory for copies, the same on all ranks. Collective.
 
@@ -93,13 +93,15 @@ class Budget:
         ----------
         asked : int
             What the plan's caller allows (bytes), 0 for the session's.
+        held : int
+            As for `agree`, of host memory.
 
         Raises
         ------
         CapacityError
             On all ranks, if a rank's share of what is free is less than what was asked for.
         """
-        free = min(self._group.allgather_objects(available_bytes()[0])) // self._group.size
+        free = min(self._group.allgather_objects(available_bytes()[0] // self._group.size + held))
         asked = asked or self.host_memory
         if asked > free:
             raise agreed(
@@ -134,7 +136,7 @@ class PlanMaker:
         self._budget = budget
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
-    def make(self, key: PlanKey, held: int, *, whole: bool = False) -> Plan | Trial | Chunks:
+    def make(self, key: PlanKey, held: tuple[int, int], *, whole: bool = False) -> Plan | Trial | Chunks:
         """
         Return a new plan, or those to be tried, or in which chunks to do it. Collective; all ranks raise as rank 0.
 
@@ -142,8 +144,8 @@ class PlanMaker:
         ----------
         key : PlanKey
             What the plan is for.
-        held : int
-            Bytes of device memory that this rank has from earlier plans.
+        held : (int, int)
+            Bytes that this rank has from earlier plans: of its device's memory and of host memory.
         whole : bool, optional
             Whether it is done by one schedule, however large.
         """
@@ -159,7 +161,7 @@ class PlanMaker:
         counters.planner_calls += 1
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
-    def fastest(self, keys: Sequence[PlanKey], held: int) -> int:
+    def fastest(self, keys: Sequence[PlanKey], held: tuple[int, int]) -> int:
         """
         Return the number of the key whose plan is predicted to take the least time, the first of equals. Collective.
 
@@ -167,7 +169,7 @@ class PlanMaker:
         ----------
         keys : sequence of PlanKey
             What the plans would be for, all with the same options.
-        held : int
+        held : (int, int)
             As for `make`.
 
         Raises
@@ -183,13 +185,13 @@ class PlanMaker:
             self._fastest[asked] = self._group.from_root(lambda: self._fastest_on_root(asked, options))
         return self._fastest[asked]
 
-    def _options(self, keys: Sequence[PlanKey], held: int) -> ScheduleOptions:
+    def _options(self, keys: Sequence[PlanKey], held: tuple[int, int]) -> ScheduleOptions:
         """Return the options of plans that have the same, with what these may use of memory. Collective."""
         options = keys[0].options
         copied = any(key.private for key in keys)
-        of_devices, of_host = self._budget.agree(options.device_memory, held), options.host_memory
+        of_devices, of_host = self._budget.agree(options.device_memory, held[0]), options.host_memory
         if copied or of_host or self._budget.host_memory:  # reject an unavailable budget even if unused
-            most = self._budget.agree_host(of_host)
+            most = self._budget.agree_host(of_host, held[1])
             of_host = most if copied else of_host
         return changed(options, device_memory=of_devices, host_memory=of_host)
 

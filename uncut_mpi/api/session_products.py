@@ -173,7 +173,7 @@ class Multiplies(MakesMatrices):
                 PlanKey.of((a.info, b.info, proposed(one, of_ranks)), choices, **promises)
                 for one, of_ranks in zip(several, memories, strict=True)
             ]
-        return several[self._calls.maker.fastest(keys, self._calls.binder.softbuf_bytes)]
+        return several[self._calls.maker.fastest(keys, self._calls.binder.held_bytes)]
 
     # -- copies ------------------------------------------------------------------------------
 
