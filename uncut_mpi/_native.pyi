@@ -1,7 +1,7 @@
 """Inner loops of uncut_mpi: the schedulers, lowering, the simulator and the CUDA executor."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -191,7 +191,7 @@ class KBlocksLayout:
     def rank_bytes(self) -> list[int]:
         """What the buffers of each rank take."""
 
-    def count(self, most_tasks: int, pieces: list[int]) -> int:
+    def count(self, most_tasks: int) -> int:
         """Return how many tasks there are, or one more than so many."""
 
     def tables(self, most_tasks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -276,6 +276,53 @@ class ScheduleTables:
         locations: np.ndarray,
         /,
     ) -> None: ...
+
+# -- staging -----------------------------------------------------------------------------------
+
+_LaneFields: TypeAlias = tuple[int, int, int, int]
+"""Rank, kind, source and destination."""
+
+class Staging:
+    """
+    A schedule in which some of the caller's buffers get stand-ins, which all but some owners use in their place.
+
+    Parameters
+    ----------
+    tables : ScheduleTables
+        Of the schedule.
+    turned : ndarray of uint8
+        Of each buffer whether it is stored the other way round than the schedule has it.
+    reads_c : bool
+        Whether C is read.
+
+    Attributes
+    ----------
+    used_by_others : list of int
+        Of each buffer whether anybody cannot use it where it is.
+    rows, cols : list of int
+        Of each buffer the most rows and columns that a task uses.
+    """
+
+    used_by_others: list[int]
+    rows: list[int]
+    cols: list[int]
+
+    def __init__(self, tables: ScheduleTables, turned: np.ndarray, reads_c: bool, /) -> None: ...
+    def divide(self, most_elements: list[int], /) -> int:
+        """
+        Have copies from and to buffers made in pieces of so many elements at most (0: as they are).
+
+        Returns how many tasks there are then.
+        """
+
+    def run(
+        self, num_ranks: int, stand_ins: list[tuple[int, int, int, _LaneFields, _LaneFields]], /
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """
+        Return (tasks, operands, regions, awaits, lanes) as uint8 arrays; once.
+
+        A stand-in is (the caller's buffer, the one in its place, columns of a ring or 0, lane in, lane out).
+        """
 
 # -- lowering ----------------------------------------------------------------------------------
 

@@ -147,7 +147,7 @@ def num_tasks(asked: _native.KBlocksRequest) -> int:
 
 
 def test_the_request_that_others_vary_is_good() -> None:
-    assert num_tasks(request()) == _native.KBlocksLayout(request()).count(1000, []) > 10
+    assert num_tasks(request()) == _native.KBlocksLayout(request()).count(1000) > 10
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
         )
         verify(made, lower(made))
         assert oracle.is_wrong(made) == ""
-        assert layout.count(10**5, []) == len(made.tasks) <= asked.tasks_bound
+        assert layout.count(10**5) == len(made.tasks) <= asked.tasks_bound
 
 
 # -- options ---------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.parts import BoundLayout, Part
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import LaneKind, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
@@ -108,6 +109,40 @@ def test_faults_planted_in_rings_are_found_and_nothing_else_is_refused(fault) ->
         return found
 
     assert spoiled(fault, ring, 30) >= 7
+
+
+def rewritten(cuts: list[range], ring: int) -> Schedule:
+    """Return a schedule that scales columns of C on a device and writes some of them again, through a short ring."""
+    problem = GemmProblem(8, 8, 0, DType.f64)
+    build = ScheduleBuilder(1, problem, Placement.parse("0,0,h0"))
+    about = {"dtype": DType.f64, "rows": 8, "cols": 8}
+    _, _, c = (
+        build.buffer(at=place, role=Role.USER, matrix=matrix, **{**about, "rows": rows, "cols": cols})
+        for matrix, place in zip(MATRICES, (Location.device(0), Location.device(0), Location.host(0)), strict=True)
+        for rows, cols in [problem.shape_of(matrix)]
+    )
+    panel = build.buffer(at=Location.device(0), role=Role.PANEL, matrix=Matrix.C, offset=0, **about)
+    come, go = build.copy_lane(0, build.host, 0), build.copy_lane(0, 0, build.host)
+    last: list[int] = []
+    for turn, some in enumerate(cuts):
+        ours, theirs = (RegionRef(at, 0, some.start, 8, len(some)) for at in (panel, c))
+        there = build.task(Kind.COPY, come, ours, [(theirs, Factor.ONE, Op.N)], last)
+        if turn < 8:
+            there = build.task(Kind.COMBINE, build.compute_lane(0), ours, [(ours, Factor.BETA, Op.N)], [there])
+        last = [build.task(Kind.COPY, go, theirs, [(ours, Factor.ONE, Op.N)], [there])]
+    schedule = build.build(scheduler="test", grid=(1, 1), tile=0)
+    verify(schedule, lower(schedule))
+    return stage(schedule, (2,), setting_of(schedule, host_memory=256 + 64 * ring))
+
+
+@pytest.mark.parametrize("again", [[range(at, at + 1) for at in range(8)], [range(2), range(1, 2), range(1, 4)]])
+def test_what_was_written_through_a_ring_is_read_again_and_written_again(again: list[range]) -> None:
+    found = rewritten([*(range(at, at + 1) for at in range(8)), *again], 4)
+    verify(found, lower(found))
+    for seed in range(5):
+        assert not interpret.mismatch(
+            found, interpret.random_data(found.problem, seed), interpret.random_order(found, seed)
+        )
 
 
 def in_files(problem: GemmProblem, ranks: int) -> Placement:

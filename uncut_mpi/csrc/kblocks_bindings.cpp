@@ -115,7 +115,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
     nb::class_<KLayout>(m, "KBlocksLayout", "Who forms which blocks of C, and where what they need lies.")
         .def(nb::init<const KRequest &>(), nb::keep_alive<1, 2>(), "request"_a)
         .def_ro("rank_bytes", &KLayout::rank_bytes)
-        .def("count", &count_kblocks, "most_tasks"_a, "pieces"_a, nb::call_guard<nb::gil_scoped_release>())
+        .def("count", &count_kblocks, "most_tasks"_a, nb::call_guard<nb::gil_scoped_release>())
         .def(
             "tables",
             [](const KLayout &self, std::int64_t most_tasks) {

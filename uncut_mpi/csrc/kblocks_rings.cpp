@@ -48,14 +48,6 @@ std::size_t Rings::slot_at(int ring, const Region &region) const {
     return static_cast<std::size_t>((k_is_down ? region.row : region.col) / depth_);
 }
 
-void Rings::add(std::vector<Reader> &readers, Reader by) {
-    const auto known = std::ranges::find(readers, by.lane, &Reader::lane);
-    if (known != readers.end())
-        known->task = by.task;
-    else
-        readers.push_back(by);
-}
-
 bool Rings::brings(const KBlock &block, const KPart &part, const Rectangle &what) {
     const Rectangle wanted{what.matrix, what.matrix == matrix_a ? block.rows : block.cols, k_block(what)};
     Slots &slots = slots_[part.worker][static_cast<std::size_t>(what.matrix)];
@@ -103,12 +95,12 @@ Tasks Rings::take_note(std::int32_t task, std::int32_t lane, const Region &overw
         if (!is_own(region) || region.empty()) continue;
         Known &known = known_[static_cast<std::size_t>(region.buffer)];
         if (known.ring >= 0) {
-            add(ring_slot(known, region).readers, {lane, task});
+            ring_slot(known, region).readers.add(lane, task);
         } else if (region.buffer != overwritten.buffer) {  // what adds to a sum stands before what reads the sum
-            const Use use{round_, region.col, region.col + region.cols, {lane, task}};
+            const Use use{round_, region.col, region.col + region.cols, lane, task};
             // Who awaits the last one of a lane awaits those before it.
             std::erase_if(known.uses, [&](const Use &other) {
-                return other.by.lane == lane && use.first <= other.first && other.last <= use.last;
+                return other.lane == lane && use.first <= other.first && other.last <= use.last;
             });
             known.uses.push_back(use);
         }
@@ -116,12 +108,11 @@ Tasks Rings::take_note(std::int32_t task, std::int32_t lane, const Region &overw
     if (!is_own(overwritten)) return {};
     Known &known = known_[static_cast<std::size_t>(overwritten.buffer)];
     if (known.ring >= 0) {
-        for (const Reader &reader : ring_slot(known, overwritten).before)
-            awaited_.push_back(reader.task);
+        awaited_ = ring_slot(known, overwritten).before.tasks();
     } else {
         for (const Use &use : known.uses)
             if (use.round < round_ && use.first < overwritten.col + overwritten.cols && overwritten.col < use.last)
-                awaited_.push_back(use.by.task);
+                awaited_.push_back(use.task);
     }
     return awaited_;
 }

@@ -6,13 +6,12 @@
 namespace uncut {
 namespace kblocks {
 
-Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, Tables *out,
-                     std::span<const std::int64_t> pieces)
+Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, Tables *out)
     : layout_(layout),
       problem_(layout.request.problem),
       how_(layout.request.how),
       store_(store),
-      out_(out, problem_.num_ranks, most_tasks, pieces),
+      out_(out, problem_.num_ranks, most_tasks),
       sums_(static_cast<std::size_t>(problem_.num_ranks), 0),
       sent_(static_cast<std::size_t>(problem_.num_ranks), 0),
       workers_(layout.workers.size()),
@@ -323,9 +322,9 @@ void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, Tables &ta
     kblocks::Scheduler(layout, *store, most_tasks, &tables).run();
 }
 
-std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks, const std::vector<std::int64_t> &pieces) {
+std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks) {
     const auto store = kblocks::store_of(layout);
-    kblocks::Scheduler scheduler(layout, *store, most_tasks, nullptr, pieces);
+    kblocks::Scheduler scheduler(layout, *store, most_tasks, nullptr);
     try {
         scheduler.run();
     } catch (const TooManyTasks &) {

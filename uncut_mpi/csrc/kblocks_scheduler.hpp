@@ -20,7 +20,7 @@ namespace uncut {
 void schedule_kblocks(const KLayout &layout, std::int64_t most_tasks, Tables &tables);
 
 // How many tasks that makes; `most_tasks` + 1 if there are more.
-std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks, const std::vector<std::int64_t> &pieces);
+std::int64_t count_kblocks(const KLayout &layout, std::int64_t most_tasks);
 
 namespace kblocks {
 
@@ -76,12 +76,11 @@ struct Delivery {
 class Scheduler {
   public:
     // Counts if there are no tables. The store keeps its notes.
-    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, Tables *out,
-              std::span<const std::int64_t> pieces = {});
+    Scheduler(const KLayout &layout, Store &store, std::int64_t most_tasks, Tables *out);
 
     void run();
 
-    std::int64_t num_tasks() const { return out_.count_in_pieces(); }
+    std::int64_t num_tasks() const { return out_.count(); }
 
   private:
     // Numbers of blocks.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "kblocks_layout.hpp"
+#include "last_tasks.hpp"
 #include "tables.hpp"
 
 namespace uncut::kblocks {
@@ -201,22 +202,18 @@ class Rings final : public Store {
                std::int32_t next, std::vector<std::int32_t> &awaits) override;
 
   private:
-    // The last task of a lane.
-    struct Reader {
-        std::int32_t lane, task;
-    };
     struct Slot {
         Rectangle has{no_matrix, {}, {}};  // a k-block and the rows or columns for which it is there
         std::int64_t asked = 0;            // when it was last asked for
         std::vector<Rectangle> filled;     // what of it comes or is there
         Arrivals arrivals;
-        std::vector<Reader> readers, before;  // of what it has, and of what it had
+        LastTasks readers, before;  // of what it has, and of what it had
     };
     // A task that read some columns of what a round had in a panel of C.
     struct Use {
         int round;
         std::int64_t first, last;
-        Reader by;
+        std::int32_t lane, task;
     };
     struct Known {
         int ring = -1;          // number of the ring that a buffer is
@@ -230,7 +227,6 @@ class Rings final : public Store {
     }
     Extent k_block(const Rectangle &what) const;
     std::size_t slot_at(int ring, const Region &region) const;
-    static void add(std::vector<Reader> &readers, Reader by);
 
     std::int64_t depth_;
     int round_ = 0;

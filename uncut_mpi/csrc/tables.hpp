@@ -105,17 +105,13 @@ class RegionIndex {
     std::vector<std::int32_t> places_;  // a power of two, at most half of them taken
 };
 
-// Fills tables task by task, or without any counts the tasks: those of a region of the caller's buffers that is copied
-// in pieces, too.
+// Fills tables task by task, or without any counts the tasks.
 class TableWriter {
   public:
-    // Of buffers that are copied in pieces: the elements of one (0: as a whole).
-    TableWriter(Tables *out, int num_ranks, std::int64_t most_tasks, std::span<const std::int64_t> pieces = {})
-        : out_(out), most_(most_tasks), pieces_(pieces), lanes_(static_cast<std::size_t>(num_ranks)) {}
+    TableWriter(Tables *out, int num_ranks, std::int64_t most_tasks)
+        : out_(out), most_(most_tasks), lanes_(static_cast<std::size_t>(num_ranks)) {}
 
     std::int32_t count() const { return count_; }
-
-    std::int64_t count_in_pieces() const { return count_ + more_; }
 
     std::int32_t lane(int rank, LaneKind kind, int source, int destination) {
         if (!out_) return -1;
@@ -153,11 +149,7 @@ class TableWriter {
     // if there are too many tasks.
     std::int32_t task(Kind kind, std::int32_t on, std::span<const Operand> operands, Tasks awaits,
                       Tasks more_awaits = {}) {
-        if (!out_) {
-            const std::int32_t number = next();
-            if (kind == copy_task) more_ += std::max(more_of(operands[0].region), more_of(operands[1].region));
-            return number;
-        }
+        if (!out_) return next();
         const std::size_t first = out_->operands.size();
         for (const Operand &one : operands)
             out_->operands.push_back({region(one.region), one.factor, one.op, 0});
@@ -174,7 +166,7 @@ class TableWriter {
     static constexpr std::size_t usual_lanes = 16;  // of a rank, all kinds together
 
     std::int32_t next() {
-        if (count_in_pieces() >= most_) throw TooManyTasks();
+        if (count_ >= most_) throw TooManyTasks();
         return count_++;
     }
     // A task with the operands from there on.
@@ -199,16 +191,8 @@ class TableWriter {
         return next();
     }
 
-    // Each piece goes through memory of the owner, by one more copy.
-    std::int64_t more_of(const Region &r) const {
-        const auto buffer = static_cast<std::size_t>(r.buffer);
-        const std::int64_t most = buffer < pieces_.size() ? pieces_[buffer] : 0;
-        return most > 0 ? 2 * ((r.elements() + most - 1) / most) - 1 : 0;
-    }
-
     Tables *out_;
-    std::int64_t most_, more_ = 0;
-    std::span<const std::int64_t> pieces_;
+    std::int64_t most_;
     std::int32_t count_ = 0;
     RegionIndex regions_;
     std::vector<std::vector<std::int32_t>> lanes_;  // of each rank

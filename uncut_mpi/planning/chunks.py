@@ -18,8 +18,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
-from uncut_mpi.errors import PlanError
-from uncut_mpi.model.dtypes import ITEMSIZES
+from uncut_mpi.errors import CapacityError, PlanError
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
@@ -27,7 +26,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.setting import Setting
-from uncut_mpi.planning.staging import bytes_of_pieces
+from uncut_mpi.planning.staging import TooManyPiecesError, bytes_of_pieces, stage, used_by_others
 
 MOST_TASKS: Final = 150_000
 """Tasks of a chunk, about: such a schedule is planned in some seconds, and takes some hundred megabytes."""
@@ -69,8 +68,8 @@ def chunks_of(setting: Setting) -> Chunks | None:
     """
     Return how to cut a product whose schedule would be too large; None for one that need not be cut, or cannot be.
 
-    Pure and deterministic. Only what ranks have not room for has such schedules. How many tasks there will be the core
-    counts, with what `kblocks` chooses by its own rules.
+    Pure and deterministic. Only what ranks have not room for has such schedules. Their tasks are counted with what
+    `kblocks` chooses by its own rules.
 
     Parameters
     ----------
@@ -179,9 +178,11 @@ def tasks_of(setting: Setting) -> float:
         return 0
     try:
         made = planner.prepare(setting.options)
-    except PlanError:
+        if not staged:
+            return made.count(MOST_TASKS) if made.options.blocking.in_rings else 0
+        schedule = made.schedule(MOST_TASKS)
+        return len(stage(schedule, used_by_others(schedule, setting.private), setting).tasks)
+    except (PlanError, TooManyPiecesError):
         return math.inf
-    if not made.options.blocking.in_rings and not staged:
+    except CapacityError:  # other blocks are looked for then
         return 0
-    items = ITEMSIZES[users["dtype"]].tolist()
-    return made.count(MOST_TASKS, [-(-staged.get(user, 0) // item) for user, item in enumerate(items)])

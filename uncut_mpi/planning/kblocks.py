@@ -282,19 +282,9 @@ class Prepared:
         """Bytes that the panels of each rank take."""
         return _native.KBlocksLayout(self.request).rank_bytes
 
-    def count(self, most_tasks: int, pieces: Sequence[int] = ()) -> int:
-        """
-        Return how many tasks the schedule has, `most_tasks` + 1 if it has more; none is made.
-
-        Parameters
-        ----------
-        most_tasks : int
-            The limit.
-        pieces : sequence of int, optional
-            By buffer of the caller, how much of it goes through memory of its owner at a time (elements; 0: it does
-            not). So tasks of staging are counted, too.
-        """
-        return _native.KBlocksLayout(self.request).count(most_tasks, [*pieces])
+    def count(self, most_tasks: int) -> int:
+        """Return how many tasks the schedule has, `most_tasks` + 1 if it has more; none is made."""
+        return _native.KBlocksLayout(self.request).count(most_tasks)
 
     def schedule(self, most_tasks: int = MAX_TASKS) -> Schedule:
         """

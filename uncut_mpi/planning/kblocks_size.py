@@ -70,4 +70,4 @@ def _count(dealt: DealtPanels, how: Blocking, most_tasks: int) -> int:
     request = dealt.request(how, aligns=False)
     if request.tasks_bound <= most_tasks:
         return 0
-    return _native.KBlocksLayout(request).count(most_tasks, [])
+    return _native.KBlocksLayout(request).count(most_tasks)

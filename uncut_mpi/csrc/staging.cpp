@@ -1,0 +1,273 @@
+#include "staging.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+namespace uncut {
+namespace {
+
+Region from_record(const RegionRecord &r) { return {r.buffer, r.row, r.col, r.rows, r.cols}; }
+
+bool overlap(const Region &one, const Region &other) {
+    return Extent{one.row, one.row + one.rows}.meets({other.row, other.row + other.rows}) &&
+           Extent{one.col, one.col + one.cols}.meets({other.col, other.col + other.cols});
+}
+
+}  // namespace
+
+Staging::Staging(const ScheduleTables &from, std::span<const std::uint8_t> turned, bool reads_c)
+    : from_(from),
+      turned_(turned.begin(), turned.end()),
+      used_by_others_(from.buffers.size(), 0),
+      reads_c_(reads_c),
+      rows_(from.buffers.size(), 1),
+      cols_(from.buffers.size(), 1),
+      width_(from.buffers.size(), std::numeric_limits<std::int64_t>::max()),
+      of_buffer_(from.buffers.size(), -1) {
+    for (const TaskRecord &task : from_.tasks)
+        for (const OperandRecord &operand : operands_of(task)) {
+            const RegionRecord &region = region_of(operand);
+            const auto at = static_cast<std::size_t>(region.buffer);
+            used_by_others_[at] |= !in_place(task, region.buffer);
+            rows_[at] = std::max(rows_[at], region.rows);
+            cols_[at] = std::max(cols_[at], region.cols);
+        }
+}
+
+bool Staging::in_place(const TaskRecord &task, std::int32_t buffer) const {
+    if (turned_[static_cast<std::size_t>(buffer)]) return false;
+    const int location = from_.buffers[static_cast<std::size_t>(buffer)].location;
+    const int owner = from_.locations->rank(location);
+    const bool by_worker = from_.lanes[static_cast<std::size_t>(task.lane)].kind == host_lane;
+    return owner == nobody || (owner == task.rank && by_worker == from_.locations->in_host(location));
+}
+
+std::int64_t Staging::divide(std::span<const std::int64_t> most_elements) {
+    for (std::size_t at = 0; at < most_elements.size(); ++at)
+        if (most_elements[at] > 0) {
+            width_[at] = std::max<std::int64_t>(1, most_elements[at] / rows_[at]);
+            cols_[at] = std::min(cols_[at], width_[at]);
+        }
+    std::int64_t total = 0;
+    for (const TaskRecord &task : from_.tasks)
+        total += pieces_of(task);
+    return total;
+}
+
+std::int64_t Staging::pieces_of(const TaskRecord &task) const {
+    const std::span<const OperandRecord> operands = operands_of(task);
+    if (task.kind != copy_task) return 1;
+    std::int64_t width = std::numeric_limits<std::int64_t>::max();
+    for (const OperandRecord &operand : operands)
+        width = std::min(width, width_[static_cast<std::size_t>(region_of(operand).buffer)]);
+    const std::int64_t columns = region_of(operands[0]).cols;
+    return std::max<std::int64_t>(1, columns / width + (columns % width != 0));
+}
+
+void Staging::run(int num_ranks, std::span<const StandIn> stand_ins, Tables &out) {
+    TableWriter writer(&out, num_ranks, std::numeric_limits<std::int32_t>::max());
+    out_ = &writer;
+    for (const LaneRecord &lane : from_.lanes)
+        writer.lane(lane.rank, static_cast<LaneKind>(lane.kind), lane.source, lane.destination);
+    for (const StandIn &one : stand_ins) {
+        of_buffer_[static_cast<std::size_t>(one.user)] = static_cast<std::int32_t>(held_.size());
+        held_.push_back({one});
+    }
+    look_through();
+    number_.reserve(from_.tasks.size());
+    for (const TaskRecord &task : from_.tasks) {
+        const std::int64_t pieces = pieces_of(task);
+        std::int32_t last = -1;
+        for (std::int64_t piece = 0; piece < pieces; ++piece)
+            last = emit(task, piece, pieces);
+        number_.push_back(last);
+    }
+    // What is complete first goes first.
+    std::vector<std::tuple<std::int32_t, Held *, std::int64_t>> written;
+    for (Held &held : held_)
+        for (const auto &[first, slot] : held.slots)
+            if (!slot.writers.tasks().empty())
+                written.push_back({std::ranges::max(slot.writers.tasks()), &held, first});
+    std::ranges::sort(written);
+    for (const auto &[last, held, first] : written)
+        leave(*held, first, held->slots.at(first));
+}
+
+// Of buffers without rings: a slot has a region that others use. Where these overlap, or the owner writes in them or
+// reads what others wrote, all of the matrix has one, which the owner uses there too.
+void Staging::look_through() {
+    std::vector<std::map<Corners, std::int64_t>> theirs(held_.size()), own(held_.size());
+    const auto never = static_cast<std::int64_t>(from_.tasks.size());
+    for (std::int64_t number = 0; number < never; ++number) {
+        const TaskRecord &task = from_.tasks[static_cast<std::size_t>(number)];
+        for (bool writes = true; const OperandRecord &operand : operands_of(task)) {
+            const bool written = std::exchange(writes, false);
+            const RegionRecord &region = region_of(operand);
+            const std::int32_t at = of_buffer_[static_cast<std::size_t>(region.buffer)];
+            if (at < 0 || held_[static_cast<std::size_t>(at)].columns > 0) continue;
+            const auto which = static_cast<std::size_t>(at);
+            const bool of_c = from_.buffers[static_cast<std::size_t>(region.buffer)].matrix == matrix_c;
+            held_[which].is_read |= !written && (reads_c_ || !of_c);
+            const Corners key = corners(from_record(region));
+            if (in_place(task, region.buffer)) {  // until when it is read
+                std::int64_t &ends = own[which].try_emplace(key, -1).first->second;
+                ends = std::max(ends, written ? never + 1 : number);
+            } else {  // from when on it is written
+                std::int64_t &begins = theirs[which].try_emplace(key, never).first->second;
+                begins = std::min(begins, written ? number : never);
+            }
+        }
+    }
+    for (std::size_t at = 0; at < held_.size(); ++at)
+        held_[at].as_one = !are_apart(theirs[at], own[at]);
+}
+
+bool Staging::are_apart(const std::map<Corners, std::int64_t> &theirs, const std::map<Corners, std::int64_t> &own) {
+    struct Use {
+        Region region;
+        bool is_theirs;
+        std::int64_t task;
+    };
+    std::vector<Use> uses;
+    for (const bool is_theirs : {true, false})
+        for (const auto &[at, task] : is_theirs ? theirs : own)
+            uses.push_back({{0, at[0], at[1], at[2], at[3]}, is_theirs, task});
+    std::ranges::sort(uses, {}, [](const Use &use) { return use.region.col; });
+    for (std::size_t one = 0; one < uses.size(); ++one)
+        for (std::size_t other = one + 1;
+             other < uses.size() && uses[other].region.col < uses[one].region.col + uses[one].region.cols; ++other) {
+            if (!overlap(uses[one].region, uses[other].region)) continue;
+            const Use &first = uses[one].is_theirs ? uses[one] : uses[other];
+            const Use &second = uses[one].is_theirs ? uses[other] : uses[one];
+            if (first.is_theirs && (second.is_theirs || second.task >= first.task)) return false;
+        }
+    return true;
+}
+
+// What a task reads is there before there is room for what it writes.
+std::int32_t Staging::emit(const TaskRecord &task, std::int64_t piece, std::int64_t pieces) {
+    const std::span<const OperandRecord> operands = operands_of(task);
+    std::vector<OperandRecord> made(operands.begin(), operands.end());
+    awaits_.clear();
+    used_.clear();
+    if (piece == 0)
+        for (std::int32_t at = 0; at < task.num_awaits; ++at)
+            awaits_.push_back(number_[static_cast<std::size_t>(from_.awaits[task.first_await + at])]);
+    for (std::size_t turn = 1; turn <= operands.size(); ++turn) {
+        const std::size_t at = turn % operands.size();
+        Region region = from_record(region_of(operands[at]));
+        if (pieces > 1) region = region.columns(part_of(region.cols, pieces, piece));
+        const std::int32_t number = of_buffer_[static_cast<std::size_t>(region.buffer)];
+        if (number >= 0) {
+            Held &held = held_[static_cast<std::size_t>(number)];
+            if (held.columns > 0 || held.as_one || !in_place(task, region.buffer)) region = use(held, region, at == 0);
+        }
+        made[at].region = out_->region(region);
+    }
+    const std::int32_t number = out_->task(static_cast<Kind>(task.kind), task.lane, task.group, made, awaits_);
+    for (const auto &[slot, writes] : used_) {
+        slot->users.add(task.lane, number);
+        if (writes) slot->writers.add(task.lane, number);
+    }
+    return number;
+}
+
+Region Staging::use(Held &held, const Region &region, bool writes) {
+    const BufferRecord &whole = from_.buffers[static_cast<std::size_t>(held.user)];
+    const Region wanted = held.as_one ? Region{held.user, 0, 0, whole.rows, whole.cols} : region;
+    const auto known = held.there.find(corners(wanted));
+    const bool comes = held.as_one ? held.is_read : !writes;
+    Slot &slot = known != held.there.end() ? held.slots.at(known->second) : begin(held, wanted, comes);
+    if (slot.came >= 0) awaits_.push_back(slot.came);
+    if (writes) {
+        held.is_written = true;
+        forget_others(held, wanted);
+    }
+    used_.push_back({&slot, writes});
+    return placed(held, held.there.at(corners(wanted)), region);
+}
+
+Staging::Slot &Staging::begin(Held &held, const Region &region, bool comes) {
+    Awaits before;
+    const std::int64_t first =
+        held.columns > 0 ? take(held, region.cols, before) : static_cast<std::int64_t>(held.slots.size());
+    if (comes && held.columns > 0) {
+        forget_others(held, region);
+        const std::int64_t last = (region.col + region.cols - 1) / held.columns;
+        for (std::int64_t at = region.col / held.columns - 1; at <= last; ++at) {
+            const auto near = held.left.find(at);
+            if (near == held.left.end()) continue;
+            const auto over = std::find_if(near->second.rbegin(), near->second.rend(),
+                                           [&](const auto &one) { return overlap(one.first, region); });
+            if (over != near->second.rend()) before.push_back(over->second);  // those before it are on one lane
+        }
+    }
+    Slot &slot = held.slots[first];
+    slot.region = region, slot.width = region.cols;
+    held.there[corners(region)] = first;
+    if (comes) {
+        slot.came = copy(held, first, slot, true, before);
+    } else {
+        awaits_.insert(awaits_.end(), before.begin(), before.end());
+    }
+    return slot;
+}
+
+// The next columns of a ring, and what is to be over before they are written.
+std::int64_t Staging::take(Held &held, std::int64_t width, Awaits &before) {
+    const std::int64_t first = held.head + width <= held.columns ? held.head : 0, last = first + width;
+    held.head = last;
+    auto at = held.slots.upper_bound(first);
+    if (at != held.slots.begin() && std::prev(at)->first + std::prev(at)->second.width > first) --at;
+    std::vector<std::pair<std::int64_t, Slot>> rests;  // of slots: whoever writes there has to await the same
+    while (at != held.slots.end() && at->first < last) {
+        const std::int64_t begins = at->first, ends = begins + at->second.width;
+        leave(held, begins, at->second);
+        const auto there = held.there.find(corners(at->second.region));
+        if (there != held.there.end() && there->second == begins) held.there.erase(there);
+        Slot old = std::move(at->second);
+        at = held.slots.erase(at);
+        if (old.left >= 0) before.push_back(old.left);
+        before.insert(before.end(), old.users.tasks().begin(), old.users.tasks().end());
+        old.came = -1;
+        for (const Extent &rest : {Extent{begins, first}, Extent{last, ends}})
+            if (rest.size() > 0) {
+                old.width = rest.size();
+                rests.push_back({rest.first, old});
+            }
+    }
+    held.slots.insert(rests.begin(), rests.end());
+    return first;
+}
+
+// Copies back what was written in a slot.
+void Staging::leave(Held &held, std::int64_t first, Slot &slot) {
+    if (slot.writers.tasks().empty()) return;
+    slot.left = copy(held, first, slot, false, std::exchange(slot.writers, {}).tasks());
+    if (held.columns > 0) held.left[slot.region.col / held.columns].push_back({slot.region, slot.left});
+}
+
+// Other regions of a ring that overlap one, where any is written, come again when they are used.
+void Staging::forget_others(Held &held, const Region &region) {
+    if (!held.is_written || held.columns == 0) return;
+    for (auto at = held.there.begin(); at != held.there.end();) {
+        Slot &slot = held.slots.at(at->second);
+        const bool stays = at->first == corners(region) || !overlap(slot.region, region);
+        if (!stays) leave(held, at->second, slot);
+        at = stays ? std::next(at) : held.there.erase(at);
+    }
+}
+
+std::int32_t Staging::copy(const Held &held, std::int64_t first, const Slot &slot, bool in, const Awaits &awaits) {
+    const bool turns = turned_[static_cast<std::size_t>(held.user)] != 0;
+    const Region &r = slot.region;
+    const Region theirs = turns ? Region{held.user, r.col, r.row, r.cols, r.rows} : r, ours = placed(held, first, r);
+    const LaneRecord &lane = in ? held.in : held.out;
+    const std::array<Operand, 2> operands{
+        {{in ? ours : theirs}, {in ? theirs : ours, one, static_cast<std::uint8_t>(turns ? op_t : op_n)}}};
+    const std::int32_t on = out_->lane(lane.rank, static_cast<LaneKind>(lane.kind), lane.source, lane.destination);
+    return out_->task(copy_task, on, operands, awaits);
+}
+
+}  // namespace uncut
