@@ -510,3 +510,19 @@ def test_a_long_k_that_does_not_fit_at_once_is_planned_otherwise(comm, open_sess
         c = session.empty_host((40, 40))
         session.gemm(*(session.open_file(path) for path in paths), c)
         collective_assert(comm, np.abs(c.array - a @ b.T).max() < 1e-9, "the product")
+
+
+def test_another_file_beside_a_cyclic_matrix_needs_no_other_plan(comm, session, folder):
+    left, right, _ = matrices(5, 64, 64, 64)
+    for name, one in (("a.npy", left), ("other.npy", 2 * left)):
+        save(comm, folder / name, one)
+    a, other = (session.open_file(folder / name) for name in ("a.npy", "other.npy"))
+    layout = um.Layout.block_cyclic(8, 8, grid=(comm.size, 1))
+    b, c = (session.empty((64, 64), "f64", layout, memory="host") for _ in range(2))
+    rows, cols = b.local_indices
+    b.local[...] = right[np.ix_(rows, cols)]
+    with session.plan(a, b, c, reads_c=False) as plan:
+        before = plan.schedule
+        plan.execute(a=other)
+        good = close(c.local, 2 * (left @ right)[np.ix_(rows, cols)], 64)
+        collective_assert(comm, good and plan.schedule is before, f"{c.local}, {plan.schedule is before}")

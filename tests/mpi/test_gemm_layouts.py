@@ -505,3 +505,28 @@ def test_what_follows_shared_memory_is_cyclic_in_memory_of_each_rank(comm, sessi
     for matrix, wanted in ((copy, data), (product, data @ data)):
         right = np.allclose(matrix.local, wanted[np.ix_(*matrix.local_indices)], 1e-13, 1e-13)
         collective_assert(comm, right and matrix.memory == "host" and matrix.layout == layout, f"{matrix!r}")
+
+
+@pytest.mark.parametrize("memory", ["device", "host"])
+def test_a_plan_takes_what_lies_alike_in_its_order_and_nothing_else(comm, session, memory):
+    whole, right = random_matrix(16, 48, DType.f64, (51,)), random_matrix(8, 5, DType.f64, (52,))
+    b, c = session.empty((8, 5), "f64", Layout.rows(), memory=memory), session.empty_host((16, 5))
+    rows, cols = b.local_indices
+    fill(b.local, right[np.ix_(rows, cols)])
+
+    def matrix(block):
+        made = session.empty((16, 48), "f64", Layout.block_cyclic(4, block, grid=(1, comm.size)), memory=memory)
+        rows, cols = made.local_indices
+        fill(made.local, whole[np.ix_(rows, cols)])
+        return made
+
+    of_four, of_two, taken = matrix(4), matrix(2), 0
+    with session.plan(of_four[:, :8], b, c, reads_c=False, options=PLAIN) as plan:
+        for first, dealt_so in itertools.product(range(0, 41, 2), (of_four, of_two)):
+            found = outcome(lambda first=first, of=dealt_so: plan.execute(a=of[:, first : first + 8]))
+            alike = not found.startswith("ParamError: A does not fit the plan")
+            taken += alike
+            good = not alike or np.allclose(c.array, whole[:, first : first + 8] @ right, 1e-13, 1e-13)
+            collective_assert(comm, good, f"{first}: {found} {c.array}")
+            collective_assert(comm, alike or dealt_so is of_two or first % (4 * comm.size), f"{first}: {found}")
+    collective_assert(comm, taken > 1, str(taken))

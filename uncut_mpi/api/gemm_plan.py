@@ -11,8 +11,8 @@ import numpy as np
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.gate import end_call, public_call
 from uncut_mpi.api.grips import is_array
-from uncut_mpi.api.keys import PlanKey, private_of
-from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.keys import PlanKey, infos_in, private_of
+from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
 from uncut_mpi.device.interface import TaskTimes
@@ -237,8 +237,9 @@ class GemmPlan:
         """Return the plan for matrices that fit, or by which key to make it."""
         if matrices == self._operands and len(self._plans) == 1:  # as mostly
             return self._plan
-        private, files = private_of(self._plan.key.problem, infos_of(matrices))
-        return self._plans.get((private, files), dataclasses.replace(self._plan.key, private=private, files=files))
+        key = self._plan.key
+        private, files = private_of(key.problem, infos_in(infos_of(matrices), key.orders))
+        return self._plans.get((private, files), dataclasses.replace(key, private=private, files=files))
 
     def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
         """Return what a caller asks of this plan; an error is raised on all ranks."""
@@ -315,32 +316,35 @@ class GemmPlan:
             return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
 
     def _check_fit(self, matrices: Operands) -> None:
-        for name, old, new in zip("ABC", self._operands, matrices, strict=True):
+        # A schedule counts rows and columns in these orders: parts that lie alike in their own may have others there.
+        both = (infos_in(infos_of(operands), self._plan.key.orders) for operands in (self._operands, matrices))
+        for name, old, new in zip("ABC", *both, strict=True):
             if new is old:
                 continue
-            alike = new.dtype is old.dtype and new.info.conjugated == old.info.conjugated
+            alike = new.dtype is old.dtype and new.conjugated == old.conjugated
             if not alike or _parts_of(new) != _parts_of(old):
-                wanted, found = (f"{m.shape[0]}×{m.shape[1]} {m.dtype.name}, {_text(m, old, new)}" for m in (old, new))
+                wanted, found = (_text(one, old, new) for one in (old, new))
                 raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
         first, second, result = infos_of(matrices)
         check_written("C", result, A=first, B=second)
 
 
-def _parts_of(matrix: Matrix) -> tuple[Part, ...]:
-    return tuple(held.part for held in matrix.info.parts)
+def _parts_of(info: MatrixInfo) -> tuple[Part, ...]:
+    return tuple(held.part for held in info.parts)
 
 
-def _text(matrix: Matrix, old: Matrix, new: Matrix) -> str:
+def _text(info: MatrixInfo, old: MatrixInfo, new: MatrixInfo) -> str:
     """Return how a matrix lies, of parts the first in which two of them differ."""
     differing = (
-        pair[matrix is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1]
+        pair[info is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1]
     )
-    part = next(differing, _parts_of(matrix)[0])
+    part = next(differing, _parts_of(info)[0])
     at = part.location
     owner = "" if at.rank is None else f" of rank {at.rank}"
     how = f"order {part.order}, leading dimension {part.ld}, in {at.space} memory{owner}"
-    if matrix.info.conjugated:
+    if info.conjugated:
         how = f"conjugated, {how}"
-    if not matrix.info.in_parts:
-        return how
-    return f"{len(matrix.info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
+    if info.in_parts:
+        how = f"{len(info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
+    rows, cols = info.layout.shape
+    return f"{rows}×{cols} {info.dtype.name}, {how}"

@@ -204,7 +204,7 @@ class MatrixStore:
             assert of.handle is not None  # else plans leave it to its owner
             held.addresses[number] = self.mappings.open(of.handle) + of.offset_bytes
             held.opened.append(of.handle)
-        return held.addresses[number] + start
+        return held.addresses[number] + start if held.addresses[number] else 0
 
     def begin_writing(self, info: MatrixInfo) -> None:
         """Note that a matrix is being written; a file of which some is not written to its end gets no name. Local."""
