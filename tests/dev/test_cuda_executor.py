@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import math
 import os
 import random
 import re
@@ -489,7 +490,7 @@ def test_issuing_pauses_before_queues_fill_and_goes_on_when_they_drain(fake):
     cluster.buffer(0)[...] = 42.0
     late = threading.Timer(0.3, lambda: cluster.executables[1].run(alpha=1, beta=0, epoch=1, timeout_s=5.0))
     late.start()
-    report = cluster.run(ranks=[0])[0]
+    report = cluster.run(ranks=[0], timeout_s=math.inf)[0]
     late.join()
     assert report.error is None
     assert report.tasks == 6000

@@ -255,6 +255,7 @@ def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(co
             session.release(c)
         if end == "error":
             session.gemm(a, a, a)
+    collective_assert(comm, session._group._freed, "the communicator is kept")
     found, mode = np.load(path), path.stat().st_mode & 0o777
     collective_assert(
         comm, (found.size == 81) == (end in ("release", "close", "mended")) and mode == 0o600, f"{found}, {mode:o}"

@@ -87,6 +87,8 @@ def test_four_fifths_of_what_is_free_or_of_what_copies_leave_of_host_memory_are_
         usual = Budget(session._group, session._backend, machine, 0, 1).agree(0, 0)
         held = Budget(session._group, session._backend, machine, 0, 1).agree(0, 5 * 10**9)
         shared = Budget(session._group, session._backend, machine, 0, 2).agree(0, 0)
+        unknown = Budget(session._group, session._backend, um.Machine.uniform(comm.size, memory_bytes=0), 0, 1)
+        collective_assert(comm, unknown.agree(0, 0) > 0, "no budget where the model has no memory")
         del session._backend.memory
         # Copies have 2³², 2³² and 2³¹ bytes beside it.
         wanted = (4, 8, 2) if session._backend.takes_host_memory else (8, 12, 4)

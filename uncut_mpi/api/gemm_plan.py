@@ -335,9 +335,7 @@ def _parts_of(info: MatrixInfo) -> tuple[Part, ...]:
 
 def _text(info: MatrixInfo, old: MatrixInfo, new: MatrixInfo) -> str:
     """Return how a matrix lies, of parts the first in which two of them differ."""
-    differing = (
-        pair[info is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1]
-    )
+    differing = (pair[info is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1])
     part = next(differing, _parts_of(info)[0])
     at = part.location
     owner = "" if at.rank is None else f" of rank {at.rank}"

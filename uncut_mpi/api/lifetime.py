@@ -110,12 +110,13 @@ class Holdings:
         """
         if check_left is not None:
             self.group.check_left = check_left
-        if not in_use:
-            self._end()
-            self.calls.close()
-            self.calls.store.close()
-            self.calls.backend.close()
-        self.group.free()
+        with contextlib.ExitStack() as last:  # also after an error, of a file that is unfinished
+            last.callback(self.group.free)
+            if not in_use:
+                last.callback(self.calls.backend.close)
+                last.callback(self.calls.store.close)
+                self._end()
+                self.calls.close()
 
     def give_back_alone(self) -> None:
         """Release what this rank holds, where the others do the same or MPI is gone. Local."""

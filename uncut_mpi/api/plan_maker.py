@@ -53,7 +53,7 @@ class Budget:
     ) -> None:
         self._group, self._backend, self._sharing = group, backend, sharing
         self.device_memory, self.host_memory = device_memory, host_memory
-        self._step = int(machine.memory_bytes.min()) // STEPS
+        self._step = max(1, int(machine.memory_bytes.min()) // STEPS)
 
     def agree(self, asked: int, held: int) -> int:
         """

@@ -34,7 +34,7 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
       factors_{0.0, 1.0, alpha, beta},
       factors_f32_{0.0F, 1.0F, std::complex<float>(alpha), std::complex<float>(beta)},
       most_outstanding_(traced ? max_outstanding_traced : max_outstanding),
-      timeout_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s))),
+      timeout_(timeout_s),
       began_(Clock::now()),
       issued_(began_),
       last_look_(began_),

@@ -266,7 +266,7 @@ class Run {
     alignas(16) const std::array<std::complex<double>, 4> factors_;
     alignas(8) const std::array<std::complex<float>, 4> factors_f32_;
     const std::int64_t most_outstanding_;
-    const Clock::duration timeout_;
+    const std::chrono::duration<double> timeout_;  // which may be longer than the clock counts
     const Clock::time_point began_;
     Clock::time_point issued_, last_look_, last_move_, reference_;
     std::vector<Lane> lanes_;
