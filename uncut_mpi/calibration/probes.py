@@ -276,11 +276,11 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
             rows = (one.width_bytes or one.nbytes) // 8
             cols = one.nbytes // (8 * rows)
             far = row_distance(one.width_bytes) // 8 if one.width_bytes else rows
-            there, here = (far, rows) if destination == areas.num_ranks else (rows, far)
+            there, here = (far, rows) if destination == built.build.host else (rows, far)
             to = built.window(destination, areas.destination(one.link, turn), rows, cols, ld=there)
             built.copy(lane, to, built.window(source, areas.source(one.link, turn), rows, cols, ld=here))
     if load is not None:
-        for rank in sorted({end for end in at_once[0].link if end != areas.num_ranks}):
+        for rank in sorted({end for end in at_once[0].link if end != built.build.host}):
             for _ in range(load.count):
                 built.multiply(rank, GemmProbe(load.shape), load.dtype)
     return built.probe()

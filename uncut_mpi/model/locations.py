@@ -174,8 +174,8 @@ def num_ends(num_ranks: int) -> int:
     return int(with_ends(location_table(num_ranks))["end"].max()) + 1
 
 
-def in_host(locations: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Return whether memories (numbers, any shape) are host memory."""
+def in_host(locations: np.ndarray, at: np.ndarray | int) -> np.ndarray:
+    """Return whether memories (numbers, of any shape) are host memory."""
     host: np.ndarray = locations["space"][at] == Space.HOST
     return host
 

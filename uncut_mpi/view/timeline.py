@@ -190,6 +190,7 @@ class Timeline:
         ends = np.full((len(self.schedule.tasks), 2), -1)
         copies = self.schedule.copies()
         ends[copies[:, 0]] = copies[:, 1:3]
+        locations = self.schedule.locations
         total, hidden = 0, 0.0
         for row in np.flatnonzero(self.nbytes).tolist():
             source, destination = ends[self.task[row]].tolist()
@@ -200,7 +201,7 @@ class Timeline:
             of_ends = [
                 float(np.diff(np.interp((start, end), *multiplies[one]))[0])
                 for one in (source, destination)
-                if one < self.num_ranks
+                if not in_host(locations, one)
             ]
             hidden += nbytes * min(of_ends, default=0.0) / (end - start) if end > start else 0.0
         return total, hidden
