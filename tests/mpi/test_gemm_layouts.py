@@ -18,7 +18,8 @@ from tests.helpers.hostile import Closed
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi import Layout, ScheduleOptions
-from uncut_mpi.api import plan_maker
+from uncut_mpi.api import lifetime, plan_maker
+from uncut_mpi.api import session as session_module
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
@@ -119,6 +120,36 @@ def test_one_product_needs_no_session(comm):
     wanted = a_MK @ b_KN if comm.rank == 0 else np.empty((0, 5), np.float32)
     collective_assert(comm, c.shape == wanted.shape and np.allclose(c, wanted, 1e-5, 1e-5), f"{c} of {wanted}")
     expect(comm, um.ParamError, ["shapes do not fit"], lambda: um.matmul(comm, a_mine, a_mine))
+
+
+def test_the_session_of_single_products_is_kept_for_their_communicator(comm, monkeypatch):
+    opened, start = [], session_module.start_backend
+    monkeypatch.setattr(
+        session_module, "start_backend", lambda *given, **more: opened.append(1) or start(*given, **more)
+    )
+    a_MK, b_KN = random_matrix(9, 6, DType.f64, (55,)), random_matrix(6, 4, DType.f64, (56,))
+    a_mine, b_mine = (np.array_split(data, comm.size)[comm.rank].copy() for data in (a_MK, b_KN))
+    one, other = comm.Dup(), comm.Dup()
+
+    def sessions(which):
+        found = um.matmul(which, a_mine, b_mine)
+        collective_assert(comm, np.allclose(found, a_mine @ b_KN, 1e-13, 1e-13), f"{found} of {a_mine @ b_KN}")
+        return len(opened)
+
+    counts = [sessions(which) for which in (one, other, one, other)]
+    expect(comm, um.ParamError, ["shapes do not fit"], lambda: um.matmul(one, a_mine, a_mine))  # which closes it
+    counts += [sessions(one), sessions(one)]
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "_MOST_KEPT", -1)
+        counts.append(sessions(other))
+    counts += [sessions(other), sessions(other)]
+    collective_assert(comm, counts == [1, 2, 2, 2, 3, 3, 3, 4, 4], str(counts))
+    before = len(lifetime._kept)
+    one.Free()
+    other.Free()
+    gc.collect()
+    with um.Session(comm, backend="host"):  # which gives them back
+        collective_assert(comm, len(lifetime._kept) == before - 1, f"{before}, then {len(lifetime._kept)}")
 
 
 def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):

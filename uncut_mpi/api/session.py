@@ -8,11 +8,12 @@ arguments. Where ranks differ in either, all of them raise the same error. Those
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.gate import CLOSE, public_call
@@ -26,6 +27,7 @@ from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.attributes import attach, detach
 from uncut_mpi.spmd.group import OPENING
 from uncut_mpi.spmd.runtime import is_fork
 
@@ -311,13 +313,17 @@ class Session(Multiplies):
         return f"<Session: rank {self.rank} of {self.size}, {self.backend_name} backend, {state}>"
 
 
+_MOST_KEPT: Final = 256 << 20
+
+
 @public_call
 def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     """
     Return this rank's rows of A B, where each rank has some rows of A and of B. Collective.
 
-    It opens a session and closes it again, so nothing is left and nothing is kept. Each call plans anew, about 0.1 s in
-    all on two cores without a GPU. For more than one product open a `Session`, which is as short (`Session.matmul`).
+    The session of the first call is kept for the communicator, with its plans, until the communicator is freed or the
+    program ends. It is closed at once where its buffers take more than 256 MiB of a rank's memory. Matrices that stay
+    where they are belong in a `Session` of one's own, which is as short (`Session.matmul`).
 
     Parameters
     ----------
@@ -336,6 +342,15 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     ParamError, RankMismatchError, UncutError
         As `Session`, `Session.distribute` and `Session.gemm`.
     """
-    with Session(comm) as session:
-        a, b = (session.distribute(local, Layout.rows()) for local in (a_local, b_local))
-        return session.matmul(a, b).local
+    kept: Session | None = detach(comm)
+    with contextlib.ExitStack() as closing:  # by an error, too
+        session = closing.enter_context(Session(comm) if kept is None or kept.broken else kept)
+        operands = [session.distribute(local, Layout.rows()) for local in (a_local, b_local)]
+        result = session.matmul(*operands)
+        local = result.local
+        for matrix in (*operands, result):
+            session.release(matrix)
+        if session._calls.binder.most_bytes <= _MOST_KEPT:
+            closing.pop_all()
+            attach(comm, session)
+        return local

@@ -1,0 +1,39 @@
+"""What is kept with a communicator, as attributes of MPI: it goes when the communicator does, on this rank alone."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from typing import Any
+
+from uncut_mpi.spmd.runtime import MPI
+
+_key: list[int] = []
+_numbers = itertools.count()
+_kept: dict[int, object] = {}
+"""Values by number. Attributes are the numbers: what MPI itself keeps is alive when Python ends."""
+
+
+def attach(comm: Any, value: object) -> None:
+    """Keep a value with a communicator, in the place of another one; its duplicates have none. Local."""
+    if not _key:
+        _key.append(MPI.Comm.Create_keyval(delete_fn=_forget))
+        atexit.register(_kept.clear)
+    _kept[number := next(_numbers)] = value
+    comm.Set_attr(_key[0], number)
+
+
+def detach(comm: Any) -> Any:
+    """Return the value that is kept with a communicator, and keep it no longer; None if there is none. Local."""
+    if not _key or not isinstance(comm, MPI.Comm) or comm == MPI.COMM_NULL:
+        return None
+    number = comm.Get_attr(_key[0])
+    if number is None:
+        return None
+    value = _kept[number]
+    comm.Delete_attr(_key[0])
+    return value
+
+
+def _forget(_comm: Any, _key: int, number: int) -> None:
+    _kept.pop(number, None)
