@@ -112,6 +112,18 @@ def test_a_view_keeps_its_matrix_alive_and_goes_with_it(comm, session):
     collective_assert(comm, gone() is None and number not in session._store._held, "the matrix stays")
 
 
+def test_matrices_and_views_have_the_operator_of_products(comm, session):
+    data = random_matrix(9, 6, DType.f64, (57,))
+    a = session.empty((9, 6), "f64", Layout.rows(), memory="host")
+    fill(a.local, data[np.ix_(*a.local_indices)])
+    for found, wanted in ((a.T @ a, data.T @ data), (a @ a.T, data @ data.T), (a[:, :3].T @ a, data[:, :3].T @ data)):
+        right = np.allclose(on_host(found.local), wanted[np.ix_(*found.local_indices)], 1e-13, 1e-13)
+        collective_assert(comm, right, f"{found}: {found.local}")
+    expect(comm, um.ParamError, ["shapes do not fit"], lambda: a @ a)
+    session.release(a)
+    expect(comm, um.ParamError, ["was released", "nothing to multiply"], lambda: a @ a)
+
+
 def test_views_of_one_matrix_may_be_operands_of_one_product_unless_they_overlap(comm, session):
     n = 6
     data = random_matrix(3 * n, n, DType.f64, (3,))

@@ -217,7 +217,8 @@ class Matrix:
     A matrix that a session can multiply; made by `Session.distribute`, `empty`, `register` and those beside them.
 
     numpy takes it for its array where this rank has all of it in host memory: ``numpy.asarray(matrix)`` is that array,
-    and ``numpy.allclose(matrix, x)`` compares it. Elements and operators are the array's.
+    and ``numpy.allclose(matrix, x)`` compares it. Elements and operators are the array's, but for ``a @ b``: that is
+    ``session.gemm(a, b)`` of two matrices, a collective call.
 
     ``matrix[2:5, :3]``, ``matrix.T`` and ``matrix.H`` are views: matrices of the same session in the same memory. They
     can be A, B or (but for `H`) C, and keep the matrix alive. Any rank may make one, at any time; in a call all ranks
@@ -469,10 +470,14 @@ class Matrix:
         return self._shown("to_jax", mesh)
 
     def _shown(self, call: str, mesh: Any) -> Any:
+        return self._session("show")._shown(call, self, mesh)
+
+    def _session(self, use: str) -> Any:
+        """Return the session, or raise ParamError if there is nothing to use."""
         session = None if self.home is None else self.home()
         if session is None:
-            raise ParamError(f"{self} was released, or its session was closed: there is nothing to show")
-        return session._shown(call, self, mesh)
+            raise ParamError(f"{self} was released, or its session was closed: there is nothing to {use}")
+        return session
 
     # -- what numpy and operators make of it -------------------------------------------------
 
@@ -520,7 +525,10 @@ class Matrix:
         )
 
     def __matmul__(self, other: object) -> Any:
-        return self._no_operator("@", other, "use session.gemm(a, b)")
+        """Return A B, a new matrix, as ``session.gemm(a, b)`` does. Collective."""
+        if not isinstance(other, Matrix):
+            return self._no_operator("@", other, "both sides of it are matrices of one session")
+        return self._session("multiply").gemm(self, other)
 
     def _no_operator(self, symbol: str, other: object = None, mend: str = "use numpy.asarray(matrix) or .array") -> Any:
         """Leave an operator to an array on its other side, which knows what to do; else raise TypeError."""
