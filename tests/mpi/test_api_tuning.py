@@ -12,6 +12,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
+from uncut_mpi.api import plan_maker
 from uncut_mpi.api.plans import Trial
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -51,6 +52,33 @@ def settle(session, plan, operands):
         wrongs.append(mismatch(CASE, operands))
         session.barrier()
     return digests, [wrong for wrong in wrongs if wrong]
+
+
+def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_paid_for_that(comm, session, monkeypatch):
+    operands, counters = make_operands(session, CASE), session.counters
+    monkeypatch.setattr(plan_maker, "search_s", lambda call_s: 3.5 * plan_maker.SEARCH_PART * call_s)
+    about = operands.a, operands.b, operands.c
+
+    def made(**how):
+        before = counters.planner_calls
+        renew(session, operands)
+        session.gemm(*about, alpha=CASE.alpha, beta=CASE.beta, **how)
+        wrong = mismatch(CASE, operands)
+        session.barrier()
+        collective_assert(comm, not wrong, str(wrong))
+        return counters.planner_calls - before
+
+    counts = [made() for _ in range(8)]
+    collective_assert(comm, counts == [1, 0, 0, 0, 1, 0, 0, 0], str(counts))
+    full, rule = um.ScheduleOptions(search="full"), um.ScheduleOptions(search="rule")
+    counts = [made(options=full), made(options=rule), *(made(options=rule) for _ in range(5)), made()]
+    collective_assert(comm, counts == [0, 1, *[0] * 6], str(counts))
+    kinds = []
+    for how in (None, full, rule):
+        with session.plan(*about, options=how) as plan:
+            kinds.append(plan.summary.search)
+    collective_assert(comm, kinds == ["full", "full", "rule"], str(kinds))
+    release(session, operands)
 
 
 def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(session, comm):

@@ -36,8 +36,8 @@ class Caller:
         )
         return self.cache.find(Request("gemm", matrices, Scalars(alpha, beta), Choices.of(trans_a, "N", options)))
 
-    def made(self, size, **how):
-        plan = Made(self(size, **how))
+    def made(self, size, search_after=0, **how):
+        plan = Made(self(size, **how), search_after)
         self.cache.keep(plan)
         return plan
 
@@ -45,8 +45,10 @@ class Caller:
 class Made:
     """A plan, as far as a cache sees it."""
 
-    def __init__(self, key):
+    def __init__(self, key, search_after=0):
         self.key = key
+        search = "rule" if search_after or key.options.search == "rule" else "full"
+        self.summary = SimpleNamespace(search=search, search_after=search_after)
 
 
 @pytest.fixture
@@ -160,3 +162,34 @@ def test_a_cleared_cache_knows_nothing(caller):
     call.cache.clear()
     assert len(call.cache._plans) == 0
     assert call(8) is not first
+
+
+def test_a_plan_by_rule_is_followed_by_that_of_a_search_after_so_many_calls(caller):
+    call = caller(4)
+    rule = call.made(8, search_after=3)  # its first call
+    for _ in range(2):
+        assert call(8) is rule
+        call.cache.keep(rule)
+    key = call(8)
+    assert key == rule.key.searched("full") != rule.key
+    assert call(8, numbers=(4, 5, 6)) == key  # also in other matrices
+    found = Made(key)
+    call.cache.keep(found)
+    assert call(8) is call(8, numbers=(4, 5, 6)) is found
+    assert call.dropped == []
+
+
+def test_who_asks_how_far_a_search_goes_has_it_at_once(caller):
+    call, rule, full = caller(4), ScheduleOptions(search="rule"), ScheduleOptions(search="full")
+    usual = call.made(8, search_after=100)
+    key = call(8, options=full)
+    assert key == usual.key.searched("full")
+    found = Made(key)
+    call.cache.keep(found)
+    assert call(8, options=full) is call(8) is found
+    by_rule = call.made(8, options=rule)
+    assert by_rule.key.options.search == "rule"
+    for _ in range(5):
+        call.cache.keep(by_rule)
+        assert call(8, options=rule) is by_rule
+    assert call(8) is found

@@ -60,6 +60,19 @@ def test_a_plan_without_options_is_searched() -> None:
     assert planned.schedule.digest() == search(PROBLEM, HOST, 8, karolina_like()).best.schedule.digest()
 
 
+@pytest.mark.parametrize("place", ["0,0,0", "h,h,h", "0,1,h"])
+@pytest.mark.parametrize("extents", [(64, 64, 64), (1536, 1536, 1536), (8192, 8192, 8192), (1000, 64, 30000)])
+def test_a_plan_by_rule_tries_little_and_is_not_far_behind(place: str, extents: tuple[int, int, int]) -> None:
+    about = GemmProblem(*extents, DType.f64), Placement.parse(place), 4, load_machine("h200-4x")
+    rule, full = (search(*about, ScheduleOptions(search=how)) for how in ("rule", "full"))
+    assert len(rule.candidates) <= 4
+    assert rule.best.predicted_s <= 1.26 * full.best.predicted_s
+    assert full.best.schedule.digest() == search(*about).best.schedule.digest()
+    planned = plan(*about, ScheduleOptions(search="rule"))
+    assert planned.schedule.digest() == rule.best.schedule.digest()
+    assert planned.options.search == ""
+
+
 @pytest.mark.parametrize(
     ("options", "left"),
     [
@@ -114,6 +127,8 @@ def test_a_tile_larger_than_every_block_is_cut_to_it() -> None:
         ({"scheduler": "cyclic:other"}, "scheduler 'cyclic' has no variant 'other': use one of comm-opt"),
         ({"scheduler": "bands:other"}, "scheduler 'bands' has no variant 'other': use none"),
         ({"scheduler": "parsec", "metric": "edp"}, "a search minimises it"),
+        ({"scheduler": "kblocks", "search": "full"}, "it says how far a search goes"),
+        ({"search": "long"}, "search 'long' does not exist: use one of rule, full"),
         ({"routing": "fast"}, "routing 'fast' does not exist"),
         ({"order": "random"}, "order 'random' does not exist"),
         ({"tile": -1}, "tile = -1 is below 0"),

@@ -553,6 +553,7 @@ def test_every_option_has_its_change_tested() -> None:
         "scheduler",
         "tune",
         "metric",
+        "search",
         "areas",
         "k_shares",
         "blocking",

@@ -15,7 +15,7 @@ from uncut_mpi.model.parts import Order
 from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import ScheduleOptions, changed
 
 _T = TypeVar("_T")
 _PLAIN: Final[tuple[Orders, Orders, Orders]] = ((None, None), (None, None), (None, None))
@@ -111,6 +111,12 @@ class PlanKey:
         placement = Placement(places[0], Location.host(), places[1])
         parts = [*_obstacles(a), ("", False), *_obstacles(c)]  # B, in one part, is not read
         return cls(problem, placement, choices.options, *_private(parts), (both, both, both))
+
+    def searched(self, search: str) -> PlanKey:
+        """Return the key of the same by a search that goes so far (`ScheduleOptions.search`), if there is one."""
+        if self.options.scheduler != "auto" or self.options.search == search:
+            return self
+        return dataclasses.replace(self, options=changed(self.options, search=search))
 
     @property
     def digest(self) -> bytes:

@@ -20,7 +20,8 @@ class PlanCache:
     """
     A bounded number of plans, the least recently used of which goes first.
 
-    Ranks keep the same plans, whatever calls fail on some of them: what is kept changes when all are in one call.
+    Ranks keep the same plans, whatever calls fail on some of them: what is kept changes when all are in one call. So
+    does how often each was used: a plan by rule is followed by that of a whole search when this has paid for itself.
 
     Parameters
     ----------
@@ -34,6 +35,7 @@ class PlanCache:
         self._max_plans, self._drop = max_plans, drop
         self._plans: dict[PlanKey, AnyPlan] = {}
         self._used: dict[AnyPlan, int] = {}
+        self._left: dict[AnyPlan, int] = {}  # calls of a plan by rule, before there is a search
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
         self._calls: dict[_Call, tuple[ScheduleOptions, AnyPlan]] = {}
@@ -64,8 +66,14 @@ class PlanCache:
         return kept
 
     def known(self, key: PlanKey) -> AnyPlan | PlanKey:
-        """Return the plan of a key, or the key if there is none. Local."""
-        return self._plans.get(key, key)
+        """Return the plan of a key, or the key of the plan to make. Local."""
+        kept = self._plans.get(_index(key))
+        if kept is None:
+            return key
+        search = key.options.search
+        if kept.summary.search == "rule" and (search == "full" or (not search and self._left[kept] <= 0)):
+            return key.searched("full")
+        return kept
 
     def keep(self, plan: AnyPlan) -> None:
         """
@@ -75,22 +83,35 @@ class PlanCache:
         """
         self._uses += 1
         if plan not in self._used:
-            self._forget(self._plans.pop(plan.key, None))
-            self._plans[plan.key] = plan
+            self._forget(self._plans.pop(_index(plan.key), None))
+            self._plans[_index(plan.key)] = plan
+            if plan.summary.search == "rule":
+                self._left[plan] = plan.summary.search_after
             while len(self._plans) > self._max_plans:
                 oldest = min(self._used, key=self._used.__getitem__)
-                del self._plans[oldest.key]
+                del self._plans[_index(oldest.key)]
                 self._forget(oldest)
                 self._drop(oldest)
         self._used[plan] = self._uses
+        if plan in self._left:
+            self._left[plan] -= 1
+            if self._left[plan] == 0:
+                self._calls.clear()
 
     def clear(self) -> None:
         """Forget all plans. Local."""
         self._plans.clear()
         self._used.clear()
+        self._left.clear()
         self._calls.clear()
 
     def _forget(self, plan: AnyPlan | None) -> None:
         if plan is not None:
             del self._used[plan]
+            self._left.pop(plan, None)
             self._calls.clear()
+
+
+def _index(key: PlanKey) -> PlanKey:
+    """Return by what a plan is kept: that of a whole search in the place of one by rule, if nobody asks for this."""
+    return key.searched("") if key.options.search == "full" else key

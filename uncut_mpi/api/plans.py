@@ -81,6 +81,10 @@ class PlanSummary:
         Memory is reserved for each when it is first computed.
     longest_s : float
         Time the planner expects of the longest task.
+    search : str
+        How far a search of ``"auto"`` went (`ScheduleOptions.search`): ``"rule"`` or ``"full"``; empty without one.
+    search_after : int
+        After how many calls of a plan by rule there is a whole search; 0: never.
     """
 
     scheduler: str
@@ -101,13 +105,18 @@ class PlanSummary:
     host_memory: int = 0
     chunks: int = 1
     longest_s: float = 0.0
+    search: str = ""
+    search_after: int = 0
 
     @classmethod
-    def of(cls, planned: Planned, machine: Machine, asked: ScheduleOptions, plan_s: float, tried: int) -> PlanSummary:
-        """Return what one of several plans does, by what their caller asked for and the time that all took (s)."""
+    def of(
+        cls, planned: Planned, machine: Machine, asked: ScheduleOptions, plan_s: float, tried: int, calls: int = 0
+    ) -> PlanSummary:
+        """Return what one of several plans does, by what was asked for, the time that all took (s), `search_after`."""
         schedule, copies = planned.schedule, planned.schedule.copies()
         names = "BAC" if schedule.problem.swapped else "ABC"
         in_host = schedule.softbuf_bytes(Space.HOST).tolist()
+        searched = asked.scheduler == "auto" and schedule.problem.has_product
         return cls(
             scheduler=f"auto ({schedule.scheduler})" if asked.scheduler == "auto" else schedule.scheduler,
             grid=schedule.callers_grid,
@@ -126,6 +135,8 @@ class PlanSummary:
             host_bytes=in_host,
             host_memory=planned.options.host_memory if any(in_host) else 0,
             longest_s=longest_task_s(schedule, copies, machine),
+            search=("rule" if calls else asked.search or "full") if searched else "",
+            search_after=calls,
         )
 
 

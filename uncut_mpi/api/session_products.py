@@ -140,7 +140,7 @@ class Multiplies(MakesMatrices):
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
             key = PlanKey.of(infos_of(operands), choices, **promises)
             open_with(**product_asked("plan", operands, choices._asdict(), promises))
-            plan, _ = self._calls.prepare(key, operands, choices)
+            plan, _ = self._calls.prepare(key.searched(choices.options.search or "full"), operands, choices)
         return GemmPlan(self, self._calls, plan, operands, choices)
 
     def _make_result(

@@ -221,10 +221,10 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
 def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:
     schedule, options = planned.schedule, planned.options
     run, seconds = simulate(schedule, machine), planned.predicted_s
-    limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files).seconds
+    limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files)
     value = metric_of(metric, machine).value(run) if metric != "time" else seconds
-    made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds, limit, value)
-    return Candidate(*made_with, Simulated(run))
+    made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds)
+    return Candidate(*made_with, lambda: limit.seconds, value, Simulated(run))
 
 
 def _check_host(arguments: PlanArguments, machine: Machine) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -135,8 +136,8 @@ class Candidate:
         As those of the schedule; what a search returns has `Schedule.callers_grid`.
     predicted_s : float
         Simulated time.
-    bound_s : float
-        What no schedule on these ranks can beat.
+    bound : callable
+        Returns what no schedule on these ranks can beat (s).
     value : float
         What the metric makes of it; smaller is better.
     run : Simulated or SimulatedInCore
@@ -150,7 +151,7 @@ class Candidate:
     splits: int
     tile: int
     predicted_s: float
-    bound_s: float
+    bound: Callable[[], float]
     value: float
     run: Simulated | SimulatedInCore
     shape: tuple[int, ...] = dataclasses.field(init=False)
@@ -164,6 +165,11 @@ class Candidate:
         if not setting.problem.swapped:
             return self
         return dataclasses.replace(self, options=setting.callers(self.options), grid=self.grid[::-1])
+
+    @property
+    def bound_s(self) -> float:
+        """What no schedule on these ranks can beat."""
+        return self.bound()
 
     @property
     def simulation(self) -> Simulation:

@@ -43,8 +43,21 @@ _MOST_FOR_SMALL_CALLS: Final = 36
 _TRIED_PER_S: Final = 4_000_000
 """So many more for each second by which the best call is longer than a small one."""
 
+_TRIAL_S: Final = 1e-4
+_SEARCH_S: Final = 0.1
+"""What a schedule that is tried and a whole search take at most, about (2 cores of an AMD EPYC)."""
+
 _MOST_TOO_LARGE: Final = 8
 """After so many schedules in a row for which the budget has no room there are hardly any that it has room for."""
+
+
+def search_s(call_s: float) -> float:
+    """Return about how long all is looked for where a call takes so long (s): by counts alone, for equal choices."""
+    return min(_SEARCH_S, _TRIAL_S * _most_tried(call_s))
+
+
+def _most_tried(call_s: float) -> float:
+    return _MOST_FOR_SMALL_CALLS + _TRIED_PER_S * max(0.0, call_s - _SMALL_CALL_S)
 
 
 def default_budget(num_ranks: int) -> int:
@@ -77,7 +90,8 @@ class Evaluation:
 
     def __init__(self, setting: Setting, *, limit: int) -> None:
         self._setting, self._problem, self._machine = setting, setting.problem, setting.machine
-        self._simulations = Simulations(setting.machine)
+        self._by_rule = setting.options.search == "rule"
+        self._simulations = Simulations(setting.machine, at_once=self._by_rule)
         self._metric_name, self._metric = "time", metric_of("time", setting.machine)
         self._results: dict[ScheduleOptions, Candidate | None] = {}  # None: begun, or not taken
         self._alike: dict[Hashable, ScheduleOptions] = {}
@@ -112,7 +126,7 @@ class Evaluation:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be tried."""
-        most = _MOST_FOR_SMALL_CALLS + _TRIED_PER_S * max(0.0, self._fastest_s - _SMALL_CALL_S)
+        most = _most_tried(self._fastest_s)
         return self.spent >= self.limit or self._too_large >= _MOST_TOO_LARGE or len(self.tried) >= most
 
     def found(self, options: ScheduleOptions) -> Candidate | None:
@@ -126,6 +140,10 @@ class Evaluation:
         if ranks not in self._bounds:
             self._bounds[ranks] = self._setting.bound_s(ranks)
         return self._bounds[ranks]
+
+    def _cannot_win(self, options: ScheduleOptions) -> bool:
+        """Return whether a schedule is no better by its bound. To know that takes as long as to try some by rule."""
+        return self._metric_name == "time" and not self._by_rule and self.bound_s(options) >= self.least
 
     def fits(self, options: ScheduleOptions) -> bool:
         """Return whether all ranks have room for the panels of a schedule of `kblocks`."""
@@ -148,7 +166,7 @@ class Evaluation:
         if self.spent + (len(self._begun) + 1) * self._last_tasks > self.limit:
             self.settle()  # near the end of the budget one by one, so that little is made in vain
         self._results[options] = None
-        if not must and (self.is_over or (self._metric_name == "time" and self.bound_s(options) >= self.least)):
+        if not must and (self.is_over or self._cannot_win(options)):
             self.discarded += 1
             return
         try:
@@ -255,4 +273,5 @@ class Evaluation:
         run: Simulated | SimulatedInCore,
     ) -> Candidate:
         value = seconds if self._metric_name == "time" else self._metric.value(run.simulation)
-        return Candidate(options, made.grid, made.splits, made.tile, seconds, self.bound_s(options), value, run)
+        bound = functools.partial(self._setting.bound_s, options.devices or tuple(range(self._setting.num_ranks)))
+        return Candidate(options, made.grid, made.splits, made.tile, seconds, bound, value, run)

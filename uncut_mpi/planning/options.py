@@ -271,6 +271,10 @@ class ScheduleOptions:
         With "auto": how many of the schedules that the search found are tried, in turns, by the first calls of a
         plan (four each), after which it keeps the fastest. 0 and 1 take the search's choice. Sums of k are then
         added in another order from call to call until the choice is made.
+    search : "rule" or "full"
+        How far the search of auto goes. "rule": three schedules, which takes some milliseconds. "full": as long as it
+        is worth a tenth of a second. Left open: `Session.gemm` begins by rule. It looks further when a product was
+        called so often that this takes a tenth of the time of all calls. `Session.plan` and plan look at once.
     metric : str, default time
         What the search of auto minimises. "time": the time of a call. "pdp": the energy of all devices meanwhile,
         idle ones too. "edp": that energy times the time. All but the first need a machine whose watts are known.
@@ -313,6 +317,7 @@ class ScheduleOptions:
     host_memory: int = option(BYTES, default=0)
     blocking: Blocking = Blocking()
     tune: int = option(NUMBER, default=0, most=MOST_TRIED)
+    search: str = option(WORD, default="", words=("rule", "full"))
     metric: str = option(WORD, default="time")
 
     @classmethod
@@ -432,6 +437,7 @@ class ScheduleOptions:
         for name, is_set, why in (
             ("tune", self.tune > 1, "it tries what a search finds"),
             ("metric", self.metric != "time", "a search minimises it"),
+            ("search", bool(self.search), "it says how far a search goes"),
         ):
             if is_set and self.scheduler != "auto":
                 raise ParamError(

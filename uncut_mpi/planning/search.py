@@ -13,6 +13,7 @@ products (`_with_ties_broken`).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Final
@@ -58,6 +59,9 @@ _TILED_PART: Final = 0.5
 
 _HOPELESS: Final = 1.25
 """The best grid of `uncut` that takes so many times as long is not improved."""
+
+_PARTS_BY_RULE: Final = 2
+"""Grids on which matrices in parts stay where they are that are tried where nothing else is looked for."""
 
 _TIME_PART: Final = 0.75
 """What a search by another metric has of the budget for the least time, with which it begins."""
@@ -121,14 +125,15 @@ def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult
         raise PlanError("a search tries schedules of products; C is only scaled here, by `without_product`")
     metric = setting.options.metric
     metric_of(metric, setting.machine)  # before any work
-    made_with = changed(setting.options, tune=0, metric="time")
+    made_with = changed(setting.options, tune=0, search="", metric="time")
     budget = default_budget(setting.num_ranks) if budget_tasks is None else budget_tasks
     with Evaluation(setting, limit=budget) as tried:
-        _Explorer(setting, tried).explore(made_with, budget if metric == "time" else math.ceil(_TIME_PART * budget))
+        first = budget if metric == "time" else math.ceil(_TIME_PART * budget)
+        _Explorer(setting, tried).explore(made_with, first, setting.options.search)
         if metric != "time":
             # Two descents end in different places, and what is fast takes little energy more often than not.
             tried.turn_to(metric)
-            _Explorer(setting, tried).explore(made_with, budget)
+            _Explorer(setting, tried).explore(made_with, budget, setting.options.search)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
     chosen = [one.of_callers_c(setting) for one in _with_ties_broken(found, setting.placement)]
     return SearchResult(chosen, tried.discarded, tried.spent, metric)
@@ -164,12 +169,15 @@ class _Explorer:
         self._dimensions = Dimensions(setting, evaluation, self._sets)
         self._improved: set[tuple[Candidate, str]] = set()
 
-    def explore(self, asked: ScheduleOptions, budget: int) -> None:
-        """Improve what each scheduler chooses by itself, and the best of each other kind."""
+    def explore(self, asked: ScheduleOptions, budget: int, search: str) -> None:
+        """Improve what each scheduler chooses by itself, and the best of each other kind, if all is looked for."""
         if asked.scheduler not in (*SEARCHED, "auto"):  # others have rules of their own
             self._begin_with(asked)
             return
         schedulers = self._schedulers(asked)
+        if search == "rule":
+            self._by_rule(changed(asked, scheduler="kblocks" if "kblocks" in schedulers else schedulers[0]))
+            return
         kblocks, uncut = (changed(asked, scheduler=one) for one in ("kblocks", "uncut"))
         spent = self._evaluation.spent
         self._evaluation.allow(spent + round((1 - _TILED_PART) * (budget - spent)) if len(schedulers) > 1 else budget)
@@ -198,6 +206,19 @@ class _Explorer:
         for one in self._starts(done):
             dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
             self._descend(one, kblocks, [name for name in dimensions if name not in OF_RANKS])
+
+    def _by_rule(self, asked: ScheduleOptions) -> None:
+        """Try what a scheduler chooses by itself; of `kblocks` also all in one block, and each owner alone."""
+        first = self._on_all_ranks(asked)
+        if asked.scheduler == "kblocks" and not self._evaluation.fits(first):
+            first = next(filter(self._evaluation.fits, self._sets.with_room(asked)), first)
+        for usual in self._begin_with(first):
+            if asked.scheduler == "kblocks" and not usual.options.blocking.slots:
+                others = itertools.chain(
+                    itertools.islice(self._dimensions.vary("parts", asked, usual), _PARTS_BY_RULE),
+                    self._dimensions.whole(asked, usual),
+                )
+                self._begin_with(*(changed(usual.options, **one) for one in others))
 
     def _schedulers(self, asked: ScheduleOptions) -> tuple[str, ...]:
         """Return the schedulers to search among. Looking for `uncut`'s best for matrices in parts takes too long."""

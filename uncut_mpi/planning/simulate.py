@@ -160,6 +160,8 @@ class Simulations:
     ----------
     machine : Machine
         As for `simulate`.
+    at_once : bool, optional
+        Whether each is made when it begins, here: for a few, for which a thread takes longer to begin.
 
     Attributes
     ----------
@@ -167,8 +169,8 @@ class Simulations:
         The machine, as the core has it.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, *, at_once: bool = False) -> None:
+        self._machine, self._at_once = machine, at_once
         self.machine = machine_in_core(machine, 0)
         self._native = _native.Simulations(self.machine)
 
@@ -187,6 +189,9 @@ class Simulations:
         ParamError, TopologyError
             As `simulate`, here or at the end; ParamError, too, after the end of the context, or for a second call.
         """
+        if self._at_once:
+            made = simulate(schedule, self._machine)
+            return lambda: made
         _check(schedule, self._machine)
         try:
             ticket = self._native.begin(tables_in_core(schedule))
@@ -211,6 +216,9 @@ class Simulations:
             As `begin`, here or at the end.
         """
         self._machine.typical_gemm_rate(dtype)  # raises where there is none
+        if self._at_once:
+            run.make(self.machine)
+            return lambda: None
         try:
             ticket = self._native.begin_kblocks(run)
         except IndexError:

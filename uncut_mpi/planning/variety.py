@@ -29,6 +29,8 @@ def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     count : int
         At least 1.
     """
+    if count == 1:
+        return [candidates[0]]
     least = candidates[0].value
     worth = [one for one in candidates if one.value <= _WORTH_TRYING * least]
     of_schedulers: dict[str, Candidate] = {}
