@@ -157,12 +157,15 @@ class PlanMaker:
         group, counters = self._group, self._counters
         options = self._options((key,), held)
         before = group.bytes_broadcast
-        told = group.from_root(lambda: self._plan_on_root(key, options, whole=whole))
+        made: list[Schedule] = []  # on rank 0, which need not read what it has written
+        told = group.from_root(lambda: self._plan_on_root(key, options, made, whole=whole))
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         if isinstance(told, Chunks):
             return told
         with agreement.collective(group, "decoding the schedule"):
-            plans = tuple(Plan.of(key, about, Schedule.decode(encoded), group.rank) for about, encoded in told)
+            schedules = made or [Schedule.decode(encoded) for _, encoded in told]
+            several = zip((about for about, _ in told), schedules, strict=True)
+            plans = tuple(Plan.of(key, about, schedule, group.rank) for about, schedule in several)
         counters.planner_calls += 1
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
@@ -216,7 +219,7 @@ class PlanMaker:
         return Setting.of(key.problem, key.placement, self._group.size, self.machine, options, key.private, key.files)
 
     def _plan_on_root(
-        self, key: PlanKey, options: ScheduleOptions, *, whole: bool
+        self, key: PlanKey, options: ScheduleOptions, made: list[Schedule], *, whole: bool
     ) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started, setting = time.perf_counter(), self._setting(key, options)
         chunks = None if whole else cut(setting)
@@ -227,6 +230,7 @@ class PlanMaker:
         if self._verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
+        made += [planned.schedule for planned in several]
         return [
             (PlanSummary.of(planned, self.machine, key.options, plan_s, len(several), calls), planned.schedule.encode())
             for planned in several

@@ -173,11 +173,10 @@ def tasks_of(setting: Setting) -> float:
     """Return how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
     users = user_table(setting.num_ranks, setting.problem, setting.placement)
     staged = bytes_of_pieces(users, location_table(setting.num_ranks), [*setting.private], setting.options.host_memory)
-    planner = kblocks.Planner(setting)
-    if planner.surely_fits and not staged:
+    if setting.surely_fits and not staged:
         return 0
     try:
-        made = planner.prepare(setting.options)
+        made = kblocks.Planner(setting).prepare(setting.options)
         if not staged:
             return made.count(MOST_TASKS) if made.options.blocking.in_rings else 0
         schedule = made.schedule(MOST_TASKS)

@@ -11,7 +11,6 @@ is computed. `schedule` says how, who issues a copy, and which lanes there are.
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Hashable, Sequence
 from typing import Final
@@ -20,13 +19,12 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
-from uncut_mpi.model.parts import elements_of
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import starts_of
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, DealtPanels, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
-from uncut_mpi.planning.limits import MANY_BUFFERS, MAX_TASKS
+from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import cut_to_fit
@@ -168,7 +166,7 @@ class Planner:
         if not options.blocking.block and made.request.tasks_bound > MAX_TASKS:
             how = with_longer_k_blocks(dealt, how)
             made = Prepared(self, dealt, options, how, aligns=aligns)
-        if in_core or aligns or self.surely_fits or options.areas is not None or made.fits:
+        if in_core or aligns or self.setting.surely_fits or options.areas is not None or made.fits:
             return made
         too_large = min(self.setting.room) < 0  # the matrices there are already
         if too_large or not options.blocking.may_be_in_rings:
@@ -190,19 +188,6 @@ class Planner:
         cut = self._cut(len(devices) // how.splits, options)
         k_starts = _k_starts(self.problem, how.splits, options.k_shares)
         return how, DealtPanels(self.setting, self._in_core, cut, devices, k_starts)
-
-    @functools.cached_property
-    def surely_fits(self) -> bool:
-        """Whether every rank has room for all of each product's A, B and C, so that nobody has to look at panels."""
-        problem, count = self.problem, len(self.problem.rectangles)
-        of_a, of_b, _ = (problem.k * dtype.itemsize for dtype in problem.dtypes)
-        needed = sum(
-            (rows[1] - rows[0]) * of_a
-            + (cols[1] - cols[0]) * of_b
-            + 3 * elements_of((rows, cols)) * problem.accumulator.itemsize
-            for rows, cols in problem.rectangles
-        )
-        return 2 * needed + count * MANY_BUFFERS <= min(self.setting.room)
 
     def _cut(self, num_places: int, options: ScheduleOptions) -> Cut:
         """Return how C is cut among so many ranks."""

@@ -21,9 +21,11 @@ from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.locations import Space, location_table
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import elements_of
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import resident_bytes, user_bytes, user_pieces, user_table
+from uncut_mpi.planning.limits import MANY_BUFFERS
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule, native_tables
 from uncut_mpi.units import bytes_text
@@ -171,6 +173,19 @@ class Setting:
             f"rank {rank} {verb} {bytes_text(there + needed)} of device memory ({whose}), and "
             f"{bytes_text(there + room)} are available, {bytes_text(needed - room)} too few: {mend}"
         )
+
+    @property
+    def surely_fits(self) -> bool:
+        """Whether every rank has room for all of each product's A, B and C, so that nobody has to look at panels."""
+        problem, count = self.problem, len(self.problem.rectangles)
+        of_a, of_b, _ = (problem.k * dtype.itemsize for dtype in problem.dtypes)
+        needed = sum(
+            (rows[1] - rows[0]) * of_a
+            + (cols[1] - cols[0]) * of_b
+            + 3 * elements_of((rows, cols)) * problem.accumulator.itemsize
+            for rows, cols in problem.rectangles
+        )
+        return 2 * needed + count * MANY_BUFFERS <= min(self.room)
 
     def schedule(self, buffers: np.ndarray, tables: Sequence[np.ndarray], **about: Any) -> Schedule:
         """Return a schedule of some buffers and the tables that a native scheduler made (`native_tables`)."""
