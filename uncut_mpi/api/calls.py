@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -73,8 +73,12 @@ class Call:
 
     Parameters
     ----------
+    plan : Plan, Trial or Chunked
+        By what all ranks run.
+    keep : callable
+        Takes the plan that comes in its place.
     binding : Binding
-        What it runs.
+        What it runs first.
     planned : bool
         Whether something was planned or bound for it, so that ranks meet again before it begins.
     traced : bool
@@ -86,13 +90,25 @@ class Call:
         Once it is finished: what this rank did.
     """
 
-    __slots__ = ("_began", "_binding", "_calls", "_patience_s", "_planned", "_request", "_run", "_traced", "report")
+    __slots__ = (
+        *("_began", "_binding", "_calls", "_keep", "_patience_s", "_plan", "_planned", "_request", "_run", "_traced"),
+        "report",
+    )
 
     report: ExecutionReport
 
-    def __init__(self, calls: Calls, request: Request, binding: Binding, planned: bool, traced: bool) -> None:
-        self._calls, self._request, self._binding = calls, request, binding
-        self._planned, self._traced = planned, traced
+    def __init__(
+        self,
+        calls: Calls,
+        request: Request,
+        plan: AnyPlan,
+        keep: Callable[[AnyPlan], None],
+        binding: Binding,
+        planned: bool,
+        traced: bool,
+    ) -> None:
+        self._calls, self._request, self._plan, self._keep = calls, request, plan, keep
+        self._binding, self._planned, self._traced = binding, planned, traced
         self._began = False
 
     def start(self, *, waits: bool = False) -> None:
@@ -168,11 +184,9 @@ class Call:
 class TriedCall(Call):
     """A call by one of several plans, of which the fastest is looked for (`ScheduleOptions.tune`)."""
 
-    __slots__ = ("_keep", "_started_s", "_trial")
+    __slots__ = ("_started_s",)
 
-    def __init__(self, trial: Trial, keep: Callable[[AnyPlan], None], *about: Any) -> None:
-        super().__init__(*about)
-        self._trial, self._keep = trial, keep
+    _plan: Trial
 
     def start(self, *, waits: bool = False) -> None:
         """See `Call.start`."""
@@ -181,7 +195,7 @@ class TriedCall(Call):
 
     def finish(self) -> None:
         """See `Call.finish`; what is kept then is what the next call runs."""
-        calls, trial = self._calls, self._trial
+        calls, trial = self._calls, self._plan
         try:
             super().finish()
         except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
@@ -194,18 +208,20 @@ class TriedCall(Call):
 class ChunkedCall(Call):
     """A product of chunks, one after another under one turn; `finish` binds and makes those after the first."""
 
-    __slots__ = ("_chunked", "_results")
+    __slots__ = ("_results",)
 
-    def __init__(self, chunked: Chunked, *about: Any) -> None:
+    _plan: Chunked
+
+    def __init__(self, *about: Any) -> None:
         super().__init__(*about)
-        self._chunked, self._results = chunked, list[CallResult]()
+        self._results = list[CallResult]()
 
     def finish(self) -> None:
         """See `Call.finish`; the report is of the first chunk."""
         self._end()
         first = self.report
-        for number in range(1, len(self._chunked.keys)):
-            self._binding, self._planned = self._calls.bind_chunk(self._chunked, self._request, number)
+        for number in range(1, len(self._plan.keys)):
+            self._binding, self._planned = self._calls.bind_chunk(self._plan, self._request, number)
             self._traced = False
             if not self._planned:  # else `start` does so: what it overwrites all have used
                 self._calls.group.barrier()
@@ -227,7 +243,11 @@ class ChunkedCall(Call):
 
     def progress(self) -> float:
         """See `Call.progress`."""
-        return (len(self._results) + super().progress()) / len(self._chunked.keys)
+        return (len(self._results) + super().progress()) / len(self._plan.keys)
+
+
+_CALLS: Final[dict[type, type[Call]]] = {Plan: Call, Trial: TriedCall, Chunked: ChunkedCall}
+"""What makes a call by each kind of plan."""
 
 
 class Calls:
@@ -323,12 +343,38 @@ class Calls:
         traced : bool, default False
             Take the times of this rank's tasks.
         """
+        binding, all_ready = self._meet(request, plan)
+        try:
+            self.turns.acquire(self._arrival_timeout_s)
+        except StallError:
+            self.gate.broken = True  # some ranks may hold their devices by now
+            raise
+        written = request.matrices[2].info
+        try:
+            if not all_ready:
+                plan, binding = self.prepare(plan, request.matrices, request.choices)
+            assert not isinstance(plan, PlanKey)  # just prepared
+            assert binding is not None  # ready or just prepared
+            keep(plan)
+            if written.file:
+                self.store.begin_writing(written)
+            self.now = call = _CALLS[type(plan)](self, request, plan, keep, binding, not all_ready, traced)
+            return call
+        except BaseException:
+            if written.file:
+                self.store.refuse_writing(written)
+            self.turns.release()
+            raise
+
+    def _meet(self, request: Request, plan: AnyPlan | PlanKey) -> tuple[Binding | None, bool]:
+        """Meet the ranks in this call; return what is bound to its matrices here, and whether all have that."""
         error: BaseException | None = None
         binding: Binding | None = None
         digest = _NO_DIGEST
         matrices, scalars = request.matrices, request.scalars
         try:
-            dtype = matrices[2].info.dtype
+            a, b, c = matrices
+            dtype = c.info.dtype
             if dtype is not DType.f64 or complex in map(type, scalars):
                 scalars.check(dtype)
             binding = self.binder.find(plan, matrices)
@@ -339,39 +385,13 @@ class Calls:
                 if not isinstance(plan, PlanKey):
                     binding = self.binder.find(plan.now, plan.begins_with(matrices, request.choices))
             self.backend.await_caller()
-            a, b, c = matrices
             if a.info.file or b.info.file or c.info.file:
                 self.store.check_files(matrices)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
-        all_ready = self.gate.open(
+        return binding, self.gate.open(
             request.call, request.asked, digest, epoch=self.binder.flags.epoch, ready=binding is not None, error=error
         )
-        turns = self.turns
-        try:
-            turns.acquire(self._arrival_timeout_s)
-        except StallError:
-            self.gate.broken = True  # some ranks may hold their devices by now
-            raise
-        try:
-            if c.info.file:
-                self.store.begin_writing(c.info)
-            if not all_ready:
-                plan, binding = self.prepare(plan, matrices, request.choices)
-            assert not isinstance(plan, PlanKey)  # just prepared
-            assert binding is not None  # ready or just prepared
-            keep(plan)
-            if isinstance(plan, Plan):
-                call = Call(self, request, binding, not all_ready, traced)
-            elif isinstance(plan, Trial):
-                call = TriedCall(plan, keep, self, request, binding, not all_ready, traced)
-            else:
-                call = ChunkedCall(plan, self, request, binding, not all_ready, traced)
-            self.now = call
-            return call
-        except BaseException:
-            turns.release()
-            raise
 
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
         """Make a plan if there is none, and bind to matrices that by which the next call begins. Collective."""

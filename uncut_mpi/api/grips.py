@@ -200,7 +200,8 @@ class Held:
     opened: list[bytes] = dataclasses.field(default_factory=list)  # handles of peers' parts
     unfinished: bool = False  # a file that has no name yet
     written: bool = False  # whether a call has written it to its end
-    failed: list[Rectangle] = dataclasses.field(default_factory=list)  # what calls began to write and did not end
+    failed: list[Rectangle] = dataclasses.field(default_factory=list)  # what calls were to write and did not
+    unwritten: list[Rectangle] = dataclasses.field(default_factory=list)  # of such a file, what no call has written
     output: Discardable | None = None  # of such a file; rank 0 makes it, others help
     lost: bool = False  # a file that could not be completed and is gone
 

@@ -43,7 +43,7 @@ from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
-from uncut_mpi.model.parts import BoundLayout, Order, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part, common
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
@@ -164,6 +164,7 @@ class MatrixStore:
             with contextlib.suppress(OSError):  # then an error of this rank alone leaves it to rank 0
                 output = Discardable(file.open_path, os.dup(windows[0].descriptor)) if windows else None
         held.unfinished, held.output = bool(file.open_path), output
+        held.unwritten = [((0, file.rows), (0, file.cols))] if held.unfinished else []
         return matrix
 
     # -- using -------------------------------------------------------------------------------
@@ -210,11 +211,18 @@ class MatrixStore:
         """Note that a matrix is being written; a file of which some is not written to its end gets no name. Local."""
         self._held[info.number].failed.append((info.seen.rows, info.seen.cols))
 
+    def refuse_writing(self, info: MatrixInfo) -> None:
+        """Note that a matrix is not written, as it was to be; what an earlier call has written stays good. Local."""
+        held, seen = self._held[info.number], (info.seen.rows, info.seen.cols)
+        held.failed += [shared for one in held.unwritten if (shared := common(one, seen))]
+
     def end_writing(self, info: MatrixInfo) -> None:
         """Note that a matrix has been written to its end. Local."""
         held = self._held[info.number]
         held.written = True
-        held.failed = [rest for one in held.failed for rest in info.seen.not_of(one)]
+        held.failed, held.unwritten = (
+            [rest for one in some for rest in info.seen.not_of(one)] for some in (held.failed, held.unwritten)
+        )
 
     # -- releasing ---------------------------------------------------------------------------
 
