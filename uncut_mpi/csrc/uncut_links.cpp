@@ -1,9 +1,40 @@
-// Links, and chains of them over relays where a link is slow.
-#include "uncut_state.hpp"
+#include "uncut_links.hpp"
+
+#include <initializer_list>
 
 namespace uncut {
 
-Link Scheduler::make_link(int source, int destination) const {
+Links::Links(const Input &in)
+    : in_(in),
+      ends_(in.locations.num_ends()),
+      locations_(in.locations.count()),
+      free_(index(ends_, 0) + in.num_ranks, 0),
+      links_(static_cast<std::size_t>(locations_) * locations_) {
+    if (!in.max_hops) return;
+    for (auto &table : detour_at_)
+        table.assign(links_.size(), unknown);
+    ports_at_.resize(index(ends_, 0));
+    for (const auto &[port, source, destination, weight] : in.port_uses)
+        ports_at_[index(source, destination)].emplace_back(port, weight);
+}
+
+Chunks Links::chunks(int matrix, const Region &r, std::size_t destinations) const {
+    const std::int64_t bytes = r.elements() * in_.itemsize(matrix);
+    if (destinations < 2) return {1, bytes};
+    const Chunks most = relayed_chunks(matrix, r);
+    if (in_.chunks_per_hop == 0) return most;
+    const int count = std::min(most.count, in_.chunks_per_hop * (static_cast<int>(destinations) - 1));
+    return {count, (bytes + count - 1) / count};
+}
+
+Chunks Links::relayed_chunks(int matrix, const Region &r) const {
+    const std::int64_t bytes = r.elements() * in_.itemsize(matrix);
+    const auto count = static_cast<int>(
+        std::clamp<std::int64_t>(std::min(r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes), 1, in_.chunks));
+    return {count, (bytes + count - 1) / count};
+}
+
+Link Links::make_link(int source, int destination) const {
     Link l;
     l.source = source;
     l.destination = destination;
@@ -31,7 +62,7 @@ Link Scheduler::make_link(int source, int destination) const {
 }
 
 // Slows legs that are busy at once, each with the same bytes per second, to what their ports let through.
-void Scheduler::share_ports(std::array<Link, most_relays + 1> &legs, int count) const {
+void Links::share_ports(std::array<Link, most_relays + 1> &legs, int count) const {
     if (in_.port_uses.empty()) return;
     auto weight_of = [&](const Link &l, int port) {
         double sum = 0;
@@ -56,7 +87,7 @@ void Scheduler::share_ports(std::array<Link, most_relays + 1> &legs, int count) 
 
 // What the fastest link out of a location, or into it, takes for one chunk of a whole tile while nothing else is on its
 // way. `bytes` are the same for all tiles of a matrix.
-Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t bytes) {
+Time Links::least_leg(int matrix, int location, bool outward, std::int64_t bytes) {
     std::vector<Time> &known = least_legs_[matrix][outward];
     if (known.empty()) known.assign(locations_, -1);
     Time &least = known[location];
@@ -72,18 +103,17 @@ Time Scheduler::least_leg(int matrix, int location, bool outward, std::int64_t b
 
 // Looks for a chain over relays that is much faster than a link, for a whole tile while nothing else is on its way. Of
 // equally fast ones the shorter, then the one of lower ranks. Returns its index, or -1.
-std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
+std::int32_t Links::find_detour(int matrix, int source, int destination) {
     const Region r{-1, 0, 0, in_.tile_shape[matrix][0], in_.tile_shape[matrix][1]};
     if (source == destination || r.empty()) return -1;
     std::array<Link, most_relays + 1> direct{link(source, destination)};
     share_ports(direct, 1);
     const auto limit =
-        static_cast<Time>(static_cast<double>(cost(direct[0], chunk_bytes_of(matrix, r, 1))) * in_.relay_gain);
-    const int chunks = relay_chunks_of(matrix, r);
-    const std::int64_t bytes = chunk_bytes_of(matrix, r, chunks);
+        static_cast<Time>(static_cast<double>(cost(direct[0], chunks(matrix, r, 1).bytes)) * in_.relay_gain);
+    const Chunks parts = relayed_chunks(matrix, r);
     // Of most links no chain can be faster, by its first and its last leg alone.
-    if (chunks * std::max(least_leg(matrix, source, true, bytes), least_leg(matrix, destination, false, bytes)) > limit)
-        return -1;
+    const Time first = least_leg(matrix, source, true, parts.bytes);
+    if (parts.count * std::max(first, least_leg(matrix, destination, false, parts.bytes)) > limit) return -1;
     Time best = limit + 1;
     Detour found;
     auto consider = [&](std::initializer_list<int> relays) {
@@ -95,19 +125,16 @@ std::int32_t Scheduler::find_detour(int matrix, int source, int destination) {
         }
         d.leg[d.relays] = link(at, destination);
         share_ports(d.leg, d.relays + 1);
-        Arrival arrival{0, 0};
-        for (int l = 0; l <= d.relays; ++l)
-            arrival = next_hop(arrival, 0, cost(d.leg[l], bytes), chunks);
-        if (arrival.last < best) {
-            best = arrival.last;
-            found = d;
-        }
+        const Time last = over(d, {0, 0}, parts, true).last;
+        if (last >= best) return;
+        best = last;
+        found = d;
     };
     for (int x = 0; x < in_.num_ranks; ++x)
         if (x != source && x != destination) consider({x});
     for (int x = 0; in_.max_hops > 1 && x < in_.num_ranks; ++x) {
         if (x == source || x == destination) continue;
-        if (chunks * cost(link(source, x), bytes) >= best) continue;
+        if (parts.count * cost(link(source, x), parts.bytes) >= best) continue;
         for (int y = 0; y < in_.num_ranks; ++y)
             if (y != source && y != destination && y != x) consider({x, y});
     }

@@ -1,95 +1,132 @@
-// Tiles of C: fetched, combined and written back.
-#include "uncut_state.hpp"
+#include "uncut_result.hpp"
+
+#include <array>
+#include <cmath>
+#include <span>
 
 namespace uncut {
 
-// To a holder of a tile, or from there.
-Scheduler::CWay Scheduler::c_way(const Worker &w, int i, int j, std::int32_t piece, bool inward, Time not_before) {
+Result::Result(const Input &in, const Tiling &tiling, Links &links, Records &records)
+    : in_(in),
+      tiling_(tiling),
+      links_(links),
+      records_(records),
+      is_input_(in.reads_c && !in.lazy && !in.rounds_c()),
+      opened_(tiling.workers().size(), 0) {
+    for (const Worker &w : tiling.workers()) {
+        tiles_.emplace_back(w.num_c());
+        for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
+            for (int i = 0; i < w.mt; ++i) {
+                CTile &c = tile(w, i, j);
+                c.piece = piece = tiling.piece_of(matrix_c, w.rows(i), w.cols(j), piece);
+                c.home = tiling.home_of(matrix_c, piece, w.rank);
+            }
+    }
+}
+
+Result::CWay Result::find_way(const Worker &w, int i, int j, std::int32_t piece, bool inward, Time not_before) {
     const int holder = in_.pieces[matrix_c][piece].origin.location, from = inward ? holder : w.rank,
               to = inward ? w.rank : holder;
-    const auto arrival = [&](const CWay &way, bool idle) {
-        return over(way.path, {not_before, not_before}, way.chunk_bytes, way.chunks, idle).last;
+    const Region tile = held_region(w, i, j, piece);
+    CWay way{{}, links_.chunks(matrix_c, tile, 1)};
+    const auto arrival = [&](const CWay &one, bool idle) {
+        return links_.over(one.path, {not_before, not_before}, one.chunks, idle).last;
     };
-    const Region tile = held_c_region(w, i, j, piece);
-    CWay way{{}, 1, chunk_bytes_of(matrix_c, tile, 1)};
-    Link &direct = way.path.leg[0] = link(from, to);
+    Link &direct = way.path.leg[0] = links_.link(from, to);
     if (!inward && in_.overlap) {
         direct.resource = direct.at;  // results have a lane of their own
-    } else if (!inward && !in_host(to)) {
-        direct.issuer = w.rank, direct.resource = resource_of(w.rank);
+    } else if (!inward && !links_.in_host(to)) {
+        direct.issuer = w.rank, direct.resource = links_.resource_of(w.rank);
     }
-    const Detour *d = detour(matrix_c, from, to);
-    const auto keeps = [&](int relay) { return can_keep(relay, matrix_c); };
+    const Detour *d = links_.detour(matrix_c, from, to);
+    const auto keeps = [&](int relay) { return records_.can_keep(relay, matrix_c); };
     if (d && std::all_of(d->relay.begin(), d->relay.begin() + d->relays, keeps)) {
-        const int chunks = relay_chunks_of(matrix_c, tile);
-        const CWay relayed{*d, chunks, chunk_bytes_of(matrix_c, tile, chunks)};
-        if (arrival(relayed, blind()) < arrival(way, blind())) way = relayed;
+        const CWay relayed{*d, links_.relayed_chunks(matrix_c, tile)};
+        if (arrival(relayed, links_.blind()) < arrival(way, links_.blind())) way = relayed;
     }
     way.arrival = arrival(way, false);
     return way;
 }
 
-Time Scheduler::copy_c(Worker &w, int i, int j, std::int32_t piece, bool inward, CPlace place, std::int32_t awaited,
-                       Time not_before, std::int32_t &task) {
-    const CWay way = c_way(w, i, j, piece, inward, not_before);
-    const Region own = c_region(w, i, j, place);
-    const std::int32_t local = writer_.regions(own, way.chunks),
-                       user = writer_.regions(held_c_region(w, i, j, piece), way.chunks);
-    std::vector<LegCopies> &hops = copies_;
-    hops.clear();
+Region Result::region(const Worker &w, int i, int j, Place place) {
+    const CTile &c = tile(w, i, j);
+    if (place == Place::user) return held_region(w, i, j, c.home);
+    const auto buffer = static_cast<int>((place == Place::panel ? in_.c_panel : in_.c_staging)[w.rank]);
+    return {buffer, w.panels[side_a].place[i], w.panels[side_b].place[j], w.rows(i).size(), w.cols(j).size()};
+}
+
+Result::Done Result::copy(const Worker &w, int i, int j, std::int32_t piece, bool inward, Place place,
+                          std::int32_t awaited, Time not_before) {
+    const CWay way = find_way(w, i, j, piece, inward, not_before);
+    const int relays = way.path.relays, chunks = way.chunks.count;
+    const Region own = region(w, i, j, place);
+    TableWriter &writer = records_.writer();
+    const std::int32_t local = writer.regions(own, chunks), user = writer.regions(held_region(w, i, j, piece), chunks);
+    copies_.clear();
     Arrival arrival{not_before, not_before};
-    for (int l = 0; l <= way.path.relays; ++l) {
+    for (int l = 0; l <= relays; ++l) {
         const Link &leg = way.path.leg[l];
-        LegCopies hop{.lane = lane_for_copy(leg, !inward), .parent = l - 1, .awaits = awaited};
-        hop.read = l > 0 ? hops[l - 1].write : inward ? user : local;
-        hop.write = l == way.path.relays
-                        ? (inward ? local : user)
-                        : writer_.regions(keep_copy(way.path.relay[l], matrix_c, own).region, way.chunks);
-        hops.push_back(hop);
-        Time &until = free_[leg.resource];
-        arrival = next_hop(arrival, until, cost(leg, way.chunk_bytes), way.chunks);
-        until = arrival.last;
+        LegCopies hop{.lane = records_.copy_lane_of(leg, !inward), .parent = l - 1, .awaits = awaited};
+        hop.read = l > 0 ? copies_[l - 1].write : inward ? user : local;
+        hop.write = l == relays ? (inward ? local : user)
+                                : writer.regions(records_.keep(way.path.relay[l], matrix_c, own), chunks);
+        copies_.push_back(hop);
+        arrival = next_hop(arrival, links_.busy_until(leg), cost(leg, way.chunks.bytes), chunks);
+        links_.take(leg, arrival.last);
     }
-    copy_chunks(hops, way.chunks);
-    task = hops.back().brought;
-    end_ = std::max(end_, way.arrival);
-    return way.arrival;
+    records_.copy_chunks(copies_, chunks);
+    return {copies_.back().brought, way.arrival};
 }
 
-// Brings a tile to all who hold it but the rank that has formed it.
-void Scheduler::write_back(Worker &w, const CTile &c, int i, int j, CPlace place, std::int32_t awaited,
-                           Time not_before) {
-    const auto last = c.piece + static_cast<std::int32_t>(in_.pieces[matrix_c][c.piece].holders);
-    std::int32_t task = -1;
-    for (std::int32_t piece = c.piece; piece < last; ++piece)
-        if (piece != c.home) copy_c(w, i, j, piece, false, place, awaited, not_before, task);
+void Result::fetch(const Worker &w, CTile &c, int i, int j) {
+    const Done done = copy(w, i, j, c.piece, true, in_place(c), -1, 0);
+    c.fetch = done.task;
+    c.fetched = done.end;
 }
 
-void Scheduler::open(Worker &w, CTile &c, int i, int j) {
-    c.lane = lane_for_compute(w.rank, in_.overlap ? w.opened % in_.compute_lanes : 0);
-    ++w.opened;
-    if (fetches(c) && !in_.lazy) c.fetched = copy_c(w, i, j, c.piece, true, in_place(c), -1, 0, c.fetch);
-    if (!track_known_) return;
-    ReadyHeap &waiting = w.waiting[c_index(w, i, j)];
-    for (; !waiting.empty(); waiting.pop())
-        w.pending.push(waiting.top());
+bool Result::open(const Worker &w, int i, int j) {
+    CTile &c = tile(w, i, j);
+    if (c.progress > 0) return false;
+    c.lane = records_.compute_lane_of(w.rank, in_.overlap ? opened_[w.number] % in_.compute_lanes : 0);
+    ++opened_[w.number];
+    if (fetches(c) && !in_.lazy) fetch(w, c, i, j);
+    c.sum = records_.writer().region(region(w, i, j, sum_place(c)));
+    return true;
 }
 
-void Scheduler::close(Worker &w, CTile &c, int i, int j) {
-    const std::int64_t elements = row_extent(w, i).size() * col_extent(w, j).size();
-    const bool combines = in_.rounds_c() || (in_.lazy && fetches(c));
-    if (fetches(c) && in_.lazy) c.fetched = copy_c(w, i, j, c.piece, true, in_place(c), -1, 0, c.fetch);
-    if (combines) {
-        const std::array<Operand, 3> operands{{{c_region(w, i, j, out_place(c))},
-                                               {c_region(w, i, j, CPlace::panel)},
-                                               {c_region(w, i, j, in_place(c)), beta}}};
+Result::Done Result::add(const Worker &w, const Subproblem &s, const Router::Source &a, const Router::Source &b) {
+    CTile &c = tile(w, s.i, s.j);
+    const bool first = c.progress == 0, awaits_c = first && is_input_;
+    const bool beta_now = first && in_.reads_c && !in_.rounds_c() && (c.home >= 0 || is_input_);
+    const std::array<OperandRecord, 4> operands{
+        {{c.sum, one}, {a.region, alpha, in_.op_a}, {b.region, one, in_.op_b}, {c.sum, beta_now ? beta : one}}};
+    const std::array awaits{a.task, b.task, awaits_c ? c.fetch : -1};
+    const std::size_t count = first && !beta_now ? 3 : 4;  // without what is added to
+    c.last = records_.writer().task(gemm_task, c.lane, -1, std::span(operands).first(count), awaits);
+    const double flops = 2.0 * static_cast<double>(w.rows(s.i).size()) * static_cast<double>(w.cols(s.j).size()) *
+                         static_cast<double>(tiling_.k(s.p).size());
+    c.computed = links_.compute(w.rank, std::max({a.eta, b.eta, awaits_c ? c.fetched : 0}),
+                                std::llround(flops * in_.ps_per_flop[w.rank]));
+    const Done product{c.last, c.computed};
+    if (++c.progress == tiling_.kt()) close(w, c, s.i, s.j);
+    return product;
+}
+
+// Combines what is summed, and brings the tile to all who hold it but the rank that has formed it.
+void Result::close(const Worker &w, CTile &c, int i, int j) {
+    if (fetches(c) && in_.lazy) fetch(w, c, i, j);
+    if (in_.rounds_c() || (in_.lazy && fetches(c))) {
+        const std::array<Operand, 3> operands{
+            {{region(w, i, j, out_place(c))}, {region(w, i, j, Place::panel)}, {region(w, i, j, in_place(c)), beta}}};
         const std::size_t regions = in_.reads_c ? 3 : 2;
-        const std::int64_t bytes =
-            elements * (bytes_of(in_.accumulator()) + (in_.reads_c ? 2 : 1) * in_.itemsize(matrix_c));
-        c.last = writer_.task(combine_task, c.lane, std::span(operands).first(regions), {&c.fetch, 1});
-        c.computed = run_on(w.rank, std::max(c.fetched, c.computed), combine_time(w.rank, bytes));
+        const std::int64_t bytes = w.rows(i).size() * w.cols(j).size() *
+                                   (bytes_of(in_.accumulator()) + (in_.reads_c ? 2 : 1) * in_.itemsize(matrix_c));
+        c.last = records_.writer().task(combine_task, c.lane, std::span(operands).first(regions), {&c.fetch, 1});
+        c.computed = links_.compute(w.rank, std::max(c.fetched, c.computed), links_.combine_time(w.rank, bytes));
     }
-    write_back(w, c, i, j, out_place(c), c.last, c.computed);
+    const auto last = c.piece + static_cast<std::int32_t>(in_.pieces[matrix_c][c.piece].holders);
+    for (std::int32_t piece = c.piece; piece < last; ++piece)
+        if (piece != c.home) copy(w, i, j, piece, false, out_place(c), c.last, c.computed);
 }
 
 }  // namespace uncut

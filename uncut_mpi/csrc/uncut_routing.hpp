@@ -6,7 +6,6 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <vector>
 
 namespace uncut {
@@ -27,43 +26,6 @@ struct Arrival {
 // Most ranks that a hop may be relayed over.
 inline constexpr int most_relays = 2;
 
-// One link of a hop: when it is free, and what one chunk takes on it.
-struct HopLink {
-    Time free = 0, cost = 0;
-};
-
-// The other way between two destinations, over relays.
-struct RelayedHop {
-    int legs = 0;
-    std::array<HopLink, most_relays + 1> leg;
-};
-
-// A hop into a destination, from the best source.
-struct FirstHop {
-    int source = -1;
-    bool relayed = false;
-    Arrival arrival{0, 0};
-};
-
-struct NextHop {
-    HopLink direct;
-    int other = -1;  // of the relayed hops; -1: there is none
-};
-
-// The hops a chain over n destinations may be made of.
-struct Hops {
-    std::vector<FirstHop> first;
-    std::vector<NextHop> next;  // [from * n + to]
-    std::vector<RelayedHop> relayed;
-
-    void resize(std::size_t n) {
-        first.assign(n, {});
-        next.assign(n * n, {});
-        relayed.clear();
-    }
-    std::size_t size() const { return first.size(); }
-};
-
 // Chunks pass one after the other at constant cost. So a hop ends either `chunks` costs after it could start or one
 // cost after the last chunk reached its source, whichever is later.
 inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {
@@ -73,37 +35,24 @@ inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {
 
 class ChainSearch {
   public:
-    // Writes the order (indices of destinations) with the earliest last arrival; of equal ones the
+    // Writes the order (indices of so many destinations) with the earliest last arrival; of equal ones the
     // least sum of arrivals, then the lexicographically first (greedy insertion: the earliest
-    // position).
-    void run(const Hops &hops, int chunks, std::vector<int> &order) {
-        hops_ = &hops;
-        chunks_ = chunks;
-        const int n = static_cast<int>(hops.size());
+    // position). `hop` says when chunks are at a destination, from which one (-1: from the best source) and when.
+    template <class Hop>
+    void run(int n, const Hop &hop, std::vector<int> &order) {
         best_last_ = best_sum_ = never;
         order.clear();
         if (n == 1) {
             order.push_back(0);
         } else if (n <= exhaustive_destinations) {
             used_.fill(false);
-            extend(n, 0, {0, 0}, 0, order);
+            extend(n, hop, 0, {0, 0}, 0, order);
         } else {
-            insert(n, order);
+            insert(n, hop, order);
         }
     }
 
   private:
-    Arrival hop(int from, int to, Arrival before) const {
-        if (from < 0) return hops_->first[to].arrival;
-        const NextHop &of = hops_->next[static_cast<std::size_t>(from) * hops_->size() + to];
-        const Arrival direct = next_hop(before, of.direct.free, of.direct.cost, chunks_);
-        if (of.other < 0) return direct;
-        const RelayedHop &other = hops_->relayed[of.other];
-        for (int l = 0; l < other.legs; ++l)
-            before = next_hop(before, other.leg[l].free, other.leg[l].cost, chunks_);
-        return before.last < direct.last ? before : direct;
-    }
-
     // Whether a chain is the best one so far, which it then is.
     bool improves(Time last, Time sum) {
         if (last > best_last_ || (last == best_last_ && sum >= best_sum_)) return false;
@@ -112,7 +61,8 @@ class ChainSearch {
         return true;
     }
 
-    void extend(int n, int depth, Arrival before, Time sum, std::vector<int> &order) {
+    template <class Hop>
+    void extend(int n, const Hop &hop, int depth, Arrival before, Time sum, std::vector<int> &order) {
         if (depth == n) {
             if (improves(before.last, sum)) order.assign(path_.begin(), path_.begin() + n);
             return;
@@ -123,12 +73,13 @@ class ChainSearch {
             if (after.last > best_last_) continue;  // arrivals never decrease along a chain
             used_[to] = true;
             path_[depth] = to;
-            extend(n, depth + 1, after, sum + after.last, order);
+            extend(n, hop, depth + 1, after, sum + after.last, order);
             used_[to] = false;
         }
     }
 
-    void insert(int n, std::vector<int> &order) {
+    template <class Hop>
+    void insert(int n, const Hop &hop, std::vector<int> &order) {
         for (int to = 0; to < n; ++to) {
             best_last_ = best_sum_ = never;
             std::size_t place = 0;
@@ -149,8 +100,6 @@ class ChainSearch {
         }
     }
 
-    const Hops *hops_ = nullptr;
-    int chunks_ = 1;
     Time best_last_ = never, best_sum_ = never;
     std::array<bool, exhaustive_destinations> used_{};
     std::array<int, exhaustive_destinations> path_{};

@@ -1,0 +1,135 @@
+// How A, B and C are cut into tiles, which ranks compute, and where they read tiles of A and B. All of it is settled
+// before the first task is made.
+#pragma once
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "uncut_scheduler.hpp"
+
+namespace uncut {
+
+enum Side { side_a = 0, side_b = 1 };
+
+// The tiles of an extent. Those of a kind have the same size, and who holds what of one of them holds it of all.
+struct Cuts {
+    std::vector<std::int64_t> edges;
+    std::vector<int> kinds;
+    int count() const { return static_cast<int>(kinds.size()); }
+    Extent operator[](int tile) const { return {edges[tile], edges[tile + 1]}; }
+};
+
+// A tile of A or B, which a grid row (of A) or column (of B) shares: the `outer`-th one of its rows of op(A) or columns
+// of op(B), and the `p`-th one along k.
+struct Tile {
+    int side, group, outer, p;
+    std::size_t at;  // in tables of the group's tiles
+};
+
+struct Subproblem {
+    int i, j, p;
+};
+
+// Where one rank reads A or B.
+struct Panel {
+    int buffer = -1;
+    std::vector<std::int64_t> place;  // per row or column of tiles, where it begins there; -1: not needed
+    std::vector<std::int32_t> home;   // of each tile the piece on its own device, read in place; -1: there is none
+};
+
+// A rank that computes.
+struct Worker {
+    int number = 0, rank = 0;
+    std::array<int, 2> group{};  // its grid row and column
+    int mt = 0, nt = 0;
+    std::array<const Cuts *, 2> cuts{};  // of its rows and columns
+    std::vector<std::int64_t> owned;     // the tiles of C that it computes, in order; empty: all
+    std::array<Panel, 2> panels;
+    Extent rows(int i) const { return (*cuts[side_a])[i]; }
+    Extent cols(int j) const { return (*cuts[side_b])[j]; }
+    std::size_t num_c() const { return static_cast<std::size_t>(mt) * nt; }
+    std::size_t c_index(int i, int j) const { return static_cast<std::size_t>(j) * mt + i; }
+};
+
+class Tiling {
+  public:
+    explicit Tiling(const Input &in);
+
+    const std::vector<Worker> &workers() const { return workers_; }
+    int kt() const { return kt_; }
+    Extent k(int p) const { return k_cuts_[p]; }
+    int kind_of_k(int p) const { return k_cuts_.kinds[p]; }
+    // How many there are of rows, columns and steps of k.
+    const std::array<std::size_t, 3> &num_kinds() const { return num_kinds_; }
+    std::size_t kind_of_c(const Worker &w, int i, int j) const {
+        return w.cuts[side_a]->kinds[i] * num_kinds_[side_b] + w.cuts[side_b]->kinds[j];
+    }
+
+    std::size_t tile_index(int outer, int p) const { return static_cast<std::size_t>(outer) * kt_ + p; }
+    Tile tile(const Worker &w, int side, int outer, int p) const {
+        return {side, w.group[side], outer, p, tile_index(outer, p)};
+    }
+    std::size_t num_groups(int side) const { return sharers_[side].size(); }
+    std::size_t num_tiles(int side, int group) const { return origins_[side][group].size(); }
+    // By their numbers, the workers that share a group's tiles.
+    const std::vector<int> &sharers(int side, int group) const { return sharers_[side][group]; }
+    const Worker &worker_of(int rank) const { return workers_[workers_of_rank_[rank]]; }
+    // The one at a location that needs a tile, if there is one.
+    const Worker *sharer(const Tile &t, int location) const {
+        const int number = in_.locations.in_host(location) ? -1 : workers_of_rank_[location];
+        if (number < 0) return nullptr;
+        const Worker &w = workers_[number];
+        return w.group[t.side] == t.group && w.panels[t.side].place[t.outer] >= 0 ? &w : nullptr;
+    }
+
+    // The location of a tile's first holder, and where it has the tile.
+    int origin(const Tile &t) const { return origin_piece(t).origin.location; }
+    Region origin_region(const Tile &t) const { return tile_in(origin_piece(t), t); }
+    // Where a rank has it: in what it holds of the matrix, or in its panel.
+    Region own_region(const Worker &w, const Tile &t) const {
+        const Panel &panel = w.panels[t.side];
+        if (panel.home[t.at] >= 0) return tile_in(in_.pieces[t.side][panel.home[t.at]], t);
+        const std::int64_t place = panel.place[t.outer];
+        return tile_in(panel.buffer, t, {place, place + outer_extent(t).size()});
+    }
+    Region shape(const Tile &t) const { return tile_in(-1, t, outer_extent(t)); }
+
+    // The first of the pieces that have a rectangle.
+    std::int32_t piece_of(int matrix, Extent rows, Extent cols, std::int32_t hint) const;
+    // The one of those that have the same as a piece that is on a rank's device, or -1.
+    std::int32_t home_of(int matrix, std::int32_t piece, int rank) const;
+
+  private:
+    void make_cuts();
+    Cuts cut(Extent of, const std::vector<std::int64_t> &edges) const;
+    void find_origins();
+    void make_workers();
+    Panel make_panel(const Worker &w, int side) const;
+
+    Extent outer_extent(const Tile &t) const { return outer_cuts_[t.side][t.group][t.outer]; }
+    const KPiece &origin_piece(const Tile &t) const { return in_.pieces[t.side][origins_[t.side][t.group][t.at]]; }
+    // A tile in a buffer of which that is a part, and in a piece that has it.
+    Region tile_in(int buffer, const Tile &t, Extent outer) const {
+        Extent inner = k_cuts_[t.p];
+        if (t.side == side_b) std::swap(outer, inner);
+        return stored(buffer, outer, inner, in_.transposed(t.side));
+    }
+    Region tile_in(const KPiece &piece, const Tile &t) const {
+        Extent outer = outer_extent(t), inner = k_cuts_[t.p];
+        if (t.side == side_b) std::swap(outer, inner);
+        return in_piece(piece, outer, inner, in_.transposed(t.side));
+    }
+
+    const Input &in_;
+    std::array<std::vector<Cuts>, 2> outer_cuts_;  // of rows and columns, per grid row and column
+    Cuts k_cuts_;
+    int kt_ = 1;
+    std::array<std::size_t, 3> num_kinds_{};
+    std::vector<Worker> workers_;
+    std::vector<int> workers_of_rank_;                               // -1: computes nothing
+    std::array<std::vector<std::vector<int>>, 2> sharers_;           // per grid row (A) or column (B)
+    std::array<std::vector<std::vector<std::int32_t>>, 2> origins_;  // likewise, of each tile its first holder's piece
+};
+
+}  // namespace uncut
