@@ -309,16 +309,22 @@ void Run::fail(const char *call, Code code, const Step *step, bool blas) {
     if (step != nullptr) result_.operation = step->operation;
 }
 
-bool Run::query(std::size_t number) {
+void Run::see_progress(std::size_t number) {
     Lane &lane = lanes_[number];
-    const Executor::Lane &bound = executor_->lanes_[number];
-    const volatile std::uint32_t *words = device_.progress();
-    const std::uint32_t word = words[number];
-    while (lane.next_checkpoint < bound.checkpoints.size() &&
-           word > 2 * bound.checkpoints[lane.next_checkpoint].operation)
-        lane.completed = std::max(lane.completed, bound.checkpoints[lane.next_checkpoint++].issued);
+    const std::vector<Executor::Checkpoint> &checkpoints = executor_->lanes_[number].checkpoints;
+    const std::uint32_t word = static_cast<const volatile std::uint32_t *>(device_.progress())[number];
+    for (; lane.next_checkpoint < checkpoints.size(); ++lane.next_checkpoint) {
+        const Executor::Checkpoint &next = checkpoints[lane.next_checkpoint];
+        if (word <= 2 * next.operation) return;
+        lane.completed = std::max(lane.completed, next.issued);
+    }
+}
+
+bool Run::is_empty(std::size_t number) {
+    Lane &lane = lanes_[number];
+    see_progress(number);
     if (lane.completed >= lane.issued) return true;
-    const Code code = device_.driver().cuStreamQuery(bound.stream);
+    const Code code = device_.driver().cuStreamQuery(executor_->lanes_[number].stream);
     if (code == error_not_ready) return false;
     if (code == success) {
         lane.completed = lane.issued;
@@ -333,7 +339,7 @@ bool Run::has_room() {
     const std::int64_t before = outstanding_;
     outstanding_ = 0;
     for (std::size_t l = 0; l < lanes_.size(); ++l) {
-        query(l);
+        is_empty(l);
         outstanding_ += lanes_[l].issued - std::min(lanes_[l].completed, lanes_[l].issued);
     }
     full_ = outstanding_ > most_outstanding_ / 2;
@@ -345,7 +351,7 @@ bool Run::has_room() {
 bool Run::drain() {
     // Lane after lane: once one is empty the others mostly are, and each is asked once.
     for (; next_lane_ < lanes_.size(); ++next_lane_) {
-        if (lanes_[next_lane_].issued > 0 && !query(next_lane_)) {
+        if (lanes_[next_lane_].issued > 0 && !is_empty(next_lane_)) {
             if (!result_.fatal && !moved()) give_up();
             return result_.fatal || result_.stalled;
         }
@@ -384,7 +390,7 @@ void Run::give_up() {
     result_.stalled = true;
     const volatile std::uint32_t *words = device_.progress();
     for (std::size_t l = 0; l < lanes_.size(); ++l)
-        if (lanes_[l].issued > 0 && !query(l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
+        if (lanes_[l].issued > 0 && !is_empty(l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
     for (std::size_t i = 0; i < executor_->host_lanes_.size(); ++i) {
         const HostLane &lane = executor_->host_lanes_[i];
         const std::size_t at = device_.host_worker().at(i);

@@ -245,8 +245,9 @@ class Run {
     void mark_reference();
     void take_time(const Step &step, std::size_t number);
     void read_times();
-    bool query(std::size_t number);
-    bool moved();  // mirror our words, look at everyone's: has anything changed in time?
+    void see_progress(std::size_t number);  // what a lane has completed, by its word
+    bool is_empty(std::size_t number);      // whether a lane is, by its word or else by its stream
+    bool moved();                           // mirror our words, look at everyone's: has anything changed in time?
     void mirror();
     std::uint64_t *abort_word() const {
         return reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);

@@ -274,43 +274,45 @@ class Maker {
         made.worker = asked.place * asked_.splits() + split;
         made.k = {asked_.k_starts[split], asked_.k_starts[split + 1]};
         made.k_step = alignment.k_step;
-        const std::int64_t height = block.rows.size(), width = block.cols.size(), inner = made.k.size();
-
-        // One product of all k, which is rounded once.
         made.home = {problem_.home(matrix_a, made.rank, block.rows, made.k),
                      problem_.home(matrix_b, made.rank, made.k, block.cols),
                      problem_.home(matrix_c, made.rank, block.rows, block.cols)};
         if (how_.from_held) hold(made, block, alignment);
-        const bool copies = alignment.copies[matrix_a] || alignment.copies[matrix_b];
-        const bool resident = made.home[matrix_a] && made.home[matrix_b] && !copies;
+        const std::int64_t inner = made.k.size();
+        made.panel[matrix_a] = operand(made, matrix_a, block.rows.size(), inner, alignment.copies[matrix_a]);
+        made.panel[matrix_b] = operand(made, matrix_b, inner, block.cols.size(), alignment.copies[matrix_b]);
+        // One product of all k is rounded once.
         const bool cut = std::ranges::any_of(made.held, [&](Extent k) { return k.size() > 0 && k != made.k; });
         const bool once = inner % made.k_step == 0 && !cut, c_is_here = made.home[matrix_c] != nullptr;
-        const bool in_place =
-            c_is_here && unsplit() && !alignment.apart && (!problem_.rounds_c() || (resident && once));
-        const Direct &direct = direct_[c_is_here];
-        made.is_direct = direct.any && !alignment.apart && (once || !problem_.rounds_c());
-        made.panel[matrix_a] = operand(made, matrix_a, height, inner, alignment.copies[matrix_a]);
-        made.panel[matrix_b] = operand(made, matrix_b, inner, width, alignment.copies[matrix_b]);
-        if (in_place) return made;
-        const std::int64_t high = how_.in_rings() ? largest(made).rows : height;
-        const std::int64_t wide = how_.in_rings() ? largest(made).cols : width;
-        std::int64_t down = high, along = wide;  // of what is summed apart
-        if (problem_.rounds_c() && made.is_direct) {
+        made.is_direct = direct_[c_is_here].any && !alignment.apart && (once || !problem_.rounds_c());
+        const bool resident = made.panel[matrix_a] < 0 && made.panel[matrix_b] < 0;
+        const bool in_place = c_is_here && unsplit() && !alignment.apart;
+        if (!in_place || (problem_.rounds_c() && !(resident && once))) add_sums(made, block);
+        return made;
+    }
+
+    // Panels for what is summed apart from the caller's C, and for what is formed directly.
+    void add_sums(KPart &part, const KBlock &block) {
+        const auto [high, wide] = how_.in_rings() ? largest(part) : Largest{block.rows.size(), block.cols.size()};
+        std::int64_t down = high, along = wide;
+        if (problem_.rounds_c() && part.is_direct) {
+            const bool c_is_here = part.home[matrix_c] != nullptr;
+            const Direct &direct = direct_[c_is_here];
             down = block.heights[static_cast<std::size_t>(direct.down)];
             along = block.starts[static_cast<std::size_t>(direct.along)];
-            made.direct_left = block.starts[static_cast<std::size_t>(direct.first)];
-            if (!c_is_here && made.direct_left < width)
-                made.panel[panel_direct] = in_turn(block, made.worker, panel_direct, [&] {
-                    return panel(made.rank, high, wide - made.direct_left, matrix_c, problem_.dtypes[matrix_c],
-                                 panel_role);
-                });
+            part.direct_left = block.starts[static_cast<std::size_t>(direct.first)];
+            if (!c_is_here && part.direct_left < block.cols.size())
+                part.panel[panel_direct] = c_panel(part, block, panel_direct, high, wide - part.direct_left);
         }
-        if (down > 0 && along > 0)
-            made.panel[matrix_c] = in_turn(block, made.worker, matrix_c, [&] {
-                return panel(made.rank, down, along, matrix_c, problem_.accumulator(), panel_role);
-            });
-        if (!problem_.rounds_c()) made.panel[panel_direct] = made.panel[matrix_c];
-        return made;
+        if (down > 0 && along > 0) part.panel[matrix_c] = c_panel(part, block, matrix_c, down, along);
+        if (!problem_.rounds_c()) part.panel[panel_direct] = part.panel[matrix_c];
+    }
+
+    // Of sums or, for what is formed directly, in the type of C.
+    int c_panel(const KPart &part, const KBlock &block, int what, std::int64_t rows, std::int64_t cols) {
+        const std::uint8_t dtype = what == matrix_c ? problem_.accumulator() : problem_.dtypes[matrix_c];
+        return in_turn(block, part.worker, what,
+                       [&] { return panel(part.rank, rows, cols, matrix_c, dtype, panel_role); });
     }
 
     // What a rank reads in place of what it holds in part, and where along k it begins: with what saves most.

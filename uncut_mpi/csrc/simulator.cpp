@@ -197,10 +197,10 @@ void Simulator::begin(std::int32_t task, double now) {
         const std::int32_t rank = tasks_[task].rank;
         Device &device = devices_[rank];
         advance(device, now);
-        Device::Kernel made{task, body.amount, body.demand, body.copy_share, body.sum_wait, now, -1};
-        const auto product = std::ranges::find_if_not(device.kernels, &Device::Kernel::is_sum);
-        const auto sums = [now](const Device::Kernel &one) { return one.is_sum() && one.ready <= now; };
-        if (made.is_sum() && product != device.kernels.end() && std::ranges::none_of(device.kernels, sums)) {
+        Device::Kernel made{task, body.amount, body.demand, body.copy_share, body.is_product, body.sum_wait, now, -1};
+        const auto product = std::ranges::find_if(device.kernels, &Device::Kernel::is_product);
+        const auto sums = [now](const Device::Kernel &one) { return !one.is_product && one.ready <= now; };
+        if (!made.is_product && product != device.kernels.end() && std::ranges::none_of(device.kernels, sums)) {
             made.behind = product->task;
             made.ready = now + product->sum_wait;
         }
@@ -314,10 +314,10 @@ void Simulator::finish_kernels(std::size_t number, double now) {
 void Simulator::share_out(Device &device, std::size_t number) {
     device.changed = false;
     double left = 1, next = infinity;
-    for (const bool sums : {true, false})
+    for (const bool products : {false, true})
         for (Device::Kernel &kernel : device.kernels) {
-            if (kernel.is_sum() != sums) continue;
-            const bool waits = sums && kernel.ready > device.now;
+            if (kernel.is_product != products) continue;
+            const bool waits = !products && kernel.ready > device.now;
             const double part = waits ? 0 : std::min(left, kernel.demand);
             kernel.rate = part > 1e-9 ? part / kernel.demand : 0;
             if (device.copies > 0) kernel.rate *= 1 - kernel.copy_share;

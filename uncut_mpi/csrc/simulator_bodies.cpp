@@ -278,6 +278,7 @@ Simulator::Body Simulator::gemm_body(const TaskRecord &task) {
     const auto [operations, occupancy] = cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task));
     body.demand = 1 - cost.idle_use * (1 - occupancy);  // what another kernel cannot have
     body.copy_share = cost.copy_share;
+    body.is_product = true;
     body.sum_wait = cost.sum_wait * cost.block_s(k, m_.multiprocessors[task.rank], rate);
     // C is written once in any case, which is part of `half_depth`.
     const std::int64_t item = bytes_of(t_.buffers[c.buffer].dtype);

@@ -45,12 +45,11 @@ class Simulator {
             double left;        // seconds alone
             double demand;      // part of the device that it can keep busy
             double copy_share;  // part of it that copies within the device take while there are any
+            bool is_product;    // else a sum, or a copy that transposes
             double sum_wait;
             double ready;         // of a sum: when blocks of the product behind which it came have ended
             std::int32_t behind;  // that product, or -1
             double rate = 0, finish = infinity;
-
-            bool is_sum() const { return sum_wait < 0; }
         };
         std::vector<Kernel> kernels;
         int copies = 0;  // within the device, under way
@@ -75,7 +74,8 @@ class Simulator {
         double amount = 0;   // copy: bytes; kernel: seconds alone
         double latency = 0;  // before a copy moves its first byte
         double demand = 1, copy_share = 0;
-        double sum_wait = -1;            // of a product: until a sum beside it has multiprocessors
+        bool is_product = false;
+        double sum_wait = 0;             // of a product: until a sum beside it has multiprocessors
         std::int32_t of = -1;            // copy: class of shared rates
         std::int32_t local_device = -1;  // copy: the device that it does not leave
         std::int32_t engine = -1;        // copy: that serves it, if copies are served one after another
