@@ -116,6 +116,14 @@ def test_what_little_of_a_plan_is_in_is_not_timed(paced, memory):
     assert [words[4:] for words, _, _ in device.tuned_products()] == [[16, 64, 64]]
 
 
+def test_when_too_much_is_known_what_a_plan_asks_for_stays(paced, memory):
+    device = paced.device()
+    device.tune_products(0, timing=True, most=2)
+    for plan in ([(8, 8, 1)], [(4, 8, 1)], [(8, 8, 1), (16, 8, 1)]):
+        bind(device, *products(plan, DType.tf32, memory)).close()
+    assert [words[4:] for words, _, _ in device.tuned_products()] == [[16, 8, 8], [16, 16, 8]]
+
+
 def test_without_memory_for_a_result_to_spoil_cublas_chooses(paced, memory):
     device = paced.device()
     device.tune_products(0, timing=True)

@@ -101,7 +101,8 @@ void bind_cuda(nb::module_ &m) {
                 d.run_once(reinterpret_cast<Function>(kernel), &nothing);
             },
             nb::arg("kernel"), nb::call_guard<nb::gil_scoped_release>())
-        .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"), nb::arg("timing"))
+        .def("tune_products", &DeviceState::tune_products, nb::arg("least_operations"), nb::arg("timing"),
+             nb::arg("most") = 1024)
         .def("tuned_products",
              [](const DeviceState &d) {
                  std::vector<std::tuple<std::vector<std::int64_t>, double, double>> found;

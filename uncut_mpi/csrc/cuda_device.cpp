@@ -9,7 +9,6 @@ namespace uncut::cuda {
 namespace {
 
 // How kernels of products are timed.
-constexpr std::size_t most_tuned_products = 1024;
 // Longer ones run at the power limit, where kernels differ by 3 % and less, and take long to time.
 constexpr std::size_t least_table_bytes = 4096;
 constexpr double most_operations = 2e12, most_operations_f32 = 3e11;
@@ -96,16 +95,18 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     reserve_events(events_, events, event_disable_timing);
 }
 
-void DeviceState::tune(std::vector<Wanted> wanted) {
+void DeviceState::tune(const std::map<ProductShape, Wanted> &asked) {
     if (!timing_) return;
     double total = 0.0;
     std::size_t c_bytes = 0;
     const auto work = [](const Wanted &one) { return static_cast<double>(one.count) * one.shape.operations(); };
-    std::erase_if(wanted, [&](const Wanted &one) {
-        const double operations = one.shape.operations();
-        const double most = one.shape.dtype == dtype_f32 ? most_operations_f32 : most_operations;
-        return operations < least_operations_ || operations > most || tuned_products_.contains(one.shape);
-    });
+    std::vector<Wanted> wanted;
+    for (const auto &[shape, one] : asked) {
+        const double operations = shape.operations();
+        const double most = shape.dtype == dtype_f32 ? most_operations_f32 : most_operations;
+        if (operations >= least_operations_ && operations <= most && !tuned_products_.contains(shape))
+            wanted.push_back(one);
+    }
     std::sort(wanted.begin(), wanted.end(), [&](const Wanted &x, const Wanted &y) { return work(x) > work(y); });
     for (const Wanted &one : wanted)
         total += work(one);
@@ -125,8 +126,8 @@ void DeviceState::tune(std::vector<Wanted> wanted) {
     Address c = 0;
     if (driver_->cuMemAlloc(&c, c_bytes) != success) return;
     try {
-        if (tuned_products_.size() + wanted.size() > most_tuned_products)
-            tuned_products_.clear();  // executors keep theirs
+        if (tuned_products_.size() + wanted.size() > most_tuned_)  // executors keep theirs
+            std::erase_if(tuned_products_, [&](const auto &known) { return !asked.contains(known.first); });
         for (const Wanted &one : wanted)
             tuned_products_.emplace(one.shape, time(one, c + one.shape.alignment_c % 256));
     } catch (...) {

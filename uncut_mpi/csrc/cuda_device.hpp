@@ -72,10 +72,11 @@ class DeviceState {
     Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
 
     // Choose kernels by their time, of products of so many operations or more; infinity: the library chooses all.
-    // Without `timing` what is known is used and nothing is timed.
-    void tune_products(double least_operations, bool timing) {
+    // Without `timing` what is known is used and nothing is timed. Of `most` products or so what was found is kept.
+    void tune_products(double least_operations, bool timing, std::size_t most) {
         least_operations_ = least_operations;
         timing_ = timing;
+        most_tuned_ = most;
     }
     // A product and where it reads, of which a plan has `count`.
     struct Wanted {
@@ -83,9 +84,10 @@ class DeviceState {
         Address a, b;
         std::size_t count;
     };
-    // Time what is proposed for products, those that most of the operations are in; nothing may be in flight. Without
-    // memory for a C that may be written the library chooses.
-    void tune(std::vector<Wanted> wanted);
+    // Time what is proposed for a plan's products, those that most of the operations are in; nothing may be in flight.
+    // Without memory for a C that may be written the library chooses. Where too much is known, what is not the plan's
+    // goes.
+    void tune(const std::map<ProductShape, Wanted> &asked);
     // What was found faster than the library's choice for a product; null: nothing, or it is not to be tuned.
     std::shared_ptr<const TunedProduct> tuned_product(const ProductShape &shape) const;
     // What each product took by the library's choice and takes now, in seconds.
@@ -148,6 +150,7 @@ class DeviceState {
     std::shared_ptr<Tables> tables_ = std::make_shared<Tables>();
     double least_operations_ = std::numeric_limits<double>::infinity();
     bool timing_ = false;
+    std::size_t most_tuned_ = 0;
     std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
     std::vector<Event> events_, timing_events_, caller_events_;

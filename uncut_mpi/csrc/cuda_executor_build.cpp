@@ -96,10 +96,7 @@ void Executor::tune_products() {
     std::map<ProductShape, DeviceState::Wanted> wanted;
     for (const Gemm &gemm : gemms_)
         if (gemm.tunable) ++wanted.try_emplace(gemm.shape, gemm.shape, gemm.a, gemm.b, 0).first->second.count;
-    std::vector<DeviceState::Wanted> all;
-    for (const auto &[shape, one] : wanted)
-        all.push_back(one);
-    device_->tune(std::move(all));
+    device_->tune(wanted);
     for (Gemm &gemm : gemms_)
         if (gemm.tunable) gemm.tuned = device_->tuned_product(gemm.shape);
 }

@@ -131,13 +131,13 @@ class Preparation:
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
         """Time the products of what is bound meanwhile, if that is wanted; what only warms up uses what was found."""
-        known = len(self._native.tuned_products())
+        known = self._native.tuned_products()
         self._native.tune_products(self._least_operations, timing=True)
         try:
             yield
         finally:
             self._native.tune_products(self._least_operations, timing=False)
-            if len(self._native.tuned_products()) != known:
+            if self._native.tuned_products() != known:
                 self._forget_products()
 
     def _forget_products(self) -> None:
