@@ -120,8 +120,8 @@ std::int32_t Links::find_detour(int matrix, int source, int destination) {
         Detour d;
         int at = source;
         for (const int relay : relays) {
-            d.leg[d.relays] = link(at, relay);
-            d.relay[d.relays++] = at = relay;
+            d.leg[d.relays++] = link(at, relay);
+            at = relay;
         }
         d.leg[d.relays] = link(at, destination);
         share_ports(d.leg, d.relays + 1);

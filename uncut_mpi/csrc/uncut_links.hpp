@@ -31,8 +31,7 @@ inline Time cost(const Link &l, std::int64_t bytes) {
 // A chain of links over relays, each at the rate that it has in a stream of chunks over all of them.
 struct Detour {
     int relays = 0;
-    std::array<int, most_relays> relay{};
-    std::array<Link, most_relays + 1> leg{};
+    std::array<Link, most_relays + 1> leg{};  // each but the last ends at a relay
 };
 
 // What a tile is cut into on its way.

@@ -34,17 +34,17 @@ Order::Order(const Input &in, const Tiling &tiling, Links &links, Router &router
       result_(result),
       by_eta_(in.eta_order && in.caching),
       in_parts_(std::ranges::any_of(in.pieces, [](const auto &pieces) { return pieces.size() > 1; })),
-      queues_(tiling.workers().size()) {
-    const auto [rows, cols, inner] = tiling.num_kinds();
+      queues_(tiling.workers.size()) {
+    const auto [rows, cols, inner] = tiling.num_kinds;
     blank_seen_.resize(inner);
     single_c_.resize(rows * cols);
     estimates_.resize(std::min(most_estimates, std::bit_ceil(8 * rows * cols * inner)));
-    for (const Worker &w : tiling.workers()) {
+    for (const Worker &w : tiling.workers) {
         Queue &queue = queues_[w.number];
         const std::size_t tiles = w.num_c();
-        queue.left = static_cast<std::int64_t>(w.owned.empty() ? tiles : w.owned.size()) * tiling.kt();
+        queue.left = static_cast<std::int64_t>(w.owned.empty() ? tiles : w.owned.size()) * tiling.kt;
         if (!by_eta_) continue;
-        queue.done.assign(tiles * tiling.kt(), false);
+        queue.done.assign(tiles * tiling.kt, false);
         queue.ready.resize(tiles);
         queue.waiting.resize(tiles);
         queue.lacks_c.resize(tiles);
@@ -52,15 +52,14 @@ Order::Order(const Input &in, const Tiling &tiling, Links &links, Router &router
             queue.lacks_c[c] = result.awaited(w, c);
         queue.awaits_c = std::ranges::find(queue.lacks_c, true) != queue.lacks_c.end();
         for (const int side : {side_a, side_b})
-            queue.known[side].assign(tiling.kt(), 0);
+            queue.known[side].assign(tiling.kt, 0);
         // Where both A and B are at home, sub-problems can run from the start.
         const std::vector<std::int32_t> &a = w.panels[side_a].home, &b = w.panels[side_b].home;
         for (std::size_t at = 0; at < a.size(); ++at)
-            queue.known[side_a][at % tiling.kt()] += a[at] >= 0;
+            queue.known[side_a][at % tiling.kt] += a[at] >= 0;
         for (std::size_t at = 0; at < b.size(); ++at)
             if (b[at] >= 0)
-                arrived(w,
-                        tiling.tile(w, side_b, static_cast<int>(at) / tiling.kt(), static_cast<int>(at) % tiling.kt()));
+                arrived(w, tiling.tile(w, side_b, static_cast<int>(at) / tiling.kt, static_cast<int>(at) % tiling.kt));
     }
 }
 
@@ -97,11 +96,11 @@ void Order::advanced(const Worker &w, int i, int j) {
     Queue &queue = queues_[w.number];
     const std::size_t c = w.c_index(i, j);
     const int progress = result_.progress(w, c);
-    if (progress < tiling_.kt() && !queue.ready[c].empty()) queue.ready_tiles.push({progress, static_cast<int>(c)});
+    if (progress < tiling_.kt && !queue.ready[c].empty()) queue.ready_tiles.push({progress, static_cast<int>(c)});
 }
 
 Subproblem Order::next_fixed(const Worker &w) {
-    const int kt = tiling_.kt();
+    const int kt = tiling_.kt;
     const std::int64_t at = queues_[w.number].next++;
     const std::int64_t c = w.owned.empty() ? at / kt : w.owned[static_cast<std::size_t>(at / kt)];
     return {static_cast<int>(c % w.mt), static_cast<int>(c / w.mt), static_cast<int>(at % kt)};
@@ -124,7 +123,7 @@ void Order::drop_done(const Worker &w, ReadyHeap &heap) const {
 // missing are missing alike, so few values serve a whole scan.
 inline Time Order::estimate(const Worker &w, const Subproblem &s, Missing missing) {
     if (!in_.batch) return estimate_single(w, s, missing);
-    const std::size_t of = tiling_.kind_of_c(w, s.i, s.j) * blank_seen_.size() + tiling_.kind_of_k(s.p);
+    const std::size_t of = tiling_.kind_of_c(w, s.i, s.j) * blank_seen_.size() + tiling_.k_cuts.kinds[s.p];
     const std::size_t which = of << 3 | static_cast<unsigned>(missing.a | missing.b << 1 | missing.c << 2);
     Estimate &known = estimates_[which & (estimates_.size() - 1)];
     if (known.scan != scan_ || known.of != which) known = {scan_, which, estimate_batched(w, s, missing)};
@@ -180,13 +179,13 @@ void Order::scan_missing(const Worker &w, Time compute_free, Choice &best) {
     const Queue &queue = queues_[w.number];
     const std::vector<int> &a_known = queue.known[side_a], &b_known = queue.known[side_b];
     int blanks = 0;
-    looked_at_ += tiling_.kt();
-    for (int p = 0; p < tiling_.kt(); ++p) {
+    looked_at_ += tiling_.kt;
+    for (int p = 0; p < tiling_.kt; ++p) {
         if (a_known[p] == w.mt && b_known[p] == w.nt) continue;
         if (!a_known[p] && !b_known[p]) {
             if (in_.batch) {
                 // All like the first such p of this kind, which wins by its index.
-                unsigned &seen = blank_seen_[tiling_.kind_of_k(p)];
+                unsigned &seen = blank_seen_[tiling_.k_cuts.kinds[p]];
                 if (seen == scan_) continue;
                 seen = scan_;
             } else if (++blanks > most_blanks) {
@@ -216,7 +215,7 @@ void Order::scan_missing(const Worker &w, Time compute_free, Choice &best) {
 Time Order::estimate_batched(const Worker &w, const Subproblem &s, Missing missing) {
     if (in_parts_) {
         const std::size_t ranks =
-            std::max(tiling_.sharers(side_a, w.group[side_a]).size(), tiling_.sharers(side_b, w.group[side_b]).size());
+            std::max(tiling_.sharers[side_a][w.group[side_a]].size(), tiling_.sharers[side_b][w.group[side_b]].size());
         looked_at_ += cost_of_a_hop * static_cast<std::int64_t>(ranks * ranks);
     }
     Time eta = 0;
@@ -263,7 +262,7 @@ const Order::SingleFetch &Order::c_fetch(const Worker &w, int i, int j) {
 }
 
 const Order::SingleFetch &Order::single_fetch(const Worker &w, const Tile &t) {
-    if (single_[t.side].size() <= t.at) single_[t.side].resize(tiling_.num_tiles(t.side, t.group));
+    if (single_[t.side].size() <= t.at) single_[t.side].resize(tiling_.origins[t.side][t.group].size());
     SingleFetch &known = single_[t.side][t.at];
     if (known.scan == scan_) return known;
     const Time eta = router_.find(w, t, trial_);

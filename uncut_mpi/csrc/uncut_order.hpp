@@ -79,9 +79,7 @@ class Order {
         Time eta = 0;
     };
 
-    std::size_t sub_index(const Worker &w, const Subproblem &s) const {
-        return w.c_index(s.i, s.j) * tiling_.kt() + s.p;
-    }
+    std::size_t sub_index(const Worker &w, const Subproblem &s) const { return w.c_index(s.i, s.j) * tiling_.kt + s.p; }
     // Whether a sub-problem begins a C tile, where that counts against it.
     bool opens(const Worker &w, int i, int j) const {
         return in_.finish_first && result_.progress(w, w.c_index(i, j)) == 0;

@@ -10,12 +10,12 @@ Records::Records(const Input &in, const Tiling &tiling)
       cache_bytes_(in.cache_bytes),
       cache_of_rank_(in.num_ranks, {-1, -1, -1}) {
     std::size_t copies = 0, c_tiles = 0;
-    for (const Worker &w : tiling.workers()) {
-        copies += (static_cast<std::size_t>(w.mt) + w.nt) * tiling.kt() * in.chunks;
+    for (const Worker &w : tiling.workers) {
+        copies += (static_cast<std::size_t>(w.mt) + w.nt) * tiling.kt * in.chunks;
         c_tiles += w.num_c();
     }
     const auto most = static_cast<std::size_t>(in.most_tasks);  // beyond it all is given up
-    const std::size_t gemms = std::min(most, c_tiles * tiling.kt());
+    const std::size_t gemms = std::min(most, c_tiles * tiling.kt);
     copies = std::min(most, copies);
     writer_.reserve(copies + gemms + 3 * c_tiles, 2 * copies + 4 * gemms + 6 * c_tiles, copies + gemms / 4,
                     copies + 2 * gemms + 3 * c_tiles);

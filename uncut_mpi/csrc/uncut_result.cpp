@@ -12,8 +12,8 @@ Result::Result(const Input &in, const Tiling &tiling, Links &links, Records &rec
       links_(links),
       records_(records),
       is_input_(in.reads_c && !in.lazy && !in.rounds_c()),
-      opened_(tiling.workers().size(), 0) {
-    for (const Worker &w : tiling.workers()) {
+      opened_(tiling.workers.size(), 0) {
+    for (const Worker &w : tiling.workers) {
         tiles_.emplace_back(w.num_c());
         for (std::int32_t piece = 0, j = 0; j < w.nt; ++j)
             for (int i = 0; i < w.mt; ++i) {
@@ -39,8 +39,8 @@ Result::CWay Result::find_way(const Worker &w, int i, int j, std::int32_t piece,
         direct.issuer = w.rank, direct.resource = links_.resource_of(w.rank);
     }
     const Detour *d = links_.detour(matrix_c, from, to);
-    const auto keeps = [&](int relay) { return records_.can_keep(relay, matrix_c); };
-    if (d && std::all_of(d->relay.begin(), d->relay.begin() + d->relays, keeps)) {
+    const auto keeps = [&](const Link &leg) { return records_.can_keep(leg.destination, matrix_c); };
+    if (d && std::all_of(d->leg.begin(), d->leg.begin() + d->relays, keeps)) {
         const CWay relayed{*d, links_.relayed_chunks(matrix_c, tile)};
         if (arrival(relayed, links_.blind()) < arrival(way, links_.blind())) way = relayed;
     }
@@ -69,7 +69,7 @@ Result::Done Result::copy(const Worker &w, int i, int j, std::int32_t piece, boo
         LegCopies hop{.lane = records_.copy_lane_of(leg, !inward), .parent = l - 1, .awaits = awaited};
         hop.read = l > 0 ? copies_[l - 1].write : inward ? user : local;
         hop.write = l == relays ? (inward ? local : user)
-                                : writer.regions(records_.keep(way.path.relay[l], matrix_c, own), chunks);
+                                : writer.regions(records_.keep(leg.destination, matrix_c, own), chunks);
         copies_.push_back(hop);
         arrival = next_hop(arrival, links_.busy_until(leg), cost(leg, way.chunks.bytes), chunks);
         links_.take(leg, arrival.last);
@@ -104,11 +104,11 @@ Result::Done Result::add(const Worker &w, const Subproblem &s, const Router::Sou
     const std::size_t count = first && !beta_now ? 3 : 4;  // without what is added to
     c.last = records_.writer().task(gemm_task, c.lane, -1, std::span(operands).first(count), awaits);
     const double flops = 2.0 * static_cast<double>(w.rows(s.i).size()) * static_cast<double>(w.cols(s.j).size()) *
-                         static_cast<double>(tiling_.k(s.p).size());
+                         static_cast<double>(tiling_.k_cuts[s.p].size());
     c.computed = links_.compute(w.rank, std::max({a.eta, b.eta, awaits_c ? c.fetched : 0}),
                                 std::llround(flops * in_.ps_per_flop[w.rank]));
     const Done product{c.last, c.computed};
-    if (++c.progress == tiling_.kt()) close(w, c, s.i, s.j);
+    if (++c.progress == tiling_.kt) close(w, c, s.i, s.j);
     return product;
 }
 

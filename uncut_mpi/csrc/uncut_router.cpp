@@ -7,7 +7,7 @@ namespace uncut {
 
 Router::Router(const Input &in, const Tiling &tiling, Links &links, Records &records)
     : in_(in), tiling_(tiling), links_(links), records_(records), leg_to_(in.locations.count(), -1) {
-    for (const Worker &w : tiling.workers()) {
+    for (const Worker &w : tiling.workers) {
         std::array<Held, 2> &held = held_.emplace_back();
         for (int side = 0; side < 2; ++side) {
             const std::vector<std::int32_t> &home = w.panels[side].home;
@@ -21,7 +21,7 @@ Router::Router(const Input &in, const Tiling &tiling, Links &links, Records &rec
         }
     }
     for (int side = 0; side < 2; ++side)
-        cached_[side].resize(tiling.num_groups(side));
+        cached_[side].resize(tiling.sharers[side].size());
 }
 
 // The copy of a tile that a relay at a location keeps, if it does.
@@ -38,8 +38,8 @@ Router::Holder Router::holder(const Tile &t, int location) {
         const Held &held = held_[w->number][t.side];
         return {held.eta[t.at], held.task[t.at]};
     }
-    if (const Cached *copy = cached(t, location)) return {copy->eta, copy->task};
-    return {};
+    const Cached *copy = cached(t, location);
+    return copy ? copy->holder : Holder{};
 }
 
 Region Router::held_region(const Tile &t, int location) {
@@ -58,8 +58,8 @@ Router::Source Router::source(const Worker &w, const Tile &t) {
 Time Router::find(const Worker &w, const Tile &t, Route &route) {
     destinations_.clear();
     if (in_.batch) {
-        for (const int number : tiling_.sharers(t.side, t.group))
-            if (held_[number][t.side].eta[t.at] >= never) destinations_.push_back(tiling_.workers()[number].rank);
+        for (const int number : tiling_.sharers_of(t))
+            if (held_[number][t.side].eta[t.at] >= never) destinations_.push_back(tiling_.workers[number].rank);
     } else {
         destinations_.push_back(w.rank);
     }
@@ -122,13 +122,13 @@ void Router::first_hops(const Tile &t, Chunks chunks, Chunks relayed) {
         };
         consider(origin, 0);
         if (in_.routing == origin_routing || !in_.caching) continue;
-        for (const int number : tiling_.sharers(t.side, t.group)) {
-            const int rank = tiling_.workers()[number].rank;
+        for (const int number : tiling_.sharers_of(t)) {
+            const int rank = tiling_.workers[number].rank;
             const Time eta = held_[number][t.side].eta[t.at];
             if (rank != origin && eta < never) consider(rank, eta);
         }
         for (const Cached &copy : cached(t))
-            consider(copy.rank, copy.eta);
+            consider(copy.rank, copy.holder.eta);
     }
 }
 
@@ -145,7 +145,8 @@ void Router::next_hops(const Tile &t, Chunks chunks) {
 
 // Whether every relay has the tile, needs it itself, or has room for a copy.
 bool Router::can_relay(const Tile &t, const Detour &d) {
-    return std::all_of(d.relay.begin(), d.relay.begin() + d.relays, [&](int relay) {
+    return std::all_of(d.leg.begin(), d.leg.begin() + d.relays, [&](const Link &to) {
+        const int relay = to.destination;
         return holder(t, relay).eta < never || tiling_.sharer(t, relay) || records_.can_keep(relay, t.side);
     });
 }
@@ -173,7 +174,7 @@ void Router::travel(const Tile &t, int from, int to, Way way, Route &route) {
     }
     int start = 0;
     for (int x = 0; x < d->relays; ++x)
-        if (there(t, d->relay[x], route).last < never) start = x + 1;
+        if (there(t, d->leg[x].destination, route).last < never) start = x + 1;
     for (int leg = start; leg <= d->relays; ++leg)
         add_leg(t, d->leg[leg], route);
 }
@@ -205,8 +206,8 @@ const std::vector<int> &Router::fetch(const Worker &w, const Tile &t) {
         const Worker *target = tiling_.sharer(t, to);
         if (!target) {
             auto &tiles = cached_[t.side][t.group];
-            if (tiles.empty()) tiles.resize(tiling_.num_tiles(t.side, t.group));
-            tiles[t.at].push_back({to, records_.keep(to, t.side, tiling_.shape(t))});
+            if (tiles.empty()) tiles.resize(tiling_.origins[t.side][t.group].size());
+            tiles[t.at].push_back({to, records_.keep(to, t.side, tiling_.shape(t)), {}});
         }
         hop.write = writer.regions(held_region(t, to), route_.chunks.count);
         if (target && !in_.caching) hop.reader = held_[target->number][t.side].reader[t.at];
@@ -221,9 +222,7 @@ const std::vector<int> &Router::fetch(const Worker &w, const Tile &t) {
             held.eta[t.at] = eta;
             held.task[t.at] = copies_[h].brought;
         } else {
-            Cached &copy = *cached(t, route_.legs[h].link->destination);
-            copy.eta = eta;
-            copy.task = copies_[h].brought;
+            cached(t, route_.legs[h].link->destination)->holder = {eta, copies_[h].brought};
         }
     }
     return news_;

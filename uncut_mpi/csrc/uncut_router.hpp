@@ -60,18 +60,17 @@ class Router {
         std::vector<std::int32_t> reader;  // last GEMM that read this place; used without caching
         std::vector<Time> reader_end;
     };
-    // A copy of a tile that a relay keeps in its cache.
-    struct Cached {
-        int rank = -1;
-        Region region;
-        Time eta = never;
-        std::int32_t task = -1;  // last copy that brings it
-    };
+    // When a place has a tile, and the last copy that brings it there, -1 for none.
     struct Holder {
         Time eta = never;
         std::int32_t task = -1;
     };
-
+    // A copy of a tile that a relay keeps in its cache.
+    struct Cached {
+        int rank;
+        Region region;
+        Holder holder;
+    };
     // A hop into a destination, from the best source; and one from another destination, which a detour may be faster
     // than.
     struct FirstHop {

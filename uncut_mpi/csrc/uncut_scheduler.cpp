@@ -13,14 +13,14 @@ UncutTables schedule_uncut(const Input &in) {
     Order order(in, tiling, links, router, result);
     for (bool working = true; working;) {
         working = false;
-        for (const Worker &w : tiling.workers()) {
+        for (const Worker &w : tiling.workers) {
             if (!order.left(w)) continue;
             working = true;
             const Subproblem s = order.next(w);
             const std::array tiles{tiling.tile(w, side_a, s.i, s.p), tiling.tile(w, side_b, s.j, s.p)};
             for (const Tile &t : tiles)
                 for (const int number : router.fetch(w, t))
-                    order.arrived(tiling.workers()[number], t);
+                    order.arrived(tiling.workers[number], t);
             if (result.open(w, s.i, s.j)) order.opened(w, s.i, s.j);
             const Router::Source a = router.source(w, tiles[side_a]), b = router.source(w, tiles[side_b]);
             const Result::Done product = result.add(w, s, a, b);

@@ -52,34 +52,33 @@ struct Worker {
     std::size_t c_index(int i, int j) const { return static_cast<std::size_t>(j) * mt + i; }
 };
 
-class Tiling {
-  public:
-    explicit Tiling(const Input &in);
+struct Tiling {
+    explicit Tiling(const Input &given);
 
-    const std::vector<Worker> &workers() const { return workers_; }
-    int kt() const { return kt_; }
-    Extent k(int p) const { return k_cuts_[p]; }
-    int kind_of_k(int p) const { return k_cuts_.kinds[p]; }
-    // How many there are of rows, columns and steps of k.
-    const std::array<std::size_t, 3> &num_kinds() const { return num_kinds_; }
+    const Input &in;
+    std::array<std::vector<Cuts>, 2> outer_cuts;  // of rows and columns, per grid row and column
+    Cuts k_cuts;
+    int kt = 1;
+    std::array<std::size_t, 3> num_kinds{};  // of rows, columns and steps of k
+    std::vector<Worker> workers;
+    std::vector<int> workers_of_rank;                               // -1: computes nothing
+    std::array<std::vector<std::vector<int>>, 2> sharers;           // workers per grid row (A) or column (B)
+    std::array<std::vector<std::vector<std::int32_t>>, 2> origins;  // likewise, of each tile its first holder's piece
+
     std::size_t kind_of_c(const Worker &w, int i, int j) const {
-        return w.cuts[side_a]->kinds[i] * num_kinds_[side_b] + w.cuts[side_b]->kinds[j];
+        return w.cuts[side_a]->kinds[i] * num_kinds[side_b] + w.cuts[side_b]->kinds[j];
     }
-
-    std::size_t tile_index(int outer, int p) const { return static_cast<std::size_t>(outer) * kt_ + p; }
+    std::size_t tile_index(int outer, int p) const { return static_cast<std::size_t>(outer) * kt + p; }
     Tile tile(const Worker &w, int side, int outer, int p) const {
         return {side, w.group[side], outer, p, tile_index(outer, p)};
     }
-    std::size_t num_groups(int side) const { return sharers_[side].size(); }
-    std::size_t num_tiles(int side, int group) const { return origins_[side][group].size(); }
-    // By their numbers, the workers that share a group's tiles.
-    const std::vector<int> &sharers(int side, int group) const { return sharers_[side][group]; }
-    const Worker &worker_of(int rank) const { return workers_[workers_of_rank_[rank]]; }
+    const std::vector<int> &sharers_of(const Tile &t) const { return sharers[t.side][t.group]; }
+    const Worker &worker_of(int rank) const { return workers[workers_of_rank[rank]]; }
     // The one at a location that needs a tile, if there is one.
     const Worker *sharer(const Tile &t, int location) const {
-        const int number = in_.locations.in_host(location) ? -1 : workers_of_rank_[location];
+        const int number = in.locations.in_host(location) ? -1 : workers_of_rank[location];
         if (number < 0) return nullptr;
-        const Worker &w = workers_[number];
+        const Worker &w = workers[number];
         return w.group[t.side] == t.group && w.panels[t.side].place[t.outer] >= 0 ? &w : nullptr;
     }
 
@@ -89,7 +88,7 @@ class Tiling {
     // Where a rank has it: in what it holds of the matrix, or in its panel.
     Region own_region(const Worker &w, const Tile &t) const {
         const Panel &panel = w.panels[t.side];
-        if (panel.home[t.at] >= 0) return tile_in(in_.pieces[t.side][panel.home[t.at]], t);
+        if (panel.home[t.at] >= 0) return tile_in(in.pieces[t.side][panel.home[t.at]], t);
         const std::int64_t place = panel.place[t.outer];
         return tile_in(panel.buffer, t, {place, place + outer_extent(t).size()});
     }
@@ -107,29 +106,19 @@ class Tiling {
     void make_workers();
     Panel make_panel(const Worker &w, int side) const;
 
-    Extent outer_extent(const Tile &t) const { return outer_cuts_[t.side][t.group][t.outer]; }
-    const KPiece &origin_piece(const Tile &t) const { return in_.pieces[t.side][origins_[t.side][t.group][t.at]]; }
+    Extent outer_extent(const Tile &t) const { return outer_cuts[t.side][t.group][t.outer]; }
+    const KPiece &origin_piece(const Tile &t) const { return in.pieces[t.side][origins[t.side][t.group][t.at]]; }
     // A tile in a buffer of which that is a part, and in a piece that has it.
     Region tile_in(int buffer, const Tile &t, Extent outer) const {
-        Extent inner = k_cuts_[t.p];
+        Extent inner = k_cuts[t.p];
         if (t.side == side_b) std::swap(outer, inner);
-        return stored(buffer, outer, inner, in_.transposed(t.side));
+        return stored(buffer, outer, inner, in.transposed(t.side));
     }
     Region tile_in(const KPiece &piece, const Tile &t) const {
-        Extent outer = outer_extent(t), inner = k_cuts_[t.p];
+        Extent outer = outer_extent(t), inner = k_cuts[t.p];
         if (t.side == side_b) std::swap(outer, inner);
-        return in_piece(piece, outer, inner, in_.transposed(t.side));
+        return in_piece(piece, outer, inner, in.transposed(t.side));
     }
-
-    const Input &in_;
-    std::array<std::vector<Cuts>, 2> outer_cuts_;  // of rows and columns, per grid row and column
-    Cuts k_cuts_;
-    int kt_ = 1;
-    std::array<std::size_t, 3> num_kinds_{};
-    std::vector<Worker> workers_;
-    std::vector<int> workers_of_rank_;                               // -1: computes nothing
-    std::array<std::vector<std::vector<int>>, 2> sharers_;           // per grid row (A) or column (B)
-    std::array<std::vector<std::vector<std::int32_t>>, 2> origins_;  // likewise, of each tile its first holder's piece
 };
 
 }  // namespace uncut
