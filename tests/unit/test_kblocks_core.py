@@ -279,7 +279,7 @@ def test_every_rank_takes_one_block_of_c_after_the_other() -> None:
         )
         verify(made, lower(made))
         assert oracle.is_wrong(made) == ""
-        assert layout.count(10**5) == len(made.tasks) <= asked.tasks_bound
+        assert layout.count(10**5) == len(made.tasks) <= asked.tasks_at_most
 
 
 # -- options ---------------------------------------------------------------------------------------

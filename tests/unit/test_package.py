@@ -190,7 +190,7 @@ MET = (1, 2)
 def test_a_meeting_that_everybody_came_to_is_complete_although_some_left_at_once():
     outcomes = []
     for _ in range(ROUNDS):
-        room = np.zeros(_native.Meeting.room_bytes(3), np.uint8)
+        room = np.zeros(_native.Meeting.memory_bytes(3), np.uint8)
         meetings = [_native.Meeting(room, rank, 3, RECORD_BYTES) for rank in range(3)]
         start = threading.Barrier(3)
 

@@ -26,7 +26,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule, expand_ranges
 from uncut_mpi.planning.verify import follower_of, verify
-from uncut_mpi.planning.verify_room import verify_room
+from uncut_mpi.planning.verify_spare_rows import verify_spare_rows
 
 
 def followed(schedule: Schedule) -> str:
@@ -136,7 +136,7 @@ def lists_of(schedule: Schedule) -> list[OperationList]:
 def test_room_that_lowering_gives_is_proven(scheduler: str, dtype: DType) -> None:
     schedule = schedule_of(scheduler, dtype)
     verify(schedule, lower(schedule))
-    assert any(program.operands["room"].any() for program in lists_of(schedule))
+    assert any(program.operands["spare_rows"].any() for program in lists_of(schedule))
 
 
 Rule = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
@@ -167,25 +167,25 @@ def test_a_wrong_rule_of_room_is_found(scheduler: str, wrong: Rule) -> None:
         bodies = schedule.tasks[program.operations["task"][program.operations["code"] <= Code.COMBINE]]
         regions = schedule.operands["region"][expand_ranges(bodies["first_operand"], bodies["num_operands"])]
         operands = program.operands.copy()
-        operands["room"] = wrong(schedule.regions[regions], schedule.buffers, operands["room"])
+        operands["spare_rows"] = wrong(schedule.regions[regions], schedule.buffers, operands["spare_rows"])
         lists[program.rank] = dataclasses.replace(program, operands=operands)
-    with pytest.raises(ScheduleError, match="has room for rows"):
+    with pytest.raises(ScheduleError, match="has spare rows"):
         verify(schedule, dataclasses.replace(lowering, lists=lists))
 
 
 def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:
     lists = lists_of(schedule_of("uncut"))
     for program in lists:
-        for at, given in enumerate(program.operands["room"].tolist()):
+        for at, given in enumerate(program.operands["spare_rows"].tolist()):
             operands = program.operands.copy()
-            operands["room"][at] = given + 1
+            operands["spare_rows"][at] = given + 1
             with pytest.raises(ScheduleError, match=f"rank {program.rank}: an operand of task"):
-                verify_room([dataclasses.replace(program, operands=operands)])
-            operands["room"][at] = given // 2
-            verify_room([dataclasses.replace(program, operands=operands)])
+                verify_spare_rows([dataclasses.replace(program, operands=operands)])
+            operands["spare_rows"][at] = given // 2
+            verify_spare_rows([dataclasses.replace(program, operands=operands)])
 
 
-def test_room_is_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
+def test_spare_rows_are_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
     build = ByHand()
     panel, user, cache, staging = (
         build.add(0, 5, 3, role=role, ld=ld)
@@ -195,5 +195,5 @@ def test_room_is_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
     for whole, row, extent in rows:
         region = whole._replace(row=row, rows=extent, cols=1)
         build.copy(build.copy_lane(0, 0, 0), region, region)
-    listed = lower(build.done()).rank_list(0)
-    assert listed.operands["room"][::2].tolist() == listed.operands["room"][1::2].tolist() == [3, 3, 0, 0, 0, 255]
+    spare = lower(build.done()).rank_list(0).operands["spare_rows"]
+    assert spare[::2].tolist() == spare[1::2].tolist() == [3, 3, 0, 0, 0, 255]

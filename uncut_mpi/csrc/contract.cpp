@@ -33,7 +33,7 @@ nb::dict records() {
     LAYOUT("buffers", BufferRecord, location, role, matrix, dtype, medium, rows, cols, ld, offset)
     LAYOUT("pieces", PieceRecord, buffer, turned, row, col, rows, cols, top, left)
     LAYOUT("operations", OperationRecord, code, in_host, num_operands, lane, task, slot, value, peer, first_operand)
-    LAYOUT("bound_operands", BoundOperandRecord, buffer, dtype, factor, op, room, offset, rows, cols, ld)
+    LAYOUT("bound_operands", BoundOperandRecord, buffer, dtype, factor, op, spare_rows, offset, rows, cols, ld)
     return found;
 }
 

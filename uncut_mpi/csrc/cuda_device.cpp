@@ -14,7 +14,7 @@ constexpr std::size_t least_table_bytes = 4096;
 constexpr double most_operations = 2e12, most_operations_f32 = 3e11;
 constexpr double long_operations = 1e11;
 constexpr double negligible = 0.05;  // part of a plan's operations that is left to the library
-constexpr int timing_rounds = 3;
+constexpr int timings_each = 3;
 constexpr double far_behind = 1.06;  // of the best so far: it gets no other sample
 constexpr double worth_it = 0.99;    // of the library's time
 }  // namespace
@@ -169,9 +169,9 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
     for (std::size_t i = 0; i < seconds.size(); ++i)
         runs.push_back(sample(i, 1, one) < never);  // and its kernel is loaded
     double best = never;
-    for (int round = 0; round < timing_rounds; ++round)
+    for (int timing = 0; timing < timings_each; ++timing)
         for (std::size_t i = 0; i < seconds.size(); ++i) {
-            if (!runs[i] || (round > 0 && seconds[i] > far_behind * best)) continue;
+            if (!runs[i] || (timing > 0 && seconds[i] > far_behind * best)) continue;
             seconds[i] = std::min(seconds[i], sample(i, at_once, one));
             best = std::min(best, seconds[i]);
         }
@@ -267,26 +267,26 @@ Address DeviceState::allocation_of(Address address) const {
 
 std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     const Driver &d = *driver_;
-    const std::size_t room = std::bit_ceil(std::max(bytes, least_table_bytes));
+    const std::size_t size = std::bit_ceil(std::max(bytes, least_table_bytes));
     const Stream stream = own_stream();
     Address address = 0;
     {
         const std::lock_guard lock(tables_->mutex);
-        const auto found = tables_->unused.find(room);
+        const auto found = tables_->unused.find(size);
         if (found != tables_->unused.end()) {
             address = found->second;
             tables_->unused.erase(found);
         }
     }
     if (address == 0) {
-        d.check("cuMemAlloc", d.cuMemAlloc(&address, room));
+        d.check("cuMemAlloc", d.cuMemAlloc(&address, size));
         const std::lock_guard lock(tables_->mutex);
         tables_->all.push_back(address);
     }
     // Who holds it may outlive this object.
-    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [tables = tables_, room](void *at) {
+    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [tables = tables_, size](void *at) {
         const std::lock_guard lock(tables->mutex);
-        tables->unused.emplace(room, reinterpret_cast<Address>(at));
+        tables->unused.emplace(size, reinterpret_cast<Address>(at));
     });
     d.check("cuMemcpyAsync", d.cuMemcpyAsync(address, reinterpret_cast<Address>(table), bytes, stream));
     d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));

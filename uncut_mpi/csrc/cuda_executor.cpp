@@ -122,7 +122,7 @@ void Run::advance(std::size_t most_steps) {
         return end();
     }
     signals_only_ = signals_only_ || failed == call_;
-    if (next_step_ < all && (!full_ || has_room())) {
+    if (next_step_ < all && (!full_ || may_issue())) {
         traced_ ? issue_steps<true>(most_steps) : issue_steps<false>(most_steps);
         if (next_step_ == all) issued_ = Clock::now();
     }
@@ -335,7 +335,7 @@ bool Run::is_empty(std::size_t number) {
     return false;
 }
 
-bool Run::has_room() {
+bool Run::may_issue() {
     const std::int64_t before = outstanding_;
     outstanding_ = 0;
     for (std::size_t l = 0; l < lanes_.size(); ++l) {

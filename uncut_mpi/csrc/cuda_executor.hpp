@@ -240,8 +240,8 @@ class Run {
     void launch(const Executor::Combine &combine, const Step &step);
     void issue_batch(const Step &step);
     void signal(const Step &step);
-    bool has_room();  // whether so little is outstanding that more may be issued
-    bool drain();     // whether all lanes are empty
+    bool may_issue();  // whether so little is outstanding that more may be issued
+    bool drain();      // whether all lanes are empty
     void mark_reference();
     void take_time(const Step &step, std::size_t number);
     void read_times();

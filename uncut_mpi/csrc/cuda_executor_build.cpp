@@ -27,7 +27,7 @@ constexpr unsigned transposed_tile = 32;  // TILE of device/cuda/kernels.py
 std::int64_t rows_to_add(const Operand &a, const Operand &c) {
     if (a.op != 0 || a.dtype == dtype_f32) return 0;
     const std::int64_t step = alignment_bytes / bytes_of(a.dtype), more = (step - c.rows % step) % step;
-    return more <= a.room && more <= c.room ? more : 0;
+    return more <= a.spare_rows && more <= c.spare_rows ? more : 0;
 }
 
 MemOp write_word(Address address, std::uint32_t value) {

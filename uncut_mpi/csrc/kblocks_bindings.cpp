@@ -102,7 +102,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                       const std::vector<const KPlaces *> &, const SimulatedMachine *>(),
              nb::keep_alive<1, 2>(), nb::kw_only(), "problem"_a, "how"_a, "k_starts"_a, "devices"_a, "rounds"_a,
              "aligns_for"_a.none() = nb::none())
-        .def_prop_ro("tasks_bound", &KRequest::tasks_bound)
+        .def_prop_ro("tasks_at_most", &KRequest::tasks_at_most)
         .def_prop_ro("aligned",
                      [](const KRequest &self) {
                          std::vector<std::tuple<bool, bool, bool, std::int64_t>> found;

@@ -117,21 +117,21 @@ void Scheduler::fetch_same_k(int matrix, Extent strip, const Blocks &blocks, con
         fetch_rows(matrix, blocks, step, {});
         return;
     }
-    std::vector<std::int64_t> &cuts = cuts_;
-    cuts.assign({strip.first, strip.last});
+    std::vector<std::int64_t> &edges = edges_;
+    edges.assign({strip.first, strip.last});
     for (const std::size_t number : blocks) {
         const KBlock &block = block_of(number);
         for (const std::int64_t height : block.heights) {
-            const std::int64_t cut = block.rows.first + (height + block.begin_row) % block.rows.size();
-            if (cut > strip.first && cut < strip.last) cuts.push_back(cut);
+            const std::int64_t edge = block.rows.first + (height + block.begin_row) % block.rows.size();
+            if (edge > strip.first && edge < strip.last) edges.push_back(edge);
         }
     }
-    std::sort(cuts.begin(), cuts.end());
-    cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-    // What is needed between some cuts in a row goes together.
-    for (std::size_t first = 0, at = 0; at < cuts.size(); ++at) {
-        if (at + 1 < cuts.size() && is_needed(blocks, step, cuts[at])) continue;
-        if (at > first) fetch_rows(matrix, blocks, step, {cuts[first], cuts[at]});
+    std::sort(edges.begin(), edges.end());
+    edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
+    // What is needed between some edges in a row goes together.
+    for (std::size_t first = 0, at = 0; at < edges.size(); ++at) {
+        if (at + 1 < edges.size() && is_needed(blocks, step, edges[at])) continue;
+        if (at > first) fetch_rows(matrix, blocks, step, {edges[first], edges[at]});
         first = at + 1;
     }
 }

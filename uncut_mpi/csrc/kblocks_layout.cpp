@@ -282,8 +282,8 @@ class Maker {
         made.panel[matrix_a] = operand(made, matrix_a, block.rows.size(), inner, alignment.copies[matrix_a]);
         made.panel[matrix_b] = operand(made, matrix_b, inner, block.cols.size(), alignment.copies[matrix_b]);
         // One product of all k is rounded once.
-        const bool cut = std::ranges::any_of(made.held, [&](Extent k) { return k.size() > 0 && k != made.k; });
-        const bool once = inner % made.k_step == 0 && !cut, c_is_here = made.home[matrix_c] != nullptr;
+        const bool in_pieces = std::ranges::any_of(made.held, [&](Extent k) { return k.size() > 0 && k != made.k; });
+        const bool once = inner % made.k_step == 0 && !in_pieces, c_is_here = made.home[matrix_c] != nullptr;
         made.is_direct = direct_[c_is_here].any && !alignment.apart && (once || !problem_.rounds_c());
         const bool resident = made.panel[matrix_a] < 0 && made.panel[matrix_b] < 0;
         const bool in_place = c_is_here && unsplit() && !alignment.apart;

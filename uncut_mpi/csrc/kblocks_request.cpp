@@ -187,10 +187,10 @@ std::int64_t least_held(const KRequest &request) {
 
 }  // namespace
 
-KRequest::KRequest(const KProblem &of, const KBlocking &cut, std::vector<std::int64_t> starts,
+KRequest::KRequest(const KProblem &of, const KBlocking &blocking, std::vector<std::int64_t> starts,
                    const std::vector<int> &devices, const std::vector<const KPlaces *> &asked,
                    const SimulatedMachine *aligns_for)
-    : problem(of), how(cut), k_starts(std::move(starts)) {
+    : problem(of), how(blocking), k_starts(std::move(starts)) {
     check(problem, how);
     require(k_starts.size() >= 2, "there is at least one part of k");
     require(!asked.empty(), "there is at least one round of blocks");
@@ -227,14 +227,14 @@ KRequest::KRequest(const KProblem &of, const KBlocking &cut, std::vector<std::in
             block.alignment[part] = choose_alignment(*this, *aligns_for, block, part);
 }
 
-std::int64_t KRequest::tasks_bound() const {
+std::int64_t KRequest::tasks_at_most() const {
     const auto parts = static_cast<std::int64_t>(splits());
-    std::int64_t bound = 0;
+    std::int64_t most = 0;
     const auto add = [&](const Round &round, const KStep &step) {
         // A piece goes to each rank of a row or column in as many slices, a result from each part to each adder.
         const auto rows = static_cast<std::int64_t>(round.of_row.size()),
                    cols = static_cast<std::int64_t>(round.of_col.size());
-        bound += rows * cols * (step.kind == fetch_a ? cols : step.kind == fetch_b ? rows : 2 * parts + 4);
+        most += rows * cols * (step.kind == fetch_a ? cols : step.kind == fetch_b ? rows : 2 * parts + 4);
     };
     for (const std::vector<KStep> &of_part : steps)
         for (const KStep &step : of_part) {
@@ -245,7 +245,7 @@ std::int64_t KRequest::tasks_bound() const {
             for (const Round &round : rounds)
                 add(round, step);
         }
-    return bound;
+    return most;
 }
 
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halved) {

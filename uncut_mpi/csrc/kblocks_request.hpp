@@ -189,7 +189,7 @@ struct KRequest {
 
     std::size_t splits() const { return k_starts.size() - 1; }
     // More than there are tasks, found without looking at any, so that nobody counts where this is few.
-    std::int64_t tasks_bound() const;
+    std::int64_t tasks_at_most() const;
 };
 
 // What makes a rank's products aligned; nothing where they stay as slow, or where it costs more than it brings.

@@ -187,7 +187,7 @@ class Scheduler {
     std::size_t first_taker(const KOrigin &origin, int split) const;
 
     // Brings one piece of A or B to all that need it. Row blocks of ranks beside each other may differ: the rows
-    // between all their cuts go when the first of them needs them.
+    // between all their edges go when the first of them needs them.
     void fetch(int matrix, Extent strip, const Blocks &blocks, const KStep &step);
 
     void fetch_same_k(int matrix, Extent strip, const Blocks &blocks, const KStep &step);
@@ -362,7 +362,7 @@ class Scheduler {
     std::vector<BlockState> blocks_;
     std::vector<Run> runs_;  // that go together,
     Blocks takers_, found_;  // who takes them, and who takes the next one
-    std::vector<std::int64_t> cuts_;
+    std::vector<std::int64_t> edges_;
     std::vector<Summand> summands_;  // of one part of C
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
     std::vector<Delivery> deliveries_;

@@ -202,10 +202,11 @@ class Maker {
 class RingMaker {
   public:
     RingMaker(const KBlocking &how, std::vector<Extent> k_blocks, int rounds, bool reads_c)
-        : how_(how), rounds_(rounds), columns_(count_blocks(how.columns)), slots_(std::move(k_blocks)) {
-        for (const Extent &one : slots_)
+        : how_(how), rounds_(rounds), columns_(count_blocks(how.columns)), k_blocks_(std::move(k_blocks)) {
+        for (const Extent &one : k_blocks_)
             extent_ = std::max(extent_, one.last);
-        const auto most = std::min<std::size_t>(static_cast<std::size_t>(std::ranges::min(how.slots)), slots_.size());
+        const auto most =
+            std::min<std::size_t>(static_cast<std::size_t>(std::ranges::min(how.slots)), k_blocks_.size());
         // By column blocks: the last k-blocks, where C is to leave soon, and the first, where it has to come or the one
         // before it to leave.
         const bool waits = how.c_slots == 1 && rounds > 1;
@@ -264,28 +265,28 @@ class RingMaker {
 
     void add_round(int round) {
         round_ = round;
-        std::vector<Extent> order = slots_;
-        if (how_.returns && round % 2) std::reverse(order.begin(), order.end());
+        std::vector<Extent> taken = k_blocks_;
+        if (how_.returns && round % 2) std::reverse(taken.begin(), taken.end());
         const bool is_first = round == 0, is_last = round + 1 == rounds_;
-        const std::size_t tail = std::min(is_last ? last_tail_ : tail_, order.size());
-        const std::size_t head = std::min(is_first ? first_head_ : head_, order.size() - tail);
-        const bool at_once = tail == order.size();  // C comes and leaves with the same products
+        const std::size_t tail = std::min(is_last ? last_tail_ : tail_, taken.size());
+        const std::size_t head = std::min(is_first ? first_head_ : head_, taken.size() - tail);
+        const bool at_once = tail == taken.size();  // C comes and leaves with the same products
         if (!at_once && head == 0 && is_first) fetch_all_of_c();
-        if (head > 0) by_columns(order, 0, head, true, false);
-        for (std::size_t at = head; at < order.size() - tail; ++at) {
+        if (head > 0) by_columns(taken, 0, head, true, false);
+        for (std::size_t at = head; at < taken.size() - tail; ++at) {
             claim();
             // The first products wait for little.
             for (const Extent &k : is_first &&at == 0
-                                       ? k_blocks(order[0].size(), how_.first, how_.block, how_.growth, false, 0)
-                                       : std::vector<Extent>{{0, order[at].size()}}) {
-                const Extent part = k.shifted(order[at].first);
+                                       ? k_blocks(taken[0].size(), how_.first, how_.block, how_.growth, false, 0)
+                                       : std::vector<Extent>{{0, taken[at].size()}}) {
+                const Extent part = k.shifted(taken[at].first);
                 fetch(part);
                 work(step(multiply, part, 0, columns_));
             }
             use(1);
-            if (!is_last && how_.c_slots > 1) fetch_next_c(at + 1 - head, order.size() - tail - head + 1);
+            if (!is_last && how_.c_slots > 1) fetch_next_c(at + 1 - head, taken.size() - tail - head + 1);
         }
-        by_columns(order, order.size() - tail, order.size(), at_once && (is_first || how_.c_slots == 1), true);
+        by_columns(taken, taken.size() - tail, taken.size(), at_once && (is_first || how_.c_slots == 1), true);
         if (!is_last && how_.c_slots > 1) fetch_next_c(1, 1);
         next_c_ = 0;
     }
@@ -301,16 +302,16 @@ class RingMaker {
             fetch_c_of(round_ + 1, next_c_);
     }
 
-    void by_columns(const std::vector<Extent> &order, std::size_t first, std::size_t last, bool fetches,
+    void by_columns(const std::vector<Extent> &taken, std::size_t first, std::size_t last, bool fetches,
                     bool finishes) {
         for (std::size_t at = first; at < last; ++at) {
             claim();
-            fetch(order[at]);
+            fetch(taken[at]);
         }
         for (int column = 0; column < columns_; ++column) {
             if (fetches) fetch_c_of(round_, column);
             for (std::size_t at = first; at < last; ++at)
-                work(step(multiply, order[at], column, column + 1));
+                work(step(multiply, taken[at], column, column + 1));
             if (!finishes) continue;
             work(step(finish, {0, extent_}, column, column + 1));
             finished_[static_cast<std::size_t>(round_)][column] = last_work();
@@ -338,8 +339,8 @@ class RingMaker {
     const KBlocking &how_;
     std::int64_t extent_ = 0;
     int rounds_, columns_, round_ = 0;
-    int next_c_ = 0;             // which of the next round's column blocks of C is to come
-    std::vector<Extent> slots_;  // the k-blocks
+    int next_c_ = 0;                // which of the next round's column blocks of C is to come
+    std::vector<Extent> k_blocks_;  // the k-blocks
     std::size_t tail_, last_tail_, head_, first_head_;
     std::vector<Fetch> fetches_;
     std::vector<Work> work_;

@@ -98,7 +98,7 @@ void Lowerer::bind_operands(const TaskRecord &task, std::vector<BoundOperandReco
         made.dtype = buffer.dtype;
         made.factor = operand.factor;
         made.op = operand.op;
-        made.room = room_behind(region, buffer);
+        made.spare_rows = spare_rows(region, buffer);
         made.offset = (region.col * buffer.ld + region.row) * bytes_of(buffer.dtype);
         made.rows = region.rows;
         made.cols = region.cols;

@@ -26,7 +26,7 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-using Room = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t line = 128;         // two cache lines: processors fetch them in pairs
@@ -47,20 +47,20 @@ void relax() {
 
 class Meeting {
   public:
-    Meeting(Room room, std::size_t rank, std::size_t size, std::size_t record_bytes)
-        : room_(std::move(room)), rank_(rank), size_(size), bytes_(record_bytes) {
+    Meeting(Bytes memory, std::size_t rank, std::size_t size, std::size_t record_bytes)
+        : memory_(std::move(memory)), rank_(rank), size_(size), bytes_(record_bytes) {
         if (rank >= size || sizeof(std::uint64_t) + record_bytes + reason_bytes > line ||
-            room_.size() < room_bytes(size))
+            memory_.size() < memory_bytes(size))
             throw std::invalid_argument("the ranks' records do not fit into the memory where they meet");
     }
 
-    static std::size_t room_bytes(std::size_t size) { return 2 * size * line; }
+    static std::size_t memory_bytes(std::size_t size) { return 2 * size * line; }
 
     // Whether a meeting was begun whose records have not been collected.
     bool pending() const { return pending_; }
 
     // Begin the next meeting and collect its records.
-    int meet(const Record &mine, const Room &everyone, double spin_s) {
+    int meet(const Record &mine, const Bytes &everyone, double spin_s) {
         if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
         ++number_;
         std::uint8_t *place = place_of(rank_);
@@ -95,7 +95,7 @@ class Meeting {
     }
 
     // Wait for the others for at most so long; copy all records, in the order of ranks, when they are there.
-    int collect(const Room &everyone, double spin_s) {
+    int collect(const Bytes &everyone, double spin_s) {
         if (everyone.size() != size_ * bytes_) throw std::invalid_argument("the records' memory has a wrong size");
         if (!present()) {
             const nb::gil_scoped_release unlocked;
@@ -120,11 +120,11 @@ class Meeting {
     }
 
   private:
-    std::uint8_t *place_of(std::size_t rank) const { return room_.data() + (2 * rank + number_ % 2) * line; }
+    std::uint8_t *place_of(std::size_t rank) const { return memory_.data() + (2 * rank + number_ % 2) * line; }
     // The place in which a rank has marked that it left, if it has.
     const std::uint8_t *mark_of(std::size_t rank) const {
         for (std::size_t turn = 0; turn < 2; ++turn) {
-            std::uint8_t *place = room_.data() + (2 * rank + turn) * line;
+            std::uint8_t *place = memory_.data() + (2 * rank + turn) * line;
             if (word(place).load(std::memory_order_acquire) & left_mark) return place;
         }
         return nullptr;
@@ -165,7 +165,7 @@ class Meeting {
         return false;
     }
 
-    Room room_;
+    Bytes memory_;
     std::size_t rank_, size_, bytes_;
     std::uint64_t number_ = 0, seen_of_ = 0;
     std::size_t seen_ = 0;
@@ -176,9 +176,9 @@ class Meeting {
 
 void bind_meeting(nb::module_ &m) {
     nb::class_<Meeting>(m, "Meeting", "Records given to all ranks of a node through memory that they share.")
-        .def(nb::init<Room, std::size_t, std::size_t, std::size_t>(), nb::arg("room"), nb::arg("rank"), nb::arg("size"),
-             nb::arg("record_bytes"))
-        .def_static("room_bytes", &Meeting::room_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
+        .def(nb::init<Bytes, std::size_t, std::size_t, std::size_t>(), nb::arg("memory"), nb::arg("rank"),
+             nb::arg("size"), nb::arg("record_bytes"))
+        .def_static("memory_bytes", &Meeting::memory_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
         .def("meet", &Meeting::meet, nb::arg("mine"), nb::arg("everyone"), nb::arg("spin_s"),
              "Begin the next meeting with this rank's record, then as `collect`.")
         .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")

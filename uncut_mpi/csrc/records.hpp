@@ -114,7 +114,7 @@ struct OperationRecord {
 struct BoundOperandRecord {
     std::int32_t buffer = 0;
     std::uint8_t dtype = 0, factor = 0, op = 0;
-    std::uint8_t room = 0;  // rows behind the region that belong to nobody
+    std::uint8_t spare_rows = 0;  // rows behind the region that belong to nobody
     std::int64_t offset = 0, rows = 0, cols = 0, ld = 0;
 };
 static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
@@ -130,7 +130,7 @@ struct TaskTables {
 };
 
 // Rows of a panel's padding behind a region, which belong to nobody: a product may compute so many more. At most 255.
-inline std::uint8_t room_behind(const RegionRecord &region, const BufferRecord &buffer) {
+inline std::uint8_t spare_rows(const RegionRecord &region, const BufferRecord &buffer) {
     const bool at_end = buffer.role != user_role && region.row + region.rows == buffer.rows;
     return at_end ? static_cast<std::uint8_t>(std::clamp<std::int64_t>(buffer.ld - buffer.rows, 0, 255)) : 0;
 }

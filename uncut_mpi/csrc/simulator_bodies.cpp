@@ -260,8 +260,8 @@ bool Simulator::is_aligned(const TaskRecord &task) const {
     const std::int64_t step = alignment_bytes / bytes_of(t_.buffers[a.buffer].dtype);
     const bool turned = operand(task, 1).op != 0;
     const std::int64_t missing = (step - c.rows % step) % step;
-    const auto room = [this](const RegionRecord &region) { return room_behind(region, t_.buffers[region.buffer]); };
-    if (missing > 0 && (turned || missing > room(a) || missing > room(c))) return false;
+    const auto spare = [this](const RegionRecord &region) { return spare_rows(region, t_.buffers[region.buffer]); };
+    if (missing > 0 && (turned || missing > spare(a) || missing > spare(c))) return false;
     return b.rows % step == 0 && (!turned || a.rows % step == 0);
 }
 

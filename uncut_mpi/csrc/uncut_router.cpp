@@ -71,8 +71,8 @@ Time Router::find(const Worker &w, const Tile &t, Route &route) {
     route.chunks = first_[0].relayed ? relayed : direct;
     if (n > 1) next_hops(t, route.chunks);
     if (in_.routing == origin_routing) {
-        order_.resize(n);
-        std::iota(order_.begin(), order_.end(), 0);
+        chain_.resize(n);
+        std::iota(chain_.begin(), chain_.end(), 0);
     } else {
         const auto hop = [this, n, chunks = route.chunks](int from, int to, Arrival before) {
             if (from < 0) return first_[to].arrival;
@@ -82,16 +82,16 @@ Time Router::find(const Worker &w, const Tile &t, Route &route) {
             const Arrival other = links_.over(*of.detour, before, chunks, links_.blind());
             return other.last < direct.last ? other : direct;
         };
-        search_.run(static_cast<int>(n), hop, order_);
+        search_.run(static_cast<int>(n), hop, chain_);
     }
 
     // Arrivals with the load as it is, also for a route chosen blindly.
     route.legs.clear();
-    int from = first_[order_[0]].source;
+    int from = first_[chain_[0]].source;
     for (std::size_t h = 0; h < n; ++h) {
-        const int to = destinations_[order_[h]];
+        const int to = destinations_[chain_[h]];
         if (leg_to_[to] >= 0) continue;  // it was a relay on the way to one before it
-        travel(t, from, to, h ? Way::earlier : first_[order_[0]].relayed ? Way::relayed : Way::direct, route);
+        travel(t, from, to, h ? Way::earlier : first_[chain_[0]].relayed ? Way::relayed : Way::direct, route);
         from = to;
     }
     const Time at_w = route.legs[leg_to_[w.rank]].arrival.last;

@@ -108,7 +108,7 @@ class Router {
     std::vector<std::array<Held, 2>> held_;                                // by worker
     std::array<std::vector<std::vector<std::vector<Cached>>>, 2> cached_;  // per group, once there is one, and tile
     // Scratch.
-    std::vector<int> destinations_, order_, news_;
+    std::vector<int> destinations_, chain_, news_;
     std::vector<int> leg_to_;  // per location, the leg of the route under construction that ends there, or -1
     std::vector<FirstHop> first_;
     std::vector<NextHop> next_;  // [from * destinations + to]

@@ -35,20 +35,20 @@ inline Arrival next_hop(Arrival before, Time link_free, Time cost, int chunks) {
 
 class ChainSearch {
   public:
-    // Writes the order (indices of so many destinations) with the earliest last arrival; of equal ones the
+    // Writes the chain (indices of so many destinations) with the earliest last arrival; of equal ones the
     // least sum of arrivals, then the lexicographically first (greedy insertion: the earliest
     // position). `hop` says when chunks are at a destination, from which one (-1: from the best source) and when.
     template <class Hop>
-    void run(int n, const Hop &hop, std::vector<int> &order) {
+    void run(int n, const Hop &hop, std::vector<int> &chain) {
         best_last_ = best_sum_ = never;
-        order.clear();
+        chain.clear();
         if (n == 1) {
-            order.push_back(0);
+            chain.push_back(0);
         } else if (n <= exhaustive_destinations) {
             used_.fill(false);
-            extend(n, hop, 0, {0, 0}, 0, order);
+            extend(n, hop, 0, {0, 0}, 0, chain);
         } else {
-            insert(n, hop, order);
+            insert(n, hop, chain);
         }
     }
 
@@ -62,9 +62,9 @@ class ChainSearch {
     }
 
     template <class Hop>
-    void extend(int n, const Hop &hop, int depth, Arrival before, Time sum, std::vector<int> &order) {
+    void extend(int n, const Hop &hop, int depth, Arrival before, Time sum, std::vector<int> &chain) {
         if (depth == n) {
-            if (improves(before.last, sum)) order.assign(path_.begin(), path_.begin() + n);
+            if (improves(before.last, sum)) chain.assign(path_.begin(), path_.begin() + n);
             return;
         }
         for (int to = 0; to < n; ++to) {
@@ -73,18 +73,18 @@ class ChainSearch {
             if (after.last > best_last_) continue;  // arrivals never decrease along a chain
             used_[to] = true;
             path_[depth] = to;
-            extend(n, hop, depth + 1, after, sum + after.last, order);
+            extend(n, hop, depth + 1, after, sum + after.last, chain);
             used_[to] = false;
         }
     }
 
     template <class Hop>
-    void insert(int n, const Hop &hop, std::vector<int> &order) {
+    void insert(int n, const Hop &hop, std::vector<int> &chain) {
         for (int to = 0; to < n; ++to) {
             best_last_ = best_sum_ = never;
             std::size_t place = 0;
-            for (std::size_t at = 0; at <= order.size(); ++at) {
-                trial_ = order;
+            for (std::size_t at = 0; at <= chain.size(); ++at) {
+                trial_ = chain;
                 trial_.insert(trial_.begin() + static_cast<std::ptrdiff_t>(at), to);
                 Arrival arrival{0, 0};
                 Time sum = 0;
@@ -96,7 +96,7 @@ class ChainSearch {
                 }
                 if (improves(arrival.last, sum)) place = at;
             }
-            order.insert(order.begin() + static_cast<std::ptrdiff_t>(place), to);
+            chain.insert(chain.begin() + static_cast<std::ptrdiff_t>(place), to);
         }
     }
 

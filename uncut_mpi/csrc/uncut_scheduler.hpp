@@ -26,7 +26,7 @@ struct Input : PlacedProblem {
     int chunks_per_hop = 0;  // of a chain, the first hop apart; 0: `chunks`, however long it is
     std::int64_t min_chunk_columns = 1, min_chunk_bytes = 1;
 
-    std::vector<std::int64_t> row_starts, col_starts;  // bounds of the rows and columns of blocks, in elements
+    std::vector<std::int64_t> row_starts, col_starts;  // where blocks begin, and the end of the last
     std::vector<std::int64_t> cell_rank;               // of each block, row by row
     // Of one block: the tiles of C that each of these ranks computes, in order, [col * tiles of m + row]; empty:
     // each cell's rank computes all of its block. Without batching and in the fixed order only.

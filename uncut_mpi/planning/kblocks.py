@@ -163,7 +163,7 @@ class Planner:
         check_steps(dealt, how)
         aligns = aligns and self.aligns
         made = Prepared(self, dealt, options, how, aligns=aligns)
-        if not options.blocking.block and made.request.tasks_bound > MAX_TASKS:
+        if not options.blocking.block and made.request.tasks_at_most > MAX_TASKS:
             how = with_longer_k_blocks(dealt, how)
             made = Prepared(self, dealt, options, how, aligns=aligns)
         if in_core or aligns or self.setting.surely_fits or options.areas is not None or made.fits:

@@ -68,6 +68,6 @@ def _depth(dealt: DealtPanels) -> int:
 def _count(dealt: DealtPanels, how: Blocking, most_tasks: int) -> int:
     """Return how many tasks there are, or any lower number where they are surely few enough."""
     request = dealt.request(how, aligns=False)
-    if request.tasks_bound <= most_tasks:
+    if request.tasks_at_most <= most_tasks:
         return 0
     return _native.KBlocksLayout(request).count(most_tasks)

@@ -66,7 +66,7 @@ BOUND_OPERAND_DTYPE: Final = np.dtype(
         ("dtype", "u1"),
         ("factor", "u1"),
         ("op", "u1"),
-        ("room", "u1"),  # rows of a panel's padding behind the region, which belong to nobody; at most 255
+        ("spare_rows", "u1"),  # rows of a panel's padding behind the region, which belong to nobody; at most 255
         ("offset", "<i8"),  # bytes from the start of the buffer
         ("rows", "<i8"),
         ("cols", "<i8"),

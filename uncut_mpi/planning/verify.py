@@ -25,7 +25,7 @@ from uncut_mpi.planning.lower import Lowering
 from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 from uncut_mpi.planning.verify_memory import verify_memory
-from uncut_mpi.planning.verify_room import verify_room
+from uncut_mpi.planning.verify_spare_rows import verify_spare_rows
 
 HELD_DTYPE: Final = np.dtype(
     [
@@ -92,7 +92,7 @@ def verify(schedule: Schedule, lowering: Lowering | None = None) -> Proof:
     if lowering is not None:
         lists = [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
         waits = verify_lists(schedule, lists)
-        verify_room(lists)
+        verify_spare_rows(lists)
     return Proof(len(schedule.tasks), follower.reads, follower.writes, waits)
 
 

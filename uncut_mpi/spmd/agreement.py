@@ -275,7 +275,7 @@ def collective(group: Group, what: str, timeout_s: float | None = None) -> Itera
 
 def room_bytes(group: Group) -> int:
     """Return the bytes of shared memory that a `CallExchange` needs."""
-    return _native.Meeting.room_bytes(group.size)
+    return _native.Meeting.memory_bytes(group.size)
 
 
 class CallExchange:

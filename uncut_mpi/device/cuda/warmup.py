@@ -41,7 +41,7 @@ class Region(NamedTuple):
         Of its elements.
     op : int
         `Op` code.
-    room : int
+    spare_rows : int
         Rows of padding behind it, which the executor may add to the product.
     alignment : int
         Address modulo 256.
@@ -51,7 +51,7 @@ class Region(NamedTuple):
 
     dtype: DType
     op: int
-    room: int
+    spare_rows: int
     alignment: int
     rows: int
     cols: int
@@ -60,7 +60,7 @@ class Region(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes from the granule that it begins in to its end."""
-        return (self.ld * (self.cols - 1) + self.rows + self.room) * self.dtype.itemsize + self.alignment
+        return (self.ld * (self.cols - 1) + self.rows + self.spare_rows) * self.dtype.itemsize + self.alignment
 
     def compact(self) -> Region:
         """Return it with the least leading dimension of the same alignment class, for when memory is short."""
@@ -98,7 +98,7 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
     def region(operand: np.void) -> Region:
         alignment = int((addresses[operand["buffer"]] + operand["offset"]) % _ALIGNMENT)
         extents = (int(operand[name]) for name in ("rows", "cols", "ld"))
-        return Region(DType(int(operand["dtype"])), int(operand["op"]), int(operand["room"]), alignment, *extents)
+        return Region(DType(int(operand["dtype"])), int(operand["op"]), int(operand["spare_rows"]), alignment, *extents)
 
     found: set[GemmSignature] = set()
     gemms = program.operations[program.operations["code"] == Code.GEMM]
@@ -108,7 +108,7 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
             continue
         factor = program.operands[first + 3]["factor"] if count == 4 else Factor.ZERO
         reads = {Factor.ZERO: (False,), Factor.ONE: (True,)}.get(Factor(factor), (False, True))
-        found.update(GemmSignature(c, a, b._replace(room=0), accumulates) for accumulates in reads)
+        found.update(GemmSignature(c, a, b._replace(spare_rows=0), accumulates) for accumulates in reads)
     return found
 
 
