@@ -197,13 +197,13 @@ void Order::scan_missing(const Worker &w, Time compute_free, Choice &best) {
             const Time b_eta = b_etas[tiling_.tile_index(j, p)];
             for (int i = 0; i < w.mt; ++i) {
                 const Time a_eta = a_etas[tiling_.tile_index(i, p)];
-                const Missing missing{a_eta >= never, b_eta >= never, queue.lacks_c[w.c_index(i, j)] != 0};
+                const Missing missing{a_eta >= never, b_eta >= never, queue.awaits_c && queue.lacks_c[w.c_index(i, j)]};
                 if (!missing.a && !missing.b) continue;
                 Time start = std::max(compute_free, estimate(w, {i, j, p}, missing));
                 if (!missing.a) start = std::max(start, a_eta);
                 if (!missing.b) start = std::max(start, b_eta);
-                const int reuse = !missing.a ? a_known[p] : missing.b ? 0 : b_known[p];
                 if (start > best.start) continue;
+                const int reuse = !missing.a ? a_known[p] : missing.b ? 0 : b_known[p];
                 const Choice choice{start, missing.a + missing.b + missing.c, reuse, {i, j, p}, opens(w, i, j)};
                 if (choice < best) best = choice;
             }

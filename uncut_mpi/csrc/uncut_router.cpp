@@ -6,18 +6,23 @@
 namespace uncut {
 
 Router::Router(const Input &in, const Tiling &tiling, Links &links, Records &records)
-    : in_(in), tiling_(tiling), links_(links), records_(records), leg_to_(in.locations.count(), -1) {
+    : in_(in),
+      tiling_(tiling),
+      links_(links),
+      records_(records),
+      held_(tiling.workers.size()),
+      leg_to_(in.locations.count(), -1) {
     for (const Worker &w : tiling.workers) {
-        std::array<Held, 2> &held = held_.emplace_back();
         for (int side = 0; side < 2; ++side) {
             const std::vector<std::int32_t> &home = w.panels[side].home;
-            held[side].eta.resize(home.size());
-            std::ranges::transform(home, held[side].eta.begin(), [](int piece) { return piece < 0 ? never : 0; });
-            held[side].task.assign(home.size(), -1);
-            held[side].region.assign(home.size(), -1);
+            Held &held = held_[w.number][side];
+            held.eta.resize(home.size());
+            std::ranges::transform(home, held.eta.begin(), [](int piece) { return piece < 0 ? never : 0; });
+            held.task.assign(home.size(), -1);
+            held.region.assign(home.size(), -1);
             if (in.caching) continue;
-            held[side].reader.assign(home.size(), -1);
-            held[side].reader_end.assign(home.size(), 0);
+            held.reader.assign(home.size(), -1);
+            held.reader_end.assign(home.size(), 0);
         }
     }
     for (int side = 0; side < 2; ++side)
