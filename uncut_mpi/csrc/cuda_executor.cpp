@@ -312,12 +312,11 @@ void Run::fail(const char *call, Code code, const Step *step, bool blas) {
 void Run::see_progress(std::size_t number) {
     Lane &lane = lanes_[number];
     const std::vector<Executor::Checkpoint> &checkpoints = executor_->lanes_[number].checkpoints;
-    const std::uint32_t word = static_cast<const volatile std::uint32_t *>(device_.progress())[number];
-    for (; lane.next_checkpoint < checkpoints.size(); ++lane.next_checkpoint) {
-        const Executor::Checkpoint &next = checkpoints[lane.next_checkpoint];
-        if (word <= 2 * next.operation) return;
-        lane.completed = std::max(lane.completed, next.issued);
-    }
+    const volatile std::uint32_t *words = device_.progress();
+    const std::uint32_t word = words[number];
+    std::size_t &next = lane.next_checkpoint;
+    for (; next < checkpoints.size() && word > 2 * checkpoints[next].operation; ++next)
+        lane.completed = std::max(lane.completed, checkpoints[next].issued);
 }
 
 bool Run::is_empty(std::size_t number) {

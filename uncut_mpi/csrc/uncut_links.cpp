@@ -19,19 +19,16 @@ Links::Links(const Input &in)
 }
 
 Chunks Links::chunks(int matrix, const Region &r, std::size_t destinations) const {
-    const std::int64_t bytes = r.elements() * in_.itemsize(matrix);
-    if (destinations < 2) return {1, bytes};
-    const Chunks most = relayed_chunks(matrix, r);
-    if (in_.chunks_per_hop == 0) return most;
-    const int count = std::min(most.count, in_.chunks_per_hop * (static_cast<int>(destinations) - 1));
-    return {count, (bytes + count - 1) / count};
+    if (destinations < 2) return {1, r.elements() * in_.itemsize(matrix)};
+    if (in_.chunks_per_hop == 0) return relayed_chunks(matrix, r);
+    return cut(matrix, r, std::min(in_.chunks, in_.chunks_per_hop * (static_cast<int>(destinations) - 1)));
 }
 
-Chunks Links::relayed_chunks(int matrix, const Region &r) const {
+Chunks Links::cut(int matrix, const Region &r, std::int64_t most) const {
     const std::int64_t bytes = r.elements() * in_.itemsize(matrix);
-    const auto count = static_cast<int>(
-        std::clamp<std::int64_t>(std::min(r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes), 1, in_.chunks));
-    return {count, (bytes + count - 1) / count};
+    most = std::min({most, r.cols / in_.min_chunk_columns, bytes / in_.min_chunk_bytes});
+    const std::int64_t count = std::max<std::int64_t>(1, most);
+    return {static_cast<int>(count), (bytes + count - 1) / count};
 }
 
 Link Links::make_link(int source, int destination) const {

@@ -61,7 +61,7 @@ class Links {
 
     Chunks chunks(int matrix, const Region &r, std::size_t destinations) const;
     // Over relays, whose links are slow: what a chunk costs besides is nothing there.
-    Chunks relayed_chunks(int matrix, const Region &r) const;
+    Chunks relayed_chunks(int matrix, const Region &r) const { return cut(matrix, r, in_.chunks); }
 
     bool blind() const { return in_.routing == bw_routing; }  // to load: an idle network, every copy there
     Time free_at(const Link &l) const { return blind() ? 0 : busy_until(l); }
@@ -107,6 +107,7 @@ class Links {
     std::size_t index(int source, int destination) const {
         return static_cast<std::size_t>(source) * ends_ + destination;
     }
+    Chunks cut(int matrix, const Region &r, std::int64_t most) const;
     Link make_link(int source, int destination) const;
     std::int32_t find_detour(int matrix, int source, int destination);
     Time least_leg(int matrix, int location, bool outward, std::int64_t bytes);
