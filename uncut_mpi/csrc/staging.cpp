@@ -72,7 +72,7 @@ void Staging::run(int num_ranks, std::span<const StandIn> stand_ins, Tables &out
         writer.lane(lane.rank, static_cast<LaneKind>(lane.kind), lane.source, lane.destination);
     for (const StandIn &one : stand_ins) {
         of_buffer_[static_cast<std::size_t>(one.user)] = static_cast<std::int32_t>(held_.size());
-        held_.push_back({one});
+        held_.emplace_back(one);
     }
     look_through();
     number_.reserve(from_.tasks.size());

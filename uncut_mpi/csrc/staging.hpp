@@ -54,6 +54,7 @@ class Staging {
         std::int32_t came = -1, left = -1;  // copies
     };
     struct Held : StandIn {
+        explicit Held(const StandIn &one) : StandIn(one) {}
         bool as_one = false;                 // whether all of the matrix has one slot
         bool is_read = false;                // and whether it has to come then
         std::map<std::int64_t, Slot> slots;  // by their first columns; without a ring as they came
