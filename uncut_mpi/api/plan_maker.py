@@ -12,7 +12,7 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.plans import Plan, PlanSummary, Trial
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, PlanError, UncutError, agreed
-from uncut_mpi.free_memory import available_bytes
+from uncut_mpi.free_memory import available_bytes, usual_room
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.evaluation import search_s
@@ -21,7 +21,6 @@ from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_several
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
-from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.agreement import by_rank

@@ -14,6 +14,7 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
 from uncut_mpi.errors import CapacityError, ParamError, UncutError
+from uncut_mpi.free_memory import usual_room
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.bounds import Bound, bound, bound_of_files
 from uncut_mpi.model.dtypes import DType
@@ -32,7 +33,6 @@ from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_seve
 from uncut_mpi.planning.search import SearchResult, search
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.staging import usual_room
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import explain, listed
 from uncut_mpi.view.figure import import_figure

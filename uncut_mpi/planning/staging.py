@@ -40,9 +40,6 @@ MOST_RINGS: Final = 8
 
 SHAPE: Final = ["rows", "cols"]
 
-USUAL_HOST_PART: Final = 0.5
-"""What ranks take of free host memory where nobody says: the program's matrices and the system need some, too."""
-
 PIECE_BYTES: Final = 32 << 20
 PIECES: Final = 4
 MANY_PIECES: Final = 64
@@ -58,11 +55,6 @@ MOST_PIECES: Final = 500_000
 
 class TooManyPiecesError(CapacityError):
     """Copies would go through so little host memory that there were more than `MOST_PIECES` tasks."""
-
-
-def usual_room(free_bytes: int) -> int:
-    """Return what a rank may take of so many bytes of host memory: a power of two, so that plans stay the same."""
-    return 1 << max(0, int(USUAL_HOST_PART * free_bytes).bit_length() - 1)
 
 
 def piece_bytes(room: int) -> int:
