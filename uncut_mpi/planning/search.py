@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.placement import Placement
@@ -25,7 +25,7 @@ from uncut_mpi.planning.dimensions import DIMENSIONS, OF_RANKS, OF_TILES, OUT_OF
 from uncut_mpi.planning.evaluation import Evaluation, default_budget
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import MOST_C_SLOTS, SEARCHED, USUAL_SLOTS, ScheduleOptions, changed
-from uncut_mpi.planning.rank_sets import RankSets
+from uncut_mpi.planning.rank_sets import RankSets, is_cut
 from uncut_mpi.planning.setting import Setting
 
 TIE: Final = 0.01
@@ -62,6 +62,9 @@ _HOPELESS: Final = 1.25
 
 _PARTS_BY_RULE: Final = 2
 """Grids on which matrices in parts stay where they are that are tried where nothing else is looked for."""
+
+_LONG: Final = 4
+"""A C so many times as long as wide is tried in strips where nothing else is looked for."""
 
 _TIME_PART: Final = 0.75
 """What a search by another metric has of the budget for the least time, with which it begins."""
@@ -217,8 +220,17 @@ class _Explorer:
                 others = itertools.chain(
                     itertools.islice(self._dimensions.vary("parts", asked, usual), _PARTS_BY_RULE),
                     self._dimensions.whole(asked, usual),
+                    self._in_strips(asked, usual),
                 )
                 self._begin_with(*(changed(usual.options, **one) for one in others))
+
+    def _in_strips(self, asked: ScheduleOptions, usual: Candidate) -> list[dict[str, Any]]:
+        """Return how a C that is much longer than wide is cut along its length alone, where that is left open."""
+        m, n = self._problem.m, self._problem.n
+        count = len(usual.options.computing_ranks(self._num_ranks)) // max(1, usual.options.blocking.splits)
+        if is_cut(asked) or count < 2 or max(m, n) < _LONG * min(m, n):
+            return []
+        return [{"grid": (count, 1) if m > n else (1, count), "row_shares": None, "col_shares": None}]
 
     def _schedulers(self, asked: ScheduleOptions) -> tuple[str, ...]:
         """Return the schedulers to search among. Looking for `uncut`'s best for matrices in parts takes too long."""
