@@ -460,6 +460,9 @@ def is_uneven(m: int, n: int, /) -> bool:
 def row_share(table: list[tuple[float, float]], width: float, /) -> float:
     """Return what a copy of rows so many bytes wide gets of the bandwidth."""
 
+def host_row_share(table: list[tuple[float, float]], width: int, distance: int, offset: int, /) -> float:
+    """Return the same of rows in host memory so far apart, the first so many bytes behind a line; -1: anywhere."""
+
 class SimulatedMachine:
     """A machine as the simulator takes it; bytes and seconds; planning/simulate.py fills it."""
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace uncut {
 
@@ -52,6 +53,43 @@ double row_share(const std::vector<std::pair<double, double>> &table, double wid
         if (width <= above) return low + (high - low) * std::log(width / below) / std::log(above / below);
     }
     return table.back().second;
+}
+
+namespace {
+
+// How much of host memory a device learns the pages of at once: what lies in several such lines is several rows.
+constexpr std::int64_t page_line = 65536;
+
+// What a row that begins so many bytes behind the start of a line takes, as a multiple of what its bytes take alone.
+double row_cost(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t offset) {
+    const std::int64_t head = std::min(width, (page_line - offset) % page_line);
+    const std::int64_t whole = (width - head) / page_line * page_line;
+    double cost = 0;
+    for (const std::int64_t part : {head, whole, width - head - whole})
+        if (part > 0) cost += static_cast<double>(part) / row_share(table, static_cast<double>(part));
+    return cost / static_cast<double>(width);
+}
+
+}  // namespace
+
+double host_row_share(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t distance,
+                      std::int64_t offset) {
+    if (table.empty()) return 1;
+    const std::int64_t near = 2 * width;
+    if (distance < page_line) {
+        const double share = row_share(table, static_cast<double>(width));
+        if (near >= page_line) return share;
+        const auto beyond = static_cast<double>(distance - near), most = static_cast<double>(page_line - near);
+        return 1 - (1 - share) * std::max(0.0, beyond / most);
+    }
+    constexpr std::int64_t most_places = 16;
+    const std::int64_t step = std::gcd(distance, page_line);
+    const bool all = offset >= 0 && page_line / step <= most_places;
+    const std::int64_t apart = all ? step : page_line / most_places, places = page_line / apart;
+    double cost = 0;
+    for (std::int64_t at = 0; at < places; ++at)
+        cost += row_cost(table, width, (all ? offset + at * apart : at * apart + apart / 2) % page_line);
+    return static_cast<double>(places) / cost;
 }
 
 }  // namespace uncut

@@ -31,4 +31,11 @@ bool is_uneven(std::int64_t m, std::int64_t n);
 // What a copy of rows so many bytes wide gets of the bandwidth: a table of RowRates.
 double row_share(const std::vector<std::pair<double, double>> &table, double width);
 
+// The tables are of rows far apart, which begin at a line each. Rows twice their width apart cost nothing, and between
+// the two what they cost grows with the distance. Of rows far apart the first begins so many bytes behind the start of
+// a line, or, below 0, nobody knows where. The mean over the places where they begin counts, or over places spread
+// evenly if there are many (docs/performance.md, 2026-11-21 and 2026-11-25).
+double host_row_share(const std::vector<std::pair<double, double>> &table, std::int64_t width, std::int64_t distance,
+                      std::int64_t offset);
+
 }  // namespace uncut

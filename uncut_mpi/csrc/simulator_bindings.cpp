@@ -107,6 +107,7 @@ void bind_simulator(nb::module_ &m) {
         .def("seconds", &ProductCost::seconds);
     m.def("is_uneven", &is_uneven);
     m.def("row_share", &row_share);
+    m.def("host_row_share", &host_row_share);
     nb::class_<SimulatedMachine> machine(m, "SimulatedMachine",
                                          "A machine as the simulator takes it; bytes and seconds.");
     machine.def(nb::init<>());
