@@ -25,12 +25,16 @@ def beside_copies(setting: Setting) -> tuple[Machine, list[ScheduleOptions]]:
     problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
     item = max(dtype.itemsize for dtype in problem.dtypes)
     users, pieces = user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement)
-    turned = pieces["buffer"][pieces["turned"] != 0]
-    copied = users[sorted({*setting.private, *turned.tolist()})]
+    turned = {*pieces["buffer"][pieces["turned"] != 0].tolist()}
+    staged = sorted({*setting.private, *turned})
+    copied = users[staged]
     of = location_table(machine.num_ranks)[copied["location"]]
     on_devices, of_ranks = np.zeros(machine.num_ranks, np.int64), np.zeros(machine.num_ranks + 1, np.int64)
     shapes = copied[["dtype", *SHAPE]].tolist()
-    sizes = [panel_bytes(shape, DType(code)) + BUFFER_ALIGNMENT for code, *shape in shapes]
+    sizes = [
+        panel_bytes(shape[::-1] if user in turned else shape, DType(code)) + BUFFER_ALIGNMENT  # copies lie straight
+        for user, (code, *shape) in zip(staged, shapes, strict=True)
+    ]
     there = of["space"] == Space.DEVICE
     np.add.at(on_devices, of["rank"][there], np.array(sizes, np.int64)[there])
     np.add.at(of_ranks, of["rank"][~there], 1)
