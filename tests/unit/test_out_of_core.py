@@ -263,6 +263,30 @@ def test_little_memory_takes_hardly_longer(
     assert small.predicted_s < whole.predicted_s / part
 
 
+@pytest.mark.parametrize(
+    ("machine_name", "ranks", "dtype", "place", "budget"),
+    [
+        ("h200-4x", 4, DType.f64, "h,h,h", GIB // 8),  # short rows of host memory are slow
+        ("h200-4x", 4, DType.f64, "0,0,0", GIB // 8),  # A and B come from a device, in many copies
+        ("h200-4x", 2, DType.f64, "h,0,h", GIB // 4),
+        ("vega-4xa100", 4, DType.f64, "h,h,h", GIB // 8),  # one way is faster than both at once
+    ],
+)
+def test_a_cut_takes_hardly_longer_than_the_best_of_others(
+    machine_name: str, ranks: int, dtype: DType, place: str, budget: int
+) -> None:
+    machine, placement = load_machine(machine_name).subset(range(ranks)), Placement.parse(place)
+    problem, open_ = GemmProblem(16384, 16384, 16384, dtype), Blocking()
+
+    def seconds(blocking: Blocking) -> float:
+        options = ScheduleOptions(scheduler="kblocks", device_memory=budget, blocking=blocking)
+        return plan(problem, placement, ranks, machine, options).predicted_s
+
+    asked = itertools.product((256, 512, 1024), (2, 3), (1, 2))
+    others = [Blocking(block=block, slots=slots, c_slots=c_slots) for block, slots, c_slots in asked]
+    assert seconds(open_) <= 1.1 * min(map(seconds, others))
+
+
 def test_a_result_that_no_memory_holds_leaves_at_the_speed_of_the_links() -> None:
     machine, placement = load_machine("h200-4x").subset((0, 1)), Placement.parse("h,h,h")
     problem = GemmProblem(131072, 131072, 4096, DType.f64, reads_c=False)

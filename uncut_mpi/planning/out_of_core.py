@@ -4,11 +4,14 @@ How C and k are cut where a rank has not room for all it needs: b×c blocks of C
 A rank forms one block of C after the other. Of A and B it has a few k-blocks at a time, each in a slot; the next ones
 arrive while one is multiplied. With room for two blocks of C the next one begins while one leaves. The PaRSEC paper
 takes the largest block of C for three quarters of the memory, then the deepest k-blocks (Herault et al., 2019, III-B).
-Here the largest blocks that fit are found for each depth and number of slots, and a short formula says which take least
-time. A search then tries what is near.
+Here the largest blocks that fit are found for each depth and number of slots, long ones and wide ones, and a short
+formula says which take least time. A search then tries what is near.
 
-The formula has what decides: products of such blocks, what enters and leaves over each rank's host link, and what of
-both nothing hides. Two blocks in a row share rows or columns, so that what is there of these need not enter again.
+The formula has what decides. A k-block takes as long as its product, its way over the host link, or its way on to other
+ranks: what takes longest counts, or the three in turn where there are too few slots. Short rows of host memory are
+slow, so k-blocks of few steps are. While a block of C leaves and the next one comes, the link is busy both ways, and
+all else that comes is slower. What of that the products of a few k-blocks do not hide is added. Two blocks in a row
+share rows or columns, so that what is there of these need not enter again.
 """
 
 from __future__ import annotations
@@ -16,26 +19,36 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
+import numpy as np
+
 from uncut_mpi import _native
-from uncut_mpi.model.placement import Matrix
+from uncut_mpi.model.costs import GemmShape
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import MATRICES, Matrix
+from uncut_mpi.model.ports import fair_rates
 from uncut_mpi.planning.buffers import elements_aligned
 from uncut_mpi.planning.kblocks_defaults import in_rings
 from uncut_mpi.planning.kblocks_request import DealtPanels
 from uncut_mpi.planning.limits import MAX_STEPS
 from uncut_mpi.planning.options import MOST_C_SLOTS, Blocking, changed
 
-_SLOTS: Final = (1, 2, 3, 4, 6)
+_SLOTS: Final = (1, 2, 3)
 """Numbers of k-blocks of each matrix that are looked at."""
+
+_LEAST_DEPTH: Final = 64
+"""K-blocks that are no shorter are looked at, each half as long as the one before it."""
+
+_LONGER: Final = (1, 1.5, 2)
+"""Blocks so many times as long, or as wide, are looked at where all of k stays: what they share enters once."""
 
 _TRIED: Final = 12
 """Ways to cut whose panels are looked at, those that take least time first, before the smallest blocks are taken."""
 
-_SHRINK: Final = 0.97
-_SHRINKINGS: Final = 24
-"""How much smaller blocks are tried, and how often, where alignment takes more than was thought."""
+_GROWTHS: Final = 24
+"""How often more blocks are tried, where alignment takes more than was thought."""
 
 
 def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
@@ -54,18 +67,19 @@ def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
         What the caller fixed of it.
     """
     room = dealt.setting.room
-    model = _Model(dealt, asked.b_slots)
+    model = _Model(dealt, how)
 
     def fits(one: Blocking) -> bool:
         taken = _native.KBlocksLayout(dealt.request(one, aligns=False)).rank_bytes
         return all(map(operator.le, taken, room))
 
-    found = [one for one in _candidates(model, how, asked) if model.steps(one) <= MAX_STEPS]
-    for one in sorted(found, key=model.seconds)[:_TRIED]:
-        made = _made(model, how, asked, one, fits)
-        if made is not None:
-            return made
-    return _smallest(model, how, asked)
+    best, least = None, math.inf
+    found = {one: model.seconds(one) for one in {*_candidates(model, asked)} if model.steps(one) <= MAX_STEPS}
+    for seconds, one in sorted((seconds, one) for one, seconds in found.items())[:_TRIED]:
+        made = _made(model, how, asked, one, fits) if seconds < least else None
+        if made is not None and (seconds := model.seconds(made[0])) < least:
+            best, least = made[1], seconds
+    return best or _smallest(model, how, asked)
 
 
 def _smallest(model: _Model, how: Blocking, asked: Blocking) -> Blocking:
@@ -78,7 +92,7 @@ def _smallest(model: _Model, how: Blocking, asked: Blocking) -> Blocking:
     return in_rings(changed(how, block=block, first=min(how.first, block), **edges, **slots))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class _Sizes:
     """Blocks of C down and along, the depth of k-blocks, and for how many of each there is room."""
 
@@ -101,145 +115,184 @@ class _Model:
         For its panels (bytes).
     step : int
         What depths are multiples of (elements).
-    on_disk : bool
-        Whether matrices lie in files.
     """
 
-    def __init__(self, dealt: DealtPanels, b_slots: int) -> None:
-        problem, ranks = dealt.problem, dealt.devices
+    def __init__(self, dealt: DealtPanels, how: Blocking) -> None:
+        problem, ranks = dealt.problem, list(dealt.devices)
         placement, machine = dealt.setting.placement, dealt.setting.machine
         (self.rows, self.cols), self.k = dealt.cut.largest, problem.k
-        # Ranks that share its columns of B, and its rows of A.
+        # Ranks that share its columns of B, and its rows of A: each fetches a part of these and hands it on.
         self._ranks_down, self._ranks_along = dealt.cut.grid
         self.room = min(dealt.setting.room[rank] for rank in ranks)
-        self._problem, self._b_slots = problem, b_slots
+        self._problem, self._b_slots, self._columns = problem, how.b_slots, how.columns
         self.step = elements_aligned(problem)
-        self._in, self._out = (float(rates.min()) * 1e9 for rates in machine.host_rates(ranks, outward=True))
-        self._rate = float(machine.typical_gemm_rate(problem.arithmetic)[list(ranks)].min())
-        self._shape = machine.gemm_shape.get(problem.arithmetic.name)
-        self._multiprocessors = int(machine.multiprocessors[list(ranks)].min())
+        self._rate = float(machine.typical_gemm_rate(problem.arithmetic)[ranks].min())
+        self._product = machine.gemm_shape.get(problem.arithmetic.name, GemmShape()).native()
+        self._multiprocessors = int(machine.multiprocessors[ranks].min())
         self._items, self._sum = tuple(one.itemsize for one in problem.dtypes), problem.accumulator.itemsize
         # What a column of a region takes of the disk besides, which is a run in a file; all ranks take turns there.
-        self.on_disk = machine.on_disk
         self._call_s = len(ranks) * machine.disk.call_s if machine.on_disk else 0.0
-        # What several ranks need of a matrix in host memory each of them takes a part of.
-        self._share_a = 1 / self._ranks_along if placement.in_host(Matrix.A) else 1.0
-        self._share_b = 1 / self._ranks_down if placement.in_host(Matrix.B) else 1.0
+        self._copy_s = float(machine.latency_s[machine.host, ranks].max())
+        self._copy_s += machine.costs.signal_lane_s + machine.costs.wait_lane_s
+        # From the host and to it: of one rank, and of all, while nothing goes the other way and while all do.
+        links = machine.bandwidth_gb_per_s
+        one = links[machine.host, ranks], links[ranks, machine.host]
+        alone = machine.host_rates(ranks)[0], machine.host_rates(ranks, inward=False, outward=True)[1]
+        both = machine.host_rates(ranks, outward=True)
+        self._host = [[float(rates.min()) * 1e9 for rates in way] for way in zip(one, alone, both, strict=True)]
+        rows = (machine.row_rates.host_in, machine.row_rates.host_out)
+        self._rows = [[] if machine.on_disk else [*table] for table in rows]
+        self._peer = float(links[np.ix_(ranks, ranks)].min()) * 1e9
+        owners = [() if placement.in_host(one) else placement.devices(one) for one in MATRICES]
+        self._from_devices = [_sent_by(of_one, ranks, machine) for of_one in owners]
 
     def steps(self, cut: _Sizes) -> int:
         """Return how many k-blocks and column blocks a rank takes, in all blocks of C."""
         return cut.down * cut.along * (math.ceil(self.k / cut.depth) + 1)
 
-    def bytes_of_c(self) -> int:
-        """Return what an element of a block of C takes."""
-        return self._sum + (self._items[Matrix.C] if self._problem.rounds_c else 0)
+    def bytes_of(self, depth: int, slots: int, c_slots: int) -> tuple[int, int, int]:
+        """Return what an element of a block of C takes, a row of the k-blocks of A, and a column of those of B."""
+        item_a, item_b, item_c = self._items
+        of_c = self._sum + (item_c if self._problem.rounds_c else 0)
+        return c_slots * of_c, slots * depth * item_a, (self._b_slots or slots) * depth * item_b
 
-    def largest(self, depth: int, slots: int, c_slots: int, room: float) -> tuple[float, float]:
+    def largest(self, panels: tuple[int, int, int]) -> tuple[float, float]:
         """Return rows and columns of the largest blocks of C that fit: of those whose A and B enter as often."""
-        of_c = c_slots * self.bytes_of_c()
-        item_a, item_b, _ = self._items
-        of_a, of_b = slots * depth * item_a, (self._b_slots or slots) * depth * item_b
+        of_c, of_a, of_b = self.bytes_of(*panels)
         # A enters once for each block's columns, B for its rows: least for blocks of one size with rows over columns
-        ratio = self._share_b / self._share_a  # so that both enter as often.
+        ratio = self._ranks_along / self._ranks_down  # so that both enter as often.
         # of_c·ratio·cols² + (of_a·ratio + of_b)·cols = room
         half = (of_a * ratio + of_b) / (2 * of_c * ratio)
-        cols = math.sqrt(half * half + room / (of_c * ratio)) - half
-        rows = ratio * cols
-        if rows > self.rows:
-            rows = self.rows
-            cols = (room - of_a * rows) / (of_c * rows + of_b)
-        if cols > self.cols:
-            cols = self.cols
-            rows = min(self.rows, (room - of_b * cols) / (of_c * cols + of_a))
-        return rows, cols
+        cols = math.sqrt(half * half + self.room / (of_c * ratio)) - half
+        return ratio * cols, cols
+
+    def fewest(self, panels: tuple[int, int, int], *, down: int = 0, along: int = 0) -> int:
+        """Return into how few blocks the other way so many down, or along, can be cut; 0 where they do not fit."""
+        of_c, of_a, of_b = self.bytes_of(*panels)
+        if down:
+            own, of_own, of_other, other = -(-self.rows // down), of_a, of_b, self.cols
+        else:
+            own, of_own, of_other, other = -(-self.cols // along), of_b, of_a, self.rows
+        most = (self.room - of_own * own) / (of_c * own + of_other)
+        return math.ceil(other / most) if most >= 1 else 0
 
     def deepest(self, slots: int, c_slots: int) -> list[int]:
         """Return the depth of the deepest k-blocks beside all of C; none where C does not fit."""
-        left = self.room - c_slots * self.bytes_of_c() * self.rows * self.cols
-        item_a, item_b, _ = self._items
-        each = item_a * slots * self.rows + item_b * (self._b_slots or slots) * self.cols
-        depth = int(left / each) // self.step * self.step
+        of_c, of_a, of_b = self.bytes_of(1, slots, c_slots)
+        left = self.room - of_c * self.rows * self.cols
+        depth = int(left / (of_a * self.rows + of_b * self.cols)) // self.step * self.step
         return [] if depth < self.step else [min(depth, self.k)]
 
     def seconds(self, cut: _Sizes) -> float:
         """Return what a cut takes on the rank with the most to do."""
-        item_a, item_b, item_c = self._items
-        rows, cols = math.ceil(self.rows / cut.down), math.ceil(self.cols / cut.along)
-        k_blocks = math.ceil(self.k / cut.depth)
-        blocks = cut.down * cut.along
-        one = 2.0 * rows * cols * cut.depth / self._rate
-        if self._shape is not None:
-            added = (rows * cols * self._sum) if k_blocks > 1 else 0.0
-            one = self._shape.seconds(rows, cols, cut.depth, self._multiprocessors, self._rate, added)
-        products = blocks * k_blocks * one
-        there = min(1.0, cut.slots * cut.depth / self.k)  # of the next block's k-blocks, where it shares them
+        rows, cols, depth = math.ceil(self.rows / cut.down), math.ceil(self.cols / cut.along), cut.depth
+        k_blocks = math.ceil(self.k / depth)
+        # So many k-blocks of the next block of C come while one leaves. By column blocks where that awaits the room.
+        meanwhile = k_blocks if cut.c_slots > 1 else min(cut.slots, k_blocks)
+        by_columns = (1 if cut.c_slots > 1 else meanwhile) / k_blocks
+        product = (1 - by_columns) * self._product_s(rows, cols, depth)
+        product += by_columns * self._columns * self._product_s(rows, -(-cols // self._columns), depth)
+        there = min(1.0, cut.slots * depth / self.k)  # of the next block's k-blocks, where it shares them
         keeps_columns = cols * self._ranks_along >= rows * self._ranks_down
-        near, far = (cut.down, cut.along) if keeps_columns else (cut.along, cut.down)
-        kept_loads, other_loads = far * (near - (near - 1) * there), blocks - (far - 1) * there
-        a_loads, b_loads = (other_loads, kept_loads) if keeps_columns else (kept_loads, other_loads)
-        of_a, of_b = rows * self.k * item_a * self._share_a, cols * self.k * item_b * self._share_b
-        of_c = rows * cols * item_c
-        reads_c = self._problem.reads_c
-        a_calls = self._share_a * (rows * k_blocks if self._problem.trans_a != "N" else self.k)
-        b_calls = self._share_b * (cols * k_blocks if self._problem.trans_b == "N" else self.k)
-        calls = a_loads * a_calls + b_loads * b_calls + (blocks * cols if reads_c else 0)
-        enters = (a_loads * of_a + b_loads * of_b + (blocks * of_c if reads_c else 0)) / self._in + calls * self._call_s
-        leaves = blocks * of_c / self._out + blocks * cols * self._call_s
-        first = min(cut.depth, 256) * (rows * self._share_a * item_a + cols * self._share_b * item_b) / self._in
-        last = of_c / 4 / self._out
-        total = max(products, enters, leaves) if cut.slots > 1 else products + enters
-        if cut.c_slots == 1 and blocks > 1:  # the next block's products have to wait for what leaves
-            hidden = min(cut.slots, k_blocks) * one
-            total += (blocks - 1) * max(0.0, of_c * (1 + reads_c) / self._out - hidden)
-        return total + first + last + 1e-5 * blocks * k_blocks
+        # What of a k-block and of C crosses the link, and what is handed on.
+        part_a, part_b = 1 / self._ranks_along, 1 / self._ranks_down
+        of_a = (rows, depth * part_a) if self._problem.trans_a == "N" else (depth, rows * part_a)
+        of_b = (depth, cols * part_b) if self._problem.trans_b == "N" else (cols, depth * part_b)
+        a, b = self._crossing(Matrix.A, *of_a), self._crossing(Matrix.B, *of_b)
+        near, far, kept, other = (cut.down, cut.along, b, a) if keeps_columns else (cut.along, cut.down, a, b)
+        c_in = self._crossing(Matrix.C, rows, cols) if self._problem.reads_c else (0.0, 0.0)
+        c_out = self._crossing(Matrix.C, rows, cols, outward=True)
+        item_a, item_b, _ = self._items
+        handed = depth * (rows * item_a * (1 - part_a) + cols * item_b * (1 - part_b))
+        hands_on = (self._ranks_down + self._ranks_along - 2) * self._copy_s + handed / self._peer
+        total = min(product, a[0] + b[0])  # at one of the ends
+        # The first block of C, those that have what is kept in common with the one before it, and those the other: how
+        # many k-blocks come while C does, what leaves meanwhile, and what comes of each k-block.
+        first = 1, 1, (0.0, 0.0), 1.0, 1.0
+        others = (far * (near - 1), meanwhile, c_out, 1 - there, 1.0), (far - 1, meanwhile, c_out, 1.0, 1 - there)
+        for count, several, leaves, of_kept, of_other in (first, *others):
+            enters, slowly = (of_kept * one + of_other * two for one, two in zip(kept, other, strict=True))
+            each = max(product, enters, hands_on, (product + enters + hands_on) / cut.slots)
+            # As much goes both ways at once as there is of both.
+            comes, comes_slowly = c_in[0] + several * enters, c_in[1] + several * slowly
+            together = min(comes_slowly, leaves[1])
+            exchange = comes + leaves[0] + together * (1 - comes / (comes_slowly or 1) - leaves[0] / (leaves[1] or 1))
+            total += count * (k_blocks * each + max(0.0, exchange - several * each))
+        return total + max(c_out[0] / self._columns, c_out[0] - min(cut.slots, k_blocks) * each)
+
+    def _product_s(self, rows: int, cols: int, depth: int) -> float:
+        """Return what a product takes, which adds to C if there are others."""
+        work = self._product.work(rows, cols, depth, self._multiprocessors, True)[0]
+        return self._product.seconds(work, self._rate, rows * cols * self._sum if depth < self.k else 0.0, depth)
+
+    def _crossing(self, of: Matrix, rows: int, cols: float, *, outward: bool = False) -> tuple[float, float]:
+        """Return what a region of a matrix takes to cross, while nothing goes the other way and while as much does."""
+        item, apart = self._items[of], self._problem.ld_of(of)
+        size = rows * cols * item
+        if self._from_devices[of] > 0:
+            return (self._copy_s + size / self._from_devices[of],) * 2
+        runs, share = 1.0, 1.0
+        if rows < apart:
+            runs, share = cols, _native.host_row_share(self._rows[outward], rows * item, apart * item, 0)
+        one, alone, both = self._host[outward]
+        takes = self._copy_s + runs * self._call_s
+        return takes + size / min(one * share, alone), takes + size / min(one * share, both)
 
 
-def _candidates(model: _Model, how: Blocking, asked: Blocking) -> Iterator[_Sizes]:
-    """Return the cut with the largest blocks for each depth, number of slots and of blocks of C."""
-    depths = [min(how.block, model.k)]
-    while not asked.block and depths[-1] > model.step:
+def _sent_by(owners: Collection[int], ranks: list[int], machine: Machine) -> float:
+    """Return at which rate each rank gets what devices send to all others; 0 where there are none."""
+    links = [(owner, rank) for owner in owners for rank in ranks if owner != rank]
+    rates = fair_rates(links, [float(machine.bandwidth_gb_per_s[link]) for link in links], machine.ports)
+    return float(rates.sum()) * 1e9 / len(ranks) if links else math.inf if owners else 0.0
+
+
+def _candidates(model: _Model, asked: Blocking) -> Iterator[_Sizes]:
+    """Return cuts with large blocks for each depth, number of slots and of blocks of C."""
+    depths = [asked.block or model.k]
+    while not asked.block and depths[-1] > max(model.step, _LEAST_DEPTH):
         depths.append(max(model.step, depths[-1] // 2 // model.step * model.step))
-    while not asked.block and model.on_disk and depths[0] < model.k:  # where long runs count
-        depths.insert(0, min(2 * depths[0], model.k))
     for slots in (asked.slots,) if asked.slots else _SLOTS:
         for c_slots in (asked.c_slots,) if asked.c_slots else range(1, MOST_C_SLOTS + 1):
             deepest = model.deepest(slots, c_slots) if asked.c_rows and asked.c_cols and not asked.block else []
             for depth in [*depths, *deepest]:
-                if (slots - 1) * depth >= model.k and not asked.slots:
-                    continue
-                cut = _cut_of(model, asked, (depth, slots, c_slots), model.room)
-                if cut is not None:
-                    yield cut
+                if (slots - 1) * depth < model.k or asked.slots:
+                    yield from _cuts_of(model, asked, (depth, slots, c_slots))
 
 
-def _cut_of(model: _Model, asked: Blocking, panels: tuple[int, int, int], room: float) -> _Sizes | None:
-    rows, cols = model.largest(*panels, room)
-    rows, cols = float(asked.c_rows or rows), float(asked.c_cols or cols)
-    if not (rows >= 1 and cols >= 1):
-        return None
-    down, along = math.ceil(model.rows / rows), math.ceil(model.cols / cols)
-    if down * along == 1 and panels[2] > 1 and not asked.c_slots:
-        return None
-    return _Sizes(down, along, *panels)
+def _cuts_of(model: _Model, asked: Blocking, panels: tuple[int, int, int]) -> Iterator[_Sizes]:
+    """Return cuts with the largest blocks that fit, near the shape of `largest`: longer ones and wider ones."""
+    rows, cols = model.largest(panels)
+    if min(rows, cols) < 1:
+        return
+    times = _LONGER if panels[0] * panels[1] >= model.k else _LONGER[:1]
+    near = [
+        [max(1, to(count / one)) for one in times for to in (int, round)]
+        for count in (model.rows / rows, model.cols / cols)
+    ]
+    downs = [-(-model.rows // asked.c_rows)] if asked.c_rows else near[0]
+    alongs = [-(-model.cols // asked.c_cols)] if asked.c_cols else near[1]
+    counts = [] if asked.c_cols else [(down, model.fewest(panels, down=down)) for down in {*downs}]
+    counts += [] if asked.c_rows else [(model.fewest(panels, along=along), along) for along in {*alongs}]
+    for down, along in counts or [(downs[0], alongs[0])]:
+        if down * along > 1 or (down * along == 1 and (panels[2] == 1 or asked.c_slots)):
+            yield _Sizes(down, along, *panels)
 
 
 def _made(
     model: _Model, how: Blocking, asked: Blocking, cut: _Sizes, fits: Callable[[Blocking], bool]
-) -> Blocking | None:
-    """Return a cut as options, with smaller blocks if these do not fit by a little."""
-    room = float(model.room)
-    for _ in range(_SHRINKINGS):
+) -> tuple[_Sizes, Blocking] | None:
+    """Return a cut as options, with more blocks if these do not fit by a little: the way that takes less time."""
+    for _ in range(_GROWTHS):
         if model.steps(cut) > MAX_STEPS:
             return None
-        edges = {"c_rows": -(-model.rows // cut.down), "c_cols": -(-model.cols // cut.along)}
-        edges.update({name: getattr(asked, name) for name in edges if getattr(asked, name)})
-        k_blocks = {"block": cut.depth, "first": min(how.first, cut.depth)}
-        made = in_rings(changed(how, **k_blocks, **edges, slots=cut.slots, c_slots=cut.c_slots))
+        rows, cols = asked.c_rows or -(-model.rows // cut.down), asked.c_cols or -(-model.cols // cut.along)
+        k_blocks = {"block": cut.depth, "first": min(how.first, cut.depth), "slots": cut.slots}
+        made = in_rings(changed(how, c_rows=rows, c_cols=cols, c_slots=cut.c_slots, **k_blocks))
         if fits(made):
-            return made
-        room *= _SHRINK
-        smaller = _cut_of(model, asked, (cut.depth, cut.slots, cut.c_slots), room)
-        if smaller is None or (asked.c_rows and asked.c_cols):
+            return cut, made
+        more = [] if asked.c_rows else [dataclasses.replace(cut, down=cut.down + 1 + cut.down // 32)]
+        more += [] if asked.c_cols else [dataclasses.replace(cut, along=cut.along + 1 + cut.along // 32)]
+        if not more:
             return None
-        cut = smaller
+        cut = min(more, key=model.seconds)
     return None
