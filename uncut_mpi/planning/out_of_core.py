@@ -7,11 +7,10 @@ takes the largest block of C for three quarters of the memory, then the deepest 
 Here the largest blocks that fit are found for each depth and number of slots, long ones and wide ones, and a short
 formula says which take least time. A search then tries what is near.
 
-The formula has what decides. A k-block takes as long as its product, its way over the host link, or its way on to other
-ranks: what takes longest counts, or the three in turn where there are too few slots. Short rows of host memory are
-slow, so k-blocks of few steps are. While a block of C leaves and the next one comes, the link is busy both ways, and
-all else that comes is slower. What of that the products of a few k-blocks do not hide is added. Two blocks in a row
-share rows or columns, so that what is there of these need not enter again.
+The formula has what decides. Of a k-block's product, its way over the host link and its way on to other ranks the
+longest counts, or all in turn where slots are few. Short rows of host memory are slow, so k-blocks of few steps are.
+While a block of C leaves and the next one comes, the link is busy both ways. What of that no products hide is added.
+Two blocks in a row share rows or columns, so that what is there of these need not enter again.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from uncut_mpi.planning.options import MOST_C_SLOTS, Blocking, changed
 _SLOTS: Final = (1, 2, 3)
 """Numbers of k-blocks of each matrix that are looked at."""
 
-_LEAST_DEPTH: Final = 64
-"""K-blocks that are no shorter are looked at, each half as long as the one before it."""
+_LEAST_DEPTH: Final = 256
+"""K-blocks are looked at that are each half as long as the one before, until they are no longer than this."""
 
 _LONGER: Final = (1, 1.5, 2)
 """Blocks so many times as long, or as wide, are looked at where all of k stays: what they share enters once."""
