@@ -21,9 +21,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.decomposition import block_bounds, share_step
+from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, describe, plan
+from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Kind, Matrix
 from uncut_mpi.planning.shares import arrange, fit_shares
 from uncut_mpi.planning.verify import held_by_operands

@@ -21,11 +21,12 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.blocking import count_blocks
+from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.kblocks import Planner
 from uncut_mpi.planning.kblocks_defaults import choose
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import describe, plan
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import MAX_SUMMANDS, Kind, LaneKind, Matrix, Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate

@@ -21,9 +21,10 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, describe, plan
+from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.variety import varied

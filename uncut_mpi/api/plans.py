@@ -22,10 +22,11 @@ from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.planning.chunks import MOST_KINDS, Chunks
+from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, describe
+from uncut_mpi.planning.planner import Planned
 from uncut_mpi.planning.schedule import Schedule
 
 CALLS: Final = 3

@@ -16,9 +16,9 @@ from uncut_mpi.model.locations import Space
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.buffers import user_bytes
 from uncut_mpi.planning.candidates import Candidate
+from uncut_mpi.planning.description import areas_text, describe
 from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import areas_text, describe
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.planning.simulate import Simulation
 from uncut_mpi.units import bytes_text, time_text

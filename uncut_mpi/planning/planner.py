@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,10 +12,8 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.chunks import Chunks, chunks_of, of_each
-from uncut_mpi.planning.options import ORDERS_BY_K, ScheduleOptions, changed
-from uncut_mpi.planning.others import other
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
@@ -212,75 +208,3 @@ def _staged(setting: Setting, planned: Planned) -> Planned:
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
     return Planned(schedule, simulate(schedule, setting.machine).seconds, planned.options, staged)
-
-
-def describe(schedule: Schedule, options: ScheduleOptions) -> str:
-    """Return how a schedule divides its problem, in words; `options` as `Planned` has them."""
-    along = "row" if schedule.problem.swapped else "column"  # of the caller's C: whole ones are stored together
-    grid = grid_text(schedule)
-    for what, shares in (("rows", options.row_shares), ("columns", options.col_shares)):
-        if shares is not None and len(set(shares)) > 1:
-            grid += f", {what} {':'.join(f'{share / sum(shares):.3f}' for share in shares)}"
-    if options.areas is not None:
-        parts = f", {schedule.splits} of k" if schedule.splits > 1 else ""
-        grid = f"{along}s of ranks {areas_text(options.areas)}{parts}"
-    else:
-        grid = f"grid {grid}"
-    if schedule.scheduler == "parts":
-        return "each part copied to who shall have it" if schedule.problem.copies else "each part scaled where it lies"
-    if schedule.scheduler == "uncut":
-        return f"{grid}, tile {schedule.tile}"
-    if schedule.scheduler != "kblocks":
-        return other(schedule.scheduler).describe(schedule, options)
-    return blocks_text(schedule, options, grid)
-
-
-def blocks_text(schedule: Schedule, options: ScheduleOptions, grid: str) -> str:
-    """Return how a schedule of blocks of k on some grid, in words, divides its problem."""
-    along = "row" if schedule.problem.swapped else "column"
-    blocking = options.blocking
-    count = count_blocks(blocking.columns)
-    combine = "worker" if blocking.away >= count else blocking.combine
-    # Where C is not read and the type is not rounded, the products are all there is.
-    combined = schedule.placement.on_device(Matrix.C) and forms_sums(schedule.problem, schedule.splits)
-    where = f", C combined at its {combine}" if combined else ""
-    if where and 0 < blocking.away < count:
-        where += f" but for the last {blocking.away} of {count}"
-    columns = f"{blocking.columns} {along} block{'s' if blocking.columns > 1 else ''}"
-    if blocking.order == "corner" and max(blocking.rows, blocking.columns) > 1:
-        columns = f"{blocking.rows}x{blocking.columns} blocks"
-    if blocking.tail and blocking.order in ORDERS_BY_K and blocking.columns > 1:
-        columns += f" in the last 1/{blocking.tail} of k" if blocking.tail > 1 else " in all of k"
-    growth = f" growing {blocking.growth}-fold" if blocking.growth > 2 else ""
-    lanes = ", one product lane" if blocking.lanes == 1 else ""
-    if blocking.delivery == "earliest" and schedule.placement.on_device(Matrix.A, Matrix.B):
-        lanes += ", earliest delivery"
-    if blocking.begin == "held":
-        lanes += ", beginning with what is held"
-    depth = -(-schedule.problem.k // schedule.splits)
-    first, block = min(blocking.first, depth), min(blocking.block, depth)
-    blocks = f"k-blocks of {first} to {block}{growth}" if first < block else f"k-blocks of {first}"
-    if first == depth:
-        blocks = f"one k-block of {depth}"
-    order = (
-        f"{blocking.order} along rows of C"
-        if schedule.problem.swapped and "columns" in blocking.order
-        else blocking.order
-    )
-    if blocking.slots:
-        rows, cols = blocking.c_rows or "all", blocking.c_cols or "all"
-        two = ", the next one begun meanwhile" if blocking.c_slots > 1 else ""
-        lanes += f", room for {blocking.slots} of them and C by {rows} rows and {cols} columns{two}"
-    return f"{grid}, {blocks}, {columns}, order {order}{lanes}{where}"
-
-
-def grid_text(schedule: Schedule) -> str:
-    """Return a schedule's process grid as ``RxC`` of the caller's C, or ``RxCxS`` where k is split."""
-    rows, cols = schedule.callers_grid
-    return f"{rows}x{cols}" + (f"x{schedule.splits}" if schedule.splits > 1 else "")
-
-
-def areas_text(areas: Sequence[Sequence[float]]) -> str:
-    """Return the areas of columns (or rows) of ranks as parts of C: ranks parted by colons, columns by bars."""
-    total = math.fsum(map(math.fsum, areas))
-    return " | ".join(":".join(f"{area / total:.3f}" for area in column) for column in areas)

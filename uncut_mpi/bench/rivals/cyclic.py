@@ -26,12 +26,12 @@ from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.description import grid_text
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
 from uncut_mpi.planning.metrics import METRICS, Cost, metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
-from uncut_mpi.planning.planner import grid_text
 from uncut_mpi.planning.ranks import ranks_by_use
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting

@@ -19,10 +19,10 @@ from typing import Final
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.description import blocks_text, grid_text
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
-from uncut_mpi.planning.planner import blocks_text, grid_text
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
 
