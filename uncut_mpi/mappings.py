@@ -53,7 +53,7 @@ class Stretch:
     nbytes : int
         How many there are.
     offset : int
-        Bytes before them in the extent that they are a piece of.
+        Bytes before them in the extent that they are some of.
     written : bool
         Whether writing the extent changes them. Not so for a file behind a private mapping, which is read only.
     """
@@ -72,7 +72,7 @@ class Ground:
 
     Attributes
     ----------
-    pieces : tuple of Stretch
+    stretches : tuple of Stretch
         What it consists of.
     writeable : bool
         Whether the system lets this process write to all of it.
@@ -80,7 +80,7 @@ class Ground:
         Why reading all of it would end this process; empty if it would not.
     """
 
-    pieces: tuple[Stretch, ...]
+    stretches: tuple[Stretch, ...]
     writeable: bool = True
     trouble: str = ""
 
@@ -111,11 +111,11 @@ def ground_of(address: int, nbytes: int, process: str, *, on_host: bool = True) 
             mappings = covering(lines, address, address + nbytes)
     except OSError:
         return Ground((whole,))
-    pieces = pieces_of(mappings, address, nbytes, process)
+    stretches = stretches_of(mappings, address, nbytes, process)
     if not on_host:
-        return Ground(pieces)
+        return Ground(stretches)
     return Ground(
-        pieces, all(mapping.permissions[1:2] == "w" for mapping in mappings), _trouble(mappings, address, nbytes)
+        stretches, all(mapping.permissions[1:2] == "w" for mapping in mappings), _trouble(mappings, address, nbytes)
     )
 
 
@@ -133,9 +133,9 @@ def covering(lines: Iterable[bytes], start: int, stop: int) -> list[MappedArea]:
     return [_parse(line) for line in below[first:]]
 
 
-def pieces_of(mappings: Sequence[MappedArea], address: int, nbytes: int, process: str) -> tuple[Stretch, ...]:
+def stretches_of(mappings: Sequence[MappedArea], address: int, nbytes: int, process: str) -> tuple[Stretch, ...]:
     """Return what an extent consists of, by the mappings that cover it: objects, and what belongs to the process."""
-    pieces: list[Stretch] = []
+    stretches: list[Stretch] = []
     private: list[Stretch] = []
     for start, stop, mapping in _runs(mappings, address, address + nbytes):
         has_object = mapping is not None and mapping.inode != 0 and not _is_device(mapping.path)
@@ -144,8 +144,8 @@ def pieces_of(mappings: Sequence[MappedArea], address: int, nbytes: int, process
         if mapping is not None and has_object:
             name = _name(mapping.device, mapping.inode, mapping.path)
             inside = mapping.offset + start - mapping.start
-            _append(pieces, Stretch(name, inside, stop - start, start - address, mapping.shared))
-    return (*private, *pieces)
+            _append(stretches, Stretch(name, inside, stop - start, start - address, mapping.shared))
+    return (*private, *stretches)
 
 
 def _runs(mappings: Sequence[MappedArea], start: int, stop: int) -> Iterator[tuple[int, int, MappedArea | None]]:
@@ -160,17 +160,17 @@ def _runs(mappings: Sequence[MappedArea], start: int, stop: int) -> Iterator[tup
         yield start, stop, None
 
 
-def _append(pieces: list[Stretch], piece: Stretch) -> None:
-    """Append a piece, or make the last one longer where it goes on there."""
-    last = pieces[-1] if pieces else None
+def _append(stretches: list[Stretch], stretch: Stretch) -> None:
+    """Append a stretch, or make the last one longer where it goes on there."""
+    last = stretches[-1] if stretches else None
     if (
         last is not None
-        and (last.memory, last.written) == (piece.memory, piece.written)
-        and (last.start + last.nbytes, last.offset + last.nbytes) == (piece.start, piece.offset)
+        and (last.memory, last.written) == (stretch.memory, stretch.written)
+        and (last.start + last.nbytes, last.offset + last.nbytes) == (stretch.start, stretch.offset)
     ):
-        pieces[-1] = dataclasses.replace(last, nbytes=last.nbytes + piece.nbytes)
+        stretches[-1] = dataclasses.replace(last, nbytes=last.nbytes + stretch.nbytes)
     else:
-        pieces.append(piece)
+        stretches.append(stretch)
 
 
 def _parse(line: bytes) -> MappedArea:

@@ -25,7 +25,7 @@ def expected_seconds(*about: Any) -> float:
 
 
 def cut(*about: Any) -> Chunks | None:
-    return planner.cut(Setting.of(*about))
+    return planner.in_chunks(Setting.of(*about))
 
 
 def search(*about: Any, budget_tasks: int | None = None) -> SearchResult:

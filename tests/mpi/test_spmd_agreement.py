@@ -27,7 +27,7 @@ def raised(body):
 
 def call_exchange(group):
     """A `CallExchange` in memory of its own, which its arrays keep."""
-    nbytes = agreement.room_bytes(group)
+    nbytes = agreement.memory_bytes(group)
     room = exchange.shared_segment(group, nbytes, "a test").array(np.uint8, nbytes)
     return agreement.CallExchange(group, room)
 

@@ -65,7 +65,7 @@ def measure(session, text, variants):
                 of_three = product.a, product.b, product.c
                 if name.endswith("cubes"):
                     problem = GemmProblem(m, n, k, DType[dtype], reads_c=reads_c)
-                    placement = arguments.place.bound(problem, session.size)
+                    placement = arguments.place.bind(problem, session.size)
                     plan = CubesPlan(session, of_three, problem, placement, "N", options)
                 else:
                     plan = session.plan(*of_three, reads_c=reads_c, options=options)

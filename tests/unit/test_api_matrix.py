@@ -193,7 +193,7 @@ def info(
 
 
 def with_pieces(x: MatrixInfo, *pieces: Stretch) -> MatrixInfo:
-    return dataclasses.replace(x, parts=(dataclasses.replace(x.parts[0], pieces=pieces),))
+    return dataclasses.replace(x, parts=(dataclasses.replace(x.parts[0], stretches=pieces),))
 
 
 def overlap(x: MatrixInfo, written: MatrixInfo) -> bool:
@@ -201,7 +201,7 @@ def overlap(x: MatrixInfo, written: MatrixInfo) -> bool:
 
 
 def start_of(x: MatrixInfo) -> int:
-    return x.parts[0].pieces[0].start
+    return x.parts[0].stretches[0].start
 
 
 def byte_set(x: MatrixInfo) -> set[int]:

@@ -263,7 +263,7 @@ def test_places_that_are_neither_are_named(text, words):
 
 def test_a_place_is_bound_to_the_extents_of_its_matrix():
     problem = GemmProblem(10, 8, 6, DType.f64, trans_a="T")
-    bound = Places.parse("cols,replicated@host,rows(4,6)@shared").bound(problem, 2)
+    bound = Places.parse("cols,replicated@host,rows(4,6)@shared").bind(problem, 2)
     assert [(part.rows, part.cols, str(part.location)) for part in bound.a.parts] == [
         ((0, 6), (0, 5), "0"),
         ((0, 6), (5, 10), "1"),
@@ -275,13 +275,13 @@ def test_a_place_is_bound_to_the_extents_of_its_matrix():
     assert bound.c == Location.host()
     turned = Places.parse("cols@C,rows@host@C,cols@F")
     assert (str(turned), turned.c.order) == ("cols@C,rows@host@C,cols@F", "F")
-    found = turned.bound(problem, 2)
+    found = turned.bind(problem, 2)
     assert [{part.order for part in one.parts} for one in (found.a, found.b, found.c)] == [{"C"}, {"C"}, {"F"}]
-    whole = Places.parse("whole(1),rows(0,6)@host,h").bound(problem, 2)
+    whole = Places.parse("whole(1),rows(0,6)@host,h").bind(problem, 2)
     assert (whole.a, whole.b, whole.c) == (Location.device(1), Location.host(1), Location.host())
     for text, words in (("h,h,rows(3,6)", "has 9 rows, the matrix 10"), ("h,h,rows(3,6,1)", "3 parts for 2 ranks")):
         with pytest.raises(ParamError, match=words):
-            Places.parse(text).bound(problem, 2)
+            Places.parse(text).bind(problem, 2)
     with pytest.raises(ParamError, match="names rank 5"):
         Places.parse("whole(5),h,h").check_ranks(2)
     with pytest.raises(ParamError, match="placed on rank 3"):

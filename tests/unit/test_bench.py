@@ -158,7 +158,7 @@ def test_dealt_matrices_fit_any_number_of_ranks() -> None:
     for case in cases:
         for ranks in (1, 2, 3, 4, 6, 8):
             problem = GemmProblem(*case[:3], DType.f32)
-            bound = Places.parse(case.places(ranks)).bound(problem, ranks)
+            bound = Places.parse(case.places(ranks)).bind(problem, ranks)
             for matrix in MATRICES:
                 parts = bound.parts(matrix, problem.shape_of(matrix), problem.shape_of(matrix)[0])
                 assert sum(math.prod(part.shape) for part in parts) == math.prod(problem.shape_of(matrix))

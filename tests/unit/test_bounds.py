@@ -140,7 +140,7 @@ def test_a_device_gives_and_takes_no_more_than_its_ports():
 
 
 def test_what_several_devices_hold_need_not_leave_any():
-    placement = Places.parse("replicated,replicated,rows").bound(CUBE, 2)
+    placement = Places.parse("replicated,replicated,rows").bind(CUBE, 2)
     terms = bound(dataclasses.replace(CUBE, reads_c=False), placement, machine(2)).terms
     assert not [name for name in terms if name.startswith("out of")]
 

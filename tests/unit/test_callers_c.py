@@ -20,7 +20,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
-from uncut_mpi.planning.decomposition import block_bounds, share_step
+from uncut_mpi.planning.decomposition import grid_starts, share_step
 from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.grid import ProcessGrid, block_starts, share_starts
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
@@ -315,13 +315,13 @@ def test_blocks_get_their_due_to_a_step_and_cover_everything(extent: int, shares
 def test_edges_of_blocks_stand_on_16_byte_boundaries() -> None:
     for dtype, step in (("f64", 2), ("f32", 4), ("f16", 8)):
         problem = GemmProblem(1001, 999, 10, DType[dtype])
-        rows, cols = block_bounds(problem, ProcessGrid(3, 2), (1, 2, 3.3), (1, 1.7))
+        rows, cols = grid_starts(problem, ProcessGrid(3, 2), (1, 2, 3.3), (1, 1.7))
         assert all(edge % step == 0 for edge in (*rows[:-1], *cols[:-1]))
         assert (rows[-1], cols[-1]) == (1001, 999)
 
 
 def test_without_shares_blocks_are_equal() -> None:
-    rows, cols = block_bounds(GemmProblem(101, 55, 10, DType.f64), ProcessGrid(2, 4), None, (1, 1, 1, 2))
+    rows, cols = grid_starts(GemmProblem(101, 55, 10, DType.f64), ProcessGrid(2, 4), None, (1, 1, 1, 2))
     assert rows == tuple(block_starts(101, 2))
     assert cols == (0, 12, 22, 32, 55)
 

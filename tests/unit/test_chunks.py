@@ -28,7 +28,7 @@ LITTLE = ScheduleOptions(device_memory=2 * MIB)
 
 
 def cut_of(problem, places, machine, options=LITTLE):
-    placement = Places.parse(places).bound(problem, machine.num_ranks)
+    placement = Places.parse(places).bind(problem, machine.num_ranks)
     return placement, cut(problem, placement, machine.num_ranks, machine, options)
 
 
@@ -82,7 +82,7 @@ def test_only_what_has_too_many_tasks_is_cut():
 def test_a_million_cubed_from_files_is_planned_by_one_schedule_of_a_chunk():
     machine, options = load_machine("karolina-8xa100"), ScheduleOptions(host_memory=1 << 36)
     problem = GemmProblem(10**6, 10**6, 10**6, DType.f64)
-    placement = Places.parse("f,f,f").bound(problem, machine.num_ranks)
+    placement = Places.parse("f,f,f").bind(problem, machine.num_ranks)
     files = tuple(range(3 * machine.num_ranks))
     found = cut(problem, placement, machine.num_ranks, machine, options, files, files)
     kinds = {chunk_of(problem, placement, found.axis, one) for one in found.extents}
@@ -131,7 +131,7 @@ def test_products_name_files_themselves():
 def test_nothing_is_cut_where_no_chunk_is_small_enough(monkeypatch):
     monkeypatch.setattr(chunks, "MOST_TASKS", 1)
     problem = GemmProblem(3000, 2600, 1700, DType.f64)
-    placement = Places.parse("h,h,h").bound(problem, 2)
+    placement = Places.parse("h,h,h").bind(problem, 2)
     assert chunks_of(Setting.of(problem, placement, 2, Machine.uniform(2), LITTLE)) is None
 
 
@@ -163,7 +163,7 @@ def test_no_plan_is_expected_faster_than_its_bound(tmp_path, place):
 
 def test_layouts_are_compared_by_what_all_chunks_take(monkeypatch):
     problem, machine = GemmProblem(3000, 2600, 1700, DType.f64), Machine.uniform(2)
-    placement = Places.parse("h,h,h").bound(problem, 2)
+    placement = Places.parse("h,h,h").bind(problem, 2)
     monkeypatch.setattr(chunks, "MOST_TASKS", 3000)
     found = cut(problem, placement, 2, machine, LITTLE)
     each = [
@@ -175,7 +175,7 @@ def test_layouts_are_compared_by_what_all_chunks_take(monkeypatch):
 
 def test_buffers_keep_their_numbers_of_those_that_are_in_a_chunk():
     problem, ranks = GemmProblem(400, 300, 200, DType.f64), 3
-    placement = Places.parse("rows@host,h,rows@host").bound(problem, ranks)  # 3 parts, 1 and 3
+    placement = Places.parse("rows@host,h,rows@host").bind(problem, ranks)  # 3 parts, 1 and 3
     assert buffers_of(problem, placement, 0, (0, 100), range(7)) == (0, 1, 2)
     assert buffers_of(problem, placement, 0, (100, 300), (1, 3, 5, 6)) == (1, 3, 5, 6)
     assert buffers_of(problem, placement, 1, (100, 300), (2, 3)) == (2, 3)
@@ -195,7 +195,7 @@ def test_little_host_memory_asks_for_smaller_blocks_until_there_are_too_many(cap
 def test_copies_through_host_memory_are_counted_as_they_are_staged(places, ranks, device, host):
     problem, machine = GemmProblem(5000, 7000, 6000, DType.f64), Machine.uniform(ranks)
     named = Places.parse(places)
-    placement = named.bound(problem, ranks)
+    placement = named.bind(problem, ranks)
     matrices = user_table(ranks, problem, placement)["matrix"].tolist()
     files = [user for user, matrix in enumerate(matrices) if named.in_files[matrix]]
     asked = ScheduleOptions(scheduler="kblocks", device_memory=device * MIB, host_memory=host * MIB)

@@ -289,7 +289,7 @@ def test_orders_are_those_whose_cuts_cost_least() -> None:
 
 def planned(word: str, ranks: int, dtype: DType) -> Planned:
     problem = GemmProblem(8192, 8192, 8192, dtype)
-    placement = Places.parse(f"{word},{word},{word}").bound(problem, ranks)
+    placement = Places.parse(f"{word},{word},{word}").bind(problem, ranks)
     return plan(problem, placement, ranks, load_machine("h200-4x").subset(range(ranks)), ScheduleOptions())
 
 

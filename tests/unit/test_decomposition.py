@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import (
-    block_bounds,
     candidate_tiles,
     choose_tile,
     count_tiles,
     fitting_tile,
+    grid_starts,
     slivers,
     tile_cost,
 )
@@ -106,7 +106,7 @@ def test_extreme_shapes_get_a_tile_that_makes_few_tasks(shape: tuple[int, int, i
     problem = GemmProblem(*shape, DType.f64)
     grid = ProcessGrid(2, 4)
     tile = choose_tile(problem, grid, tile_min=2048, bound_s=problem.flops / 4e14)
-    rows, cols = (count_tiles(starts, tile) for starts in block_bounds(problem, grid, None, None))
+    rows, cols = (count_tiles(starts, tile) for starts in grid_starts(problem, grid, None, None))
     assert rows * cols * math.ceil(problem.k / tile) <= 32**3
 
 
@@ -191,7 +191,7 @@ def test_a_tile_asked_for_is_the_only_candidate() -> None:
 )
 def test_blocks_of_unequal_shares_end_at_even_places(extent, shares, expected) -> None:
     problem = GemmProblem(extent, extent, extent, DType.f64)
-    assert block_bounds(problem, ProcessGrid(len(shares), 1), shares, None)[0] == expected
+    assert grid_starts(problem, ProcessGrid(len(shares), 1), shares, None)[0] == expected
 
 
 def test_candidates_leave_no_short_tiles() -> None:

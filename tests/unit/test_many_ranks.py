@@ -175,7 +175,7 @@ def naive_order(problem: GemmProblem, placement: Placement, machine: Machine) ->
 def test_ranks_that_are_alike_are_ordered_as_if_each_were_looked_at(place: str) -> None:
     for machine in (*(load_machine(name) for name in machine_names()), pairs(12)):
         for n in (500, 8192):
-            placement = Places.parse(place).bound(cube(n), machine.num_ranks)
+            placement = Places.parse(place).bind(cube(n), machine.num_ranks)
             expected = naive_order(cube(n), placement, machine)
             assert ranks_by_use(cube(n), placement, machine) == expected, machine.name
 

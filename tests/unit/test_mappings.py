@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from uncut_mpi import mappings
-from uncut_mpi.mappings import MappedArea, Stretch, covering, ground_of, object_name, pieces_of
+from uncut_mpi.mappings import MappedArea, Stretch, covering, ground_of, object_name, stretches_of
 
 LINES = b"""\
 1000-3000 r--p 00000000 fe:00 260131                     /usr/bin/cat
@@ -28,7 +28,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0  [vsyscall]
 
 
 def at(start, stop):
-    return pieces_of(covering(LINES, start, stop), start, stop - start, "process 2")
+    return stretches_of(covering(LINES, start, stop), start, stop - start, "process 2")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_memfd_has_the_name_that_its_status_gives():
     os.close(descriptor)
     address = np.frombuffer(memory, np.uint8).ctypes.data
     name = object_name(status.st_dev, status.st_ino)
-    assert ground_of(address + 8, 16, "me").pieces == (Stretch(name, mmap.PAGESIZE + 8, 16),)
+    assert ground_of(address + 8, 16, "me").stretches == (Stretch(name, mmap.PAGESIZE + 8, 16),)
 
 
 def test_pages_that_cannot_be_written_are_said_to_be_so(tmp_path):

@@ -238,10 +238,10 @@ def test_parts_of_a_view_lie_where_their_elements_do():
                 down, along = part.rows[0] + top - of.part.rows[0], part.cols[0] + left - of.part.cols[0]
                 first = down + along * of.part.ld if of.part.order == "F" else along + down * of.part.ld
                 assert (start, held.offset_bytes, part.ld) == (first * item, 1000 + first * item, of.part.ld)
-                ends = np.array([(one.offset, one.offset + one.nbytes) for one in held.pieces]).ravel().tolist()
+                ends = np.array([(one.offset, one.offset + one.nbytes) for one in held.stretches]).ravel().tolist()
                 nbytes = ((part.stored_shape[1] - 1) * part.ld + part.stored_shape[0]) * item
                 assert (ends[0], ends[-1], ends[1:-1:2]) == (0, nbytes, ends[2:-1:2])
-                assert all(one.start - one.offset == start for one in held.pieces)
+                assert all(one.start - one.offset == start for one in held.stretches)
 
 
 # -- what ranks give, put together -----------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_copies_over_other_ranks_keep_the_budget_too() -> None:
 
 def test_copies_that_transpose_on_devices_have_their_room_beside_small_blocks() -> None:
     problem, copied = GemmProblem(45, 50, 55, DType.c128, trans_a="T", trans_b="C"), 55 * 50 * 16
-    placement, machine = Places.parse("h,block_cyclic(7,9;2,1)@C,h").bound(problem, 2), Machine.uniform(2)
+    placement, machine = Places.parse("h,block_cyclic(7,9;2,1)@C,h").bind(problem, 2), Machine.uniform(2)
     budget = copied // 2 + 20_000  # the copies of each rank's half, and not much
     made = plan(problem, placement, 2, machine, ScheduleOptions(device_memory=budget)).schedule
     assert made.softbuf_bytes().max() <= budget
@@ -205,7 +205,7 @@ def test_copies_that_transpose_on_devices_have_their_room_beside_small_blocks() 
 @pytest.mark.parametrize("budget", [768, 5000])
 def test_what_has_no_product_needs_three_slots_alone(place: str, dtype: DType, budget: int) -> None:
     problem = GemmProblem(61, 37, 0, dtype)
-    placement = Places.parse(place).bound(problem, 2)
+    placement = Places.parse(place).bind(problem, 2)
     for scheduler in ("auto", "uncut"):
         options = ScheduleOptions(scheduler=scheduler, device_memory=budget)
         made = plan(problem, placement, 2, Machine.uniform(2), options).schedule
@@ -256,7 +256,7 @@ def test_little_memory_takes_hardly_longer(
     extents: tuple[int, int, int], dtype: DType, place: str, ranks: int, budget: int, part: float
 ) -> None:
     machine, problem = load_machine("h200-4x").subset(range(ranks)), GemmProblem(*extents, dtype, reads_c=False)
-    placement = Places.parse(place).bound(problem, ranks)
+    placement = Places.parse(place).bind(problem, ranks)
     whole = plan(problem, placement, ranks, machine)
     small = plan(problem, placement, ranks, machine, ScheduleOptions(device_memory=budget))
     assert small.schedule.softbuf_bytes().max() <= budget

@@ -60,7 +60,7 @@ def test_a_part_is_computed_and_nothing_else(seed):
         scales_only=rng.random() < 0.2,
         part=random_part(rng, m, n),
     )
-    machine, placement = Machine.uniform(ranks), Places.parse(place).bound(problem, ranks)
+    machine, placement = Machine.uniform(ranks), Places.parse(place).bind(problem, ranks)
     options = ScheduleOptions(rng.choice(("auto", "kblocks")), device_memory=rng.choice((0, 0, 60_000)))
     planned = plan(problem, placement, ranks, machine, options)
     verify(planned.schedule, lower(planned.schedule))

@@ -249,7 +249,7 @@ def test_parts_stored_the_other_way_round_are_planned_as_sessions_plan_them(plac
 def test_a_part_that_is_cut_along_its_columns_takes_no_more_memory_than_it_has():
     # A piece of 32 rows spans all columns of its part.
     problem = GemmProblem(4096, 4096, 4096, DType.f64)
-    place = Places.parse("block_cyclic(32,32;2,1),cols,rows").bound(problem, 2)
+    place = Places.parse("block_cyclic(32,32;2,1),cols,rows").bind(problem, 2)
     whole = 3 * 4096 * 4096 // 2 * 8
     machine = dataclasses.replace(Machine.uniform(2), memory_bytes=np.full(2, 2 * whole))
     made = plan(problem, place, 2, machine).schedule

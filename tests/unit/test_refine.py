@@ -13,7 +13,7 @@ from uncut_mpi.calibration.refine import STEPS, Observation, adjusted, refine
 from uncut_mpi.calibration.report import refinement_text
 from uncut_mpi.calibration.samples import TransferSample
 from uncut_mpi.calibration.statistics import Summary
-from uncut_mpi.command.rehearsal import options_for, pieces_of
+from uncut_mpi.command.rehearsal import options_for, products_of
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -31,10 +31,10 @@ def observations(truth: Machine, machine: Machine, noise: float = 0.0) -> list[O
     """Products of a rehearsal, planned with one machine and timed on another."""
     rng = np.random.default_rng(2)
     found = []
-    for piece in pieces_of("cuda", 4):
-        problem = GemmProblem(piece.m, piece.n, piece.k, piece.dtype, "N", "N")
-        for options in options_for(piece):
-            schedule = plan(problem, Placement.parse(piece.placement), 4, machine, options).schedule
+    for product in products_of("cuda", 4):
+        problem = GemmProblem(product.m, product.n, product.k, product.dtype, "N", "N")
+        for options in options_for(product):
+            schedule = plan(problem, Placement.parse(product.placement), 4, machine, options).schedule
             found.append(Observation(schedule, simulate(schedule, truth).seconds * (1 + noise * rng.uniform(-1, 1))))
     return found
 
@@ -53,7 +53,7 @@ def test_products_of_a_slower_machine_are_explained() -> None:
     assert found.median_error < 0.01
     assert found.worst_error < 0.05
     assert found.parameters["host ports"] == pytest.approx(0.84, abs=0.04)
-    assert len(found.errors) == 2 * len(pieces_of("cuda", 4)) + 1
+    assert len(found.errors) == 2 * len(products_of("cuda", 4)) + 1
     rates = result.typical_gemm_tflop_per_s
     assert rates["bf16"] == pytest.approx(machine.typical_gemm_tflop_per_s["bf16"] * found.parameters["rate f16"])
 
@@ -111,7 +111,7 @@ def test_what_is_possible_stays() -> None:
     machine = probed()
     worse = {**NOTHING, "host ports": 0.5, "device ports": 0.6, "rate f64": 0.7, "call": 1e-3}
     moved = adjusted(machine, worse)
-    problem = GemmProblem(4096, 4096, 4096, next(iter(pieces_of("cuda", 4))).dtype, "N", "N")
+    problem = GemmProblem(4096, 4096, 4096, next(iter(products_of("cuda", 4))).dtype, "N", "N")
     for place in ("h,h,h", "0,0,0"):
         assert bound(problem, Placement.parse(place), moved) == bound(problem, Placement.parse(place), machine)
         schedule = plan(problem, Placement.parse(place), 4, machine).schedule
@@ -139,8 +139,8 @@ def test_the_report_names_what_moved() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("backend", ["cuda", "host"])
 def test_a_rehearsal_fits_any_number_of_ranks(backend: str, ranks: int) -> None:
-    for piece in pieces_of(backend, ranks):
-        Placement.parse(piece.placement).check_ranks(ranks)
+    for product in products_of(backend, ranks):
+        Placement.parse(product.placement).check_ranks(ranks)
 
 
 # -- what is possible: no measurement beats a capacity, no product its bound -----------------------

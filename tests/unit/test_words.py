@@ -42,3 +42,26 @@ def test_words_of_the_core_stand_where_they_have_their_meaning() -> None:
         for word, places in OF_THE_CORE.items():
             said = re.search(rf"(?<![a-z]){word}(s|ed)?(?![a-z])", path.read_text())
             assert said is None or path.name.startswith(places), (path.name, word)
+
+
+OF_NAMES = {
+    "chunks?|chunked": ("planning/", "api/plan", "api/calls", "command/", "view/parts"),
+    "pieces?": ("planning/", "model/positions", "api/matrix.", "api/views"),
+    "rooms?": ("planning/", "free_memory", "segments", "api/matrix_files", "api/plan_maker", "command/planning"),
+    "rounds(?!_c)": ("planning/kblocks_",),
+    "slots?": ("planning/", "device/host/executor"),
+}
+"""Which files of Python may call something so, beside the benchmark, in the meaning that `concepts.md` has."""
+
+
+def test_names_of_python_have_words_where_they_have_their_meaning() -> None:
+    package = ROOT / "uncut_mpi"
+    for path in package.rglob("*.py"):
+        where, names = path.relative_to(package).as_posix(), set[str]()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.FunctionDef | ast.ClassDef):
+                names |= {str(getattr(node, one)) for one in ("id", "attr", "arg", "name") if hasattr(node, one)}
+        text = " ".join(re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower() for name in names - {"__slots__"})
+        for word, places in OF_NAMES.items():
+            said = re.search(rf"(?<![a-z])({word})(?![a-z])", text)
+            assert said is None or where.startswith((*places, "bench")), (where, word)

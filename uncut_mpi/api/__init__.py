@@ -1,1 +1,1 @@
-"""The façade that an MPI program embeds: sessions, matrices, plans. It wires the rooms together."""
+"""The façade that an MPI program embeds: sessions, matrices, plans. It wires the packages together."""

@@ -117,8 +117,8 @@ class Binder:
             binding = self.find(plan, matrices)
             if binding is None:
                 bound = self._bindings_of(plan)
-                room = min(wanted, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
-                while len(bound) >= max(_MAX_BINDINGS, room):
+                most = min(wanted, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
+                while len(bound) >= max(_MAX_BINDINGS, most):
                     bound.pop(next(iter(bound))).executable.close()
                 executable = self._backend.executable(
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board

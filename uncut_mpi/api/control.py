@@ -39,7 +39,7 @@ class Control:
     def __init__(self, group: Group) -> None:
         self._group, size = group, group.size
         fields = [
-            ("room", np.uint8, (agreement.room_bytes(group),)),
+            ("exchange", np.uint8, (agreement.memory_bytes(group),)),
             ("board", np.uint32, ProgressBoard.shape(size)),
             ("turns", np.uint64, (size,)),
             ("steps", np.uint64, (size,)),
@@ -48,7 +48,7 @@ class Control:
         kind = np.dtype(fields, align=True)
         self._segment = exchange.shared_segment(group, kind.itemsize, "the progress board", timeout_s=SETTLING_S)
         (words,) = self._segment.array(kind, 1)
-        self.exchange = agreement.CallExchange(group, words["room"])
+        self.exchange = agreement.CallExchange(group, words["exchange"])
         try:
             self.turns, self.flags = words["turns"], words["flags"]
             self.board = ProgressBoard(words["board"], group.rank)

@@ -253,9 +253,9 @@ class Grips:
         address = window.address + first
         lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)
         array = lines if file.order == "F" else lines.T
-        pieces = (Stretch(object_name(status.st_dev, status.st_ino), first, nbytes),)
+        stretches = (Stretch(object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._rank), file.order, length)
-        held = HeldPart(part, self._rank, pieces, None, 0, f"it lies in the file {file.path}")
+        held = HeldPart(part, self._rank, stretches, None, 0, f"it lies in the file {file.path}")
         yield Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))
 
     def of_arrays(self, given: Iterable[tuple[Any, Start]], kind: DType | None) -> Iterator[Mine]:
@@ -273,9 +273,9 @@ class Grips:
         rank = self._rank
         rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)
 
-        def made(grip: Grip, location: Location, pieces: tuple[Stretch, ...], writeable: bool, *exported: Any) -> Mine:
+        def made(grip: Grip, location: Location, those: tuple[Stretch, ...], writeable: bool, *exported: Any) -> Mine:
             part = Part(rows, cols, location, stored.order, stored.ld)
-            return Mine(given, array, GivenArray(HeldPart(part, rank, pieces, *exported), dtype, writeable), grip)
+            return Mine(given, array, GivenArray(HeldPart(part, rank, those, *exported), dtype, writeable), grip)
 
         if taken.on_device:
             adopted = self._backend.adopt(array)
@@ -283,14 +283,14 @@ class Grips:
             _check_alignment(adopted.address, nbytes, dtype)
             exported = adopted.handle, adopted.offset_bytes, adopted.obstacle
             grip = Grip(adopted.address, keep=adopted.keep)
-            return made(grip, Location.device(rank), ground.pieces, taken.writeable, *exported)
+            return made(grip, Location.device(rank), ground.stretches, taken.writeable, *exported)
         address = array.__array_interface__["data"][0]
         _check_alignment(address, nbytes, dtype)
         for other in self._every():
             segment = other.segment
             if segment is not None and segment.address <= address < segment.address + max(1, segment.nbytes):
-                piece = Stretch(segment.memory, address - segment.address, nbytes)
-                return made(Grip(address, array, segment), Location.host(), (piece,), taken.writeable)
+                stretch = Stretch(segment.memory, address - segment.address, nbytes)
+                return made(Grip(address, array, segment), Location.host(), (stretch,), taken.writeable)
         ground = ground_of(address, nbytes, f"rank {rank}")
         if ground.trouble:
             raise ParamError(f"the array cannot be read: {ground.trouble}")
@@ -303,10 +303,10 @@ class Grips:
             obstacle = str(error)
         writeable = taken.writeable and ground.writeable and pin is not Pin.READABLE
         grip = Grip(address, keep=array, pinned=bool(pin))
-        return made(grip, Location.host(rank), ground.pieces, writeable, None, 0, obstacle)
+        return made(grip, Location.host(rank), ground.stretches, writeable, None, 0, obstacle)
 
     def segment(self, memory: str, grips: Sequence[Grip]) -> Segment:
-        """Return the segment that pieces call `memory`; the matrix it was made for may be gone already."""
+        """Return the segment that stretches call `memory`; the matrix it was made for may be gone already."""
         for grip in (*grips, *self._every()):
             if grip.segment is not None and grip.segment.memory == memory:
                 return grip.segment

@@ -367,7 +367,7 @@ class MatrixStore:
                 for one in ours:
                     mine.append(one)
             of_ranks = self._group.allgather_objects([one.known for one in mine])
-            if len({one.held.pieces[0].memory for of_rank in of_ranks for one in of_rank if file}) > 1:
+            if len({one.held.stretches[0].memory for of_rank in of_ranks for one in of_rank if file}) > 1:
                 raise agreed(
                     DataFileError(
                         f"{file} is not the same file on all ranks: name it by a path that all of them see "
@@ -408,13 +408,13 @@ class MatrixStore:
             if one is not None:
                 arrays[number] = one.array
             if held.part.location == Location.host():
-                (piece,) = held.pieces
-                segment = self._grips.segment(piece.memory, grips)
+                (stretch,) = held.stretches
+                segment = self._grips.segment(stretch.memory, grips)
                 if not any(grip.segment is segment for grip in grips):
-                    grips.append(Grip(segment.address + piece.start, segment=segment))
-                addresses[number] = segment.address + piece.start
+                    grips.append(Grip(segment.address + stretch.start, segment=segment))
+                addresses[number] = segment.address + stretch.start
                 if not info.in_parts:
-                    array = arrays[number] = _view_of(segment, piece, info)
+                    array = arrays[number] = _view_of(segment, stretch, info)
         if array is None and not file:
             array = next((one for one in arrays.values() if one.shape == info.layout.shape), None)
         own = {number: (addresses[number], one) for number, one in arrays.items()}
@@ -452,9 +452,9 @@ class MatrixStore:
         return LocalParts(rectangles, arrays, own, memory, empty)
 
 
-def _view_of(segment: Segment, piece: Stretch, info: MatrixInfo) -> np.ndarray:
+def _view_of(segment: Segment, stretch: Stretch, info: MatrixInfo) -> np.ndarray:
     """Return a matrix that lies in shared host memory as a whole."""
-    flat = segment.array(np.uint8, segment.nbytes)[piece.start :]
+    flat = segment.array(np.uint8, segment.nbytes)[stretch.start :]
     item = info.dtype.itemsize
     return host_view(flat[: len(flat) // item * item].view(info.dtype.numpy), info.stored)
 

@@ -46,8 +46,8 @@ class HeldPart:
         Which rectangle of the matrix, and how it is stored.
     holder : int
         The rank whose array it is.
-    pieces : tuple of Stretch
-        The bytes from its first element to its last, as all ranks know them. Shared host memory is one piece.
+    stretches : tuple of Stretch
+        The bytes from its first element to its last, as all ranks know them. Shared host memory is one stretch.
     handle : bytes or None
         For device memory: the exported allocation it lies in; None if that cannot be exported.
     offset_bytes : int
@@ -59,7 +59,7 @@ class HeldPart:
 
     part: Part
     holder: int
-    pieces: tuple[Stretch, ...]
+    stretches: tuple[Stretch, ...]
     handle: bytes | None = None
     offset_bytes: int = 0
     obstacle: str = ""

@@ -18,7 +18,7 @@ _Call = tuple[Name, Name, Name, str, str, bool, bool]
 
 class PlanCache:
     """
-    A bounded number of plans, the least recently used of which goes first.
+    A limited number of plans, the least recently used of which goes first.
 
     Ranks keep the same plans, whatever calls fail on some of them: what is kept changes when all are in one call. So
     does how often each was used: a plan by rule is followed by that of a whole search when this has paid for itself.
@@ -79,7 +79,7 @@ class PlanCache:
         """
         Keep a plan that all ranks use in one call, in the place of any other of its key. Local; the same on all ranks.
 
-        The least recently used plans beyond the bound go.
+        The least recently used plans beyond the limit go.
         """
         self._uses += 1
         if plan not in self._used:

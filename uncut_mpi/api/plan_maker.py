@@ -18,7 +18,7 @@ from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.evaluation import search_s
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_several
+from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, plan_several
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
@@ -221,7 +221,7 @@ class PlanMaker:
         self, key: PlanKey, options: ScheduleOptions, made: list[Schedule], *, whole: bool
     ) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started, setting = time.perf_counter(), self._setting(key, options)
-        chunks = None if whole else cut(setting)
+        chunks = None if whole else in_chunks(setting)
         if chunks is not None:
             return chunks
         several, calls = self._planned(setting)

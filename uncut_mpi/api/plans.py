@@ -239,7 +239,7 @@ class Trial:
         """
         Whose turn it is: that of a plan that ran least, so that all meet the same conditions.
 
-        Every other round goes backwards, so that no plan always comes after a slow one, which lets devices cool.
+        Every other time they go backwards, so that no plan always comes after a slow one, which lets devices cool.
         """
         counts = {index: len(times) for index, times in enumerate(self.seconds) if times is not None}
         least = min(counts.values())

@@ -337,8 +337,9 @@ class MakesMatrices:
         Until it is complete it is called as `path` with ``.partial`` behind that, in the same folder. It gets its name
         by `commit`, `release` or `close`. If a call that was to write to it has failed, and nothing has been written
         there since, these raise instead, and the last two remove it. (A call that is refused before it begins leaves
-        what was written before.) They also remove a file that nothing was written to. An error that leaves the session's ``with``, or that nobody catches, removes it, whichever rank has it. A
-        job that is killed leaves it; so does one that ends without closing its session, which rank 0 says then.
+        what was written before.) They also remove a file that nothing was written to. An error that leaves the
+        session's ``with``, or that nobody catches, removes it, whichever rank has it. A job that is killed leaves it;
+        so does one that ends without closing its session, which rank 0 says then.
 
         Parameters
         ----------

@@ -141,7 +141,7 @@ def info_of(matrix: MatrixInfo, view: View) -> MatrixInfo:
     if not found:  # one that has no elements
         first = matrix.parts[0]
         part = dataclasses.replace(first.part, rows=(0, shape[0]), cols=(0, shape[1]), ld=0)
-        found = [(dataclasses.replace(first, part=part, pieces=()), (0, 0))]
+        found = [(dataclasses.replace(first, part=part, stretches=()), (0, 0))]
     parts = tuple(held for held, _ in found)
     if view.turned:
         dealt = None if dealt is None else dealt.transposed
@@ -178,14 +178,14 @@ def piece_of(held: HeldPart, seen: Part, row: int, col: int, itemsize: int) -> t
     across, along = (row, col) if held.part.order == "F" else (col, row)
     start = (along * seen.ld + across) * itemsize
     nbytes = ((seen.stored_shape[1] - 1) * seen.ld + seen.stored_shape[0]) * itemsize
-    pieces = tuple(one for piece in held.pieces if (one := _within(piece, start, nbytes)))
-    return dataclasses.replace(held, part=seen, pieces=pieces, offset_bytes=held.offset_bytes + start), start
+    stretches = tuple(one for run in held.stretches if (one := _within(run, start, nbytes)))
+    return dataclasses.replace(held, part=seen, stretches=stretches, offset_bytes=held.offset_bytes + start), start
 
 
-def _within(piece: Stretch, start: int, nbytes: int) -> Stretch | None:
-    """Return what of a piece is in some bytes of the extent that it is a piece of, as a piece of these."""
-    first, stop = max(piece.offset, start), min(piece.offset + piece.nbytes, start + nbytes)
+def _within(run: Stretch, start: int, nbytes: int) -> Stretch | None:
+    """Return what of a stretch is in some bytes of its extent, as a stretch of these."""
+    first, stop = max(run.offset, start), min(run.offset + run.nbytes, start + nbytes)
     if first >= stop:
         return None
-    there = piece.start + first - piece.offset
-    return dataclasses.replace(piece, start=there, nbytes=stop - first, offset=first - start)
+    there = run.start + first - run.offset
+    return dataclasses.replace(run, start=there, nbytes=stop - first, offset=first - start)

@@ -99,7 +99,7 @@ class Entry:
 
     def placement(self, num_ranks: int) -> Placement:
         """Return where the matrices live, of so many ranks."""
-        return Places.parse(self.case.places(num_ranks)).bound(self.problem, num_ranks)
+        return Places.parse(self.case.places(num_ranks)).bind(self.problem, num_ranks)
 
     def gemm_arguments(self, seed: int, num_ranks: int) -> GemmArguments:
         """Return the gemm command's arguments for this product of random data."""

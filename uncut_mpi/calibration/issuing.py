@@ -94,7 +94,7 @@ class Issuing:
         """Find out whether a device serves its copies to others one after another."""
         areas = self.bench.areas
         large_s = _LARGE * areas.nbytes / (1e9 * float(self._bandwidth[0, 1]))
-        rounds = max(_LARGE, math.ceil(0.5 * large_s / hop_s))
-        cases = {"large": (_LARGE, 0), "small": (0, rounds), "together": (_LARGE, rounds)}
+        small_ones = max(_LARGE, math.ceil(0.5 * large_s / hop_s))
+        cases = {"large": (_LARGE, 0), "small": (0, small_ones), "together": (_LARGE, small_ones)}
         for name, (large, small) in cases.items():
             self.samples.beside[name] = self.bench.time(probes.beside(areas, large, small), what).together.median_s

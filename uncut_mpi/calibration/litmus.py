@@ -3,7 +3,7 @@ The litmus of flags and copies: what a copy pushed has to be there when the flag
 
 Every rank pushes blocks to every other one. The receiver reads each block behind its flag in two ways, with
 a COMBINE kernel and with a copy on a copy lane, while larger copies go round the ranks. Both results are
-compared word by word. No finite number of rounds proves it; one wrong word disproves it.
+compared word by word. No finite number of blocks proves it; one wrong word disproves it.
 """
 
 from __future__ import annotations
@@ -101,26 +101,26 @@ def run_litmus(bench: Workbench, sizes_bytes: Sequence[int]) -> dict[str, int]:
         ``"rounds"``: blocks pushed; ``"wrong_words"``: words that a reader saw otherwise than they were sent.
     """
     ranks, rank = bench.group.size, bench.group.rank
-    rounds, wrong = 0, 0
+    pushed, wrong = 0, 0
     for series, nbytes in enumerate(sizes_bytes):
-        room = bench.areas.device_bytes // (_BOXES * ranks * nbytes)
-        blocks = min(_MOST_BLOCKS, max(1, _BYTES_OF_RUN // nbytes), room)
+        most = bench.areas.device_bytes // (_BOXES * ranks * nbytes)
+        blocks = min(_MOST_BLOCKS, max(1, _BYTES_OF_RUN // nbytes), most)
         if not blocks:
             continue  # as many ranks leave no room for blocks so large
         case = Exchange(ranks, nbytes // 8, blocks, series)
         what = f"the litmus with blocks of {nbytes} bytes"
-        with bench.bound(case.probe(), what) as executable:
+        with bench.bind(case.probe(), what) as executable:
             for run in range(_RUNS):
                 with agreement.collective(bench.group, what):
                     bench.backend.from_host(bench.address(rank), case.words, case.sent(rank, run))
                 bench.run(executable, what)
                 with agreement.collective(bench.group, what):
                     wrong += _wrong_words(bench, case, run)
-                rounds += ranks * (ranks - 1) * blocks
+                pushed += ranks * (ranks - 1) * blocks
                 if run + 1 >= _FEWEST_RUNS and bench.late:
                     break
     counts = bench.group.allgather_bytes(np.array([wrong], np.int64), "gathering the litmus")
-    return {"rounds": rounds, "wrong_words": int(counts.sum())}
+    return {"rounds": pushed, "wrong_words": int(counts.sum())}
 
 
 def _wrong_words(bench: Workbench, case: Exchange, run: int) -> int:

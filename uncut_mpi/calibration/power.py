@@ -30,7 +30,7 @@ def at_rest(group: Group, backend: Backend) -> list[float]:
 
 def under_load(bench: Workbench, probe: Probe, what: str) -> list[float]:
     """Return every device's power while a probe runs again and again (W); 0 where unknown."""
-    with bench.bound(probe, what) as executable:
+    with bench.bind(probe, what) as executable:
         _repeat(bench, executable, what, _WARM_S)
         return _watts(bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S))[0]
 
@@ -52,7 +52,7 @@ def between_runs(
     idle, busy : sequence of float
         Every device's power at rest and under load (W).
     """
-    with bench.bound(probe, what) as executable:
+    with bench.bind(probe, what) as executable:
         mean, (runs, elapsed_s) = _watts(
             bench.group, bench.backend, lambda: _repeat(bench, executable, what, _BUSY_S, pause_s=seconds)
         )

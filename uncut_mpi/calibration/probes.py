@@ -338,7 +338,7 @@ def turns(areas: Areas, edge: int, count: int, *, copies: bool) -> Probe:
     return built.probe()
 
 
-def beside(areas: Areas, large: int, rounds: int) -> Probe:
+def beside(areas: Areas, large: int, small: int) -> Probe:
     """
     Return large copies from rank 0 to rank 1, and beside them a small copy's way there and back, on other lanes.
 
@@ -348,14 +348,14 @@ def beside(areas: Areas, large: int, rounds: int) -> Probe:
         The large copies are as long as one.
     large : int
         Copies, one after another.
-    rounds : int
+    small : int
         Ways there and back.
     """
     built = ProbeBuild(areas)
     for turn in range(large):
         built.send(built.build.copy_lane(0, 0, 1), (0, 1), turn=turn, nbytes=areas.nbytes)
     few, last = SMALL_BYTES // 8, list[int]()
-    for _ in range(rounds):
+    for _ in range(small):
         for here, there in ((0, 1), (1, 0)):
             # Where the large copies do not write.
             to = built.window(there, areas.destination((1, 0) if there == 0 else (1, 1), 0), few, 1)

@@ -25,7 +25,7 @@ from uncut_mpi.model.ports import Port
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.simulate import simulate
 
-_ROUNDS: Final = 3
+_PASSES: Final = 3
 _SCALES: Final = (4.0, 2.0, 1.0, 0.5, 0.25)  # the first steps are large: numbers that explain the same trap small ones
 _PROGRESS: Final = 1e-4
 _LEAST_GAIN: Final = 1e-6
@@ -136,7 +136,7 @@ def refine(machine: Machine, observations: Sequence[Observation]) -> tuple[Machi
     found = {name: seen.get(name, start) for name, (start, *_) in every.items()}
     best = _misfit(_log_errors(adjusted(machine, found), observations))
     for scale in _SCALES:
-        for _ in range(_ROUNDS):
+        for _ in range(_PASSES):
             before = best
             for name, (_, step, least, most) in steps.items():
                 for direction in (1.0, -1.0):

@@ -166,7 +166,7 @@ class Workbench:
         """
         found = [_Runs(probe, kind) for probe in probes]
         with contextlib.ExitStack() as all_bound:
-            executables = [all_bound.enter_context(self.bound(probe, what)) for probe in probes]
+            executables = [all_bound.enter_context(self.bind(probe, what)) for probe in probes]
             if kind is not None:
                 with agreement.collective(self.group, what):
                     for executable in executables:
@@ -187,7 +187,7 @@ class Workbench:
 
         The array has shape (runs, num_ranks); errors as of `time_in_turns`.
         """
-        with self.bound(probe, what) as executable:
+        with self.bind(probe, what) as executable:
             records = [self.run(executable, what)]  # the first run is slower
             time.sleep(rest_s)
             while len(records) < 2 or records[-1][0, 1] - records[1][0, 0] < long_s:  # rank 0's clock, known to all
@@ -197,7 +197,7 @@ class Workbench:
         return spent
 
     @contextlib.contextmanager
-    def bound(self, probe: Probe, what: str) -> Iterator[Executable]:
+    def bind(self, probe: Probe, what: str) -> Iterator[Executable]:
         """Have this rank's part of a probe ready to run; after an error the end of the backend forgets it."""
         bound: Executable | None = None
         with agreement.collective(self.group, f"preparing to measure {what}"):

@@ -29,7 +29,7 @@ from uncut_mpi.planning.candidates import Candidate, Simulated
 from uncut_mpi.planning.chunks import Chunks, of_each
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, cut, expected_seconds, plan_several
+from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, plan_several
 from uncut_mpi.planning.search import SearchResult, search
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
@@ -159,7 +159,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         import_figure()
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     arguments.place.check_ranks(machine.num_ranks)
-    placement = arguments.place.bound(arguments.problem, machine.num_ranks)
+    placement = arguments.place.bind(arguments.problem, machine.num_ranks)
     setting = Setting.of(arguments.problem, placement, machine.num_ranks, machine, arguments.options)
     machine = dataclasses.replace(machine, memory_bytes=setting.memory_bytes)
     _check_host(arguments, machine)
@@ -212,7 +212,7 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
     users = user_table(machine.num_ranks, problem, placement)["matrix"].tolist()
     files = tuple(at for at, matrix in enumerate(users) if in_files[matrix])
     setting = Setting.of(problem, placement, machine.num_ranks, machine, options, files, files)
-    chunks = cut(setting)
+    chunks = in_chunks(setting)
     results = of_each(setting, chunks, result_of)
     limit = bound_of_files(problem, placement, machine, in_files)
     return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks)
@@ -269,7 +269,7 @@ def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: 
         for way, grid in (("rows", (machine.num_ranks, 1)), ("cols", (1, machine.num_ranks))):
             tried = dataclasses.replace(places, **dict.fromkeys(names, Dealt.parse(way)))
             try:
-                placement = tried.bound(problem, machine.num_ranks)
+                placement = tried.bind(problem, machine.num_ranks)
                 if bound(problem, placement, machine).seconds >= least:
                     continue
                 options = ScheduleOptions(scheduler="kblocks", grid=grid)

@@ -55,38 +55,39 @@ class RehearsedProduct(NamedTuple):
     placement: str
 
 
-def pieces_of(backend: str, num_ranks: int) -> list[RehearsedProduct]:
+def products_of(backend: str, num_ranks: int) -> list[RehearsedProduct]:
     """Return the products of a rehearsal: squares, fat, thin and tiny ones, several placements."""
     one, two = min(1, num_ranks - 1), min(2, num_ranks - 1)
     usual, spread = ("h,h,h", "0,0,0"), (f"0,{one},{two}", "h,h,0")
-    pieces = []
+    products = []
     for dtype, edges in _EDGES[backend].items():
         for edge in edges:
             placements = usual + (spread if dtype is DType.f64 and edge in edges[1::2] else ())
-            pieces += [RehearsedProduct(edge, edge, edge, dtype, placement) for placement in placements]
+            products += [RehearsedProduct(edge, edge, edge, dtype, placement) for placement in placements]
     _, small, _, large = _EDGES[backend][DType.f64]
     # A tiny one is nothing but what a call costs.
     for m, k in ((large, large // 8), (small // 2, 2 * large), (large // 64, large // 64)):
-        pieces += [RehearsedProduct(m, m, k, DType.f64, placement) for placement in usual]
+        products += [RehearsedProduct(m, m, k, DType.f64, placement) for placement in usual]
     # What host memory can do shows where it has both ways to itself for long: bounds take the best that was seen.
-    pieces.append(RehearsedProduct(2 * large, 2 * large, large // 8, DType.f64, "h,h,h"))
-    return pieces
+    products.append(RehearsedProduct(2 * large, 2 * large, large // 8, DType.f64, "h,h,h"))
+    return products
 
 
 def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> list[Observation]:
     """Measure the products; the same on every rank. Collective."""
     observations = []
-    pieces = pieces_of(session.backend_name, session.size)
+    products = products_of(session.backend_name, session.size)
     pools = {dtype: _pool(dtype) for dtype in _EDGES[session.backend_name]}
-    for done, piece in enumerate(pieces):
-        progress(done, len(pieces), f"{piece.dtype.name} {piece.m}×{piece.n}×{piece.k} at {piece.placement}")
-        place = Placement.parse(piece.placement)
-        shapes = ((piece.m, piece.k), (piece.k, piece.n), (piece.m, piece.n))
+    for done, product in enumerate(products):
+        what = f"{product.dtype.name} {product.m}×{product.n}×{product.k} at {product.placement}"
+        progress(done, len(products), what)
+        place = Placement.parse(product.placement)
+        shapes = ((product.m, product.k), (product.k, product.n), (product.m, product.n))
         a, b, c = (
-            _operand(session, shape, location, piece.dtype, pools[piece.dtype])
+            _operand(session, shape, location, product.dtype, pools[product.dtype])
             for shape, location in zip(shapes, place.whole(), strict=True)
         )
-        for options in options_for(piece):
+        for options in options_for(product):
             with session.plan(a, b, c, reads_c=True, options=options) as plan:
                 warm = _calls(session, plan, _WARMUP)
                 trace = plan.trace(_ALPHA, _BETA)  # before clocks sink: how far they do is known apart from rates
@@ -96,7 +97,7 @@ def rehearse(session: Session, progress: Callable[[int, int, str], None]) -> lis
                 observations.append(Observation(plan.schedule, statistics.median(found), task_s, min(found)))
         for matrix in (a, b, c):
             session.release(matrix)
-    progress(len(pieces), len(pieces), "done")
+    progress(len(products), len(products), "done")
     return observations
 
 
@@ -105,14 +106,14 @@ def _calls(session: Session, plan: GemmPlan, count: int) -> list[float]:
     return slowest(session, [timed_call(session, plan, _ALPHA, _BETA) for _ in range(count)])
 
 
-def options_for(piece: RehearsedProduct) -> list[ScheduleOptions]:
-    """Return with which options a piece is rehearsed."""
+def options_for(product: RehearsedProduct) -> list[ScheduleOptions]:
+    """Return with which options a product is rehearsed."""
     # Rates come from traced products, and one that begins beside another takes longer than it does alone.
     alone = Blocking(lanes=1)
     several = [
         ScheduleOptions(scheduler=one, blocking=alone if one == "kblocks" else Blocking()) for one in _SCHEDULERS
     ]
-    if max(piece.m, piece.n, piece.k) > _TINY or piece.placement != "0,0,0":
+    if max(product.m, product.n, product.k) > _TINY or product.placement != "0,0,0":
         return several
     # On one device nothing waits for another: what such a call takes is the call.
     return [*several, ScheduleOptions(scheduler="kblocks", devices=(0,), blocking=alone)]
@@ -124,7 +125,7 @@ def _pool(dtype: DType) -> np.ndarray:
 
 
 def _operand(session: Session, shape: tuple[int, int], location: Location, dtype: DType, pool: np.ndarray) -> Matrix:
-    """Return a matrix whose columns are pieces of the pool, in column-major order. Collective."""
+    """Return a matrix whose columns are some of the pool, in column-major order. Collective."""
     rows, columns = shape
 
     def fill(out: np.ndarray, _: slice, some: slice) -> None:

@@ -43,7 +43,7 @@ class FileWindow:
     descriptor: int
     address: int
     nbytes: int
-    _room: mmap.mmap
+    _reserved: mmap.mmap
 
     def flush(self) -> None:
         """Return when all that was written to it is safe on the disk."""
@@ -71,9 +71,9 @@ class FileWindows:
 
     def open(self, path: str, descriptor: int, nbytes: int) -> FileWindow:
         """Return addresses for so many bytes of a file, whose descriptor is the window's from now on."""
-        room = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, _NO_ACCESS)
-        address = int(np.frombuffer(room, np.uint8).ctypes.data)
-        window = FileWindow(path, descriptor, address, nbytes, room)
+        reserved = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE, _NO_ACCESS)
+        address = int(np.frombuffer(reserved, np.uint8).ctypes.data)
+        window = FileWindow(path, descriptor, address, nbytes, reserved)
         self._windows.append(window)
         return window
 

@@ -93,8 +93,8 @@ def bound_of_files(
     names = {matrix.name for matrix, is_one in zip(MATRICES, in_files, strict=True) if is_one}
     rates = machine.disk.read_gb_per_s, machine.disk.write_gb_per_s
     of_disk = ("reading files", "writing files")
-    for name, pieces, rate in zip(of_disk, _pieces(problem, placement), rates, strict=True):
-        if mine := [piece for piece in pieces if piece.name in names]:
+    for name, uses, rate in zip(of_disk, _uses(problem, placement), rates, strict=True):
+        if mine := [use for use in uses if use.name in names]:
             formula = f"{_bytes_of(mine)} / {rate:.4g} GB/s of the disk"
             terms.append(_Term(name, _size_of(mine) / rate / 1e9, formula))
     largest = _largest(terms, _basis(problem, machine))
@@ -150,7 +150,7 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
 
 def _terms(problem: GemmProblem, placement: Placement, machine: Machine) -> list[_Term]:
     placement.check_ranks(machine.num_ranks)
-    reads, writes = _pieces(problem, placement)
+    reads, writes = _uses(problem, placement)
     terms = []
     if problem.has_product:
         terms.append(_compute_term(problem, machine))
@@ -172,7 +172,7 @@ def _basis(problem: GemmProblem, machine: Machine) -> str:
     return "what nothing could beat" if known and machine.whole else "by measured rates"
 
 
-def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Use], list[_Use]]:
+def _uses(problem: GemmProblem, placement: Placement) -> tuple[list[_Use], list[_Use]]:
     """Return what is read and written; of what several memories hold, each of which may be read, nothing is read."""
     read: list[_Use] = []
     written: list[_Use] = []
@@ -181,11 +181,11 @@ def _pieces(problem: GemmProblem, placement: Placement) -> tuple[list[_Use], lis
         item, whole = problem.dtypes[matrix].itemsize, problem.bytes_of(matrix)
         held = collections.Counter((part.rows, part.cols) for part in parts)
         for part in parts:
-            piece = _Use(matrix.name, item * problem.elements_used(matrix, part.rows, part.cols), whole, part.location)
+            use = _Use(matrix.name, item * problem.elements_used(matrix, part.rows, part.cols), whole, part.location)
             if matrix is Matrix.C:
-                written.append(piece)
+                written.append(use)
             if held[part.rows, part.cols] == 1 and _is_read(problem, matrix):
-                read.append(piece)
+                read.append(use)
     return read, written
 
 
@@ -213,39 +213,39 @@ def _host_terms(reads: list[_Use], writes: list[_Use], machine: Machine) -> list
         ("devices to host", _on_host(writes), [(rank, host) for rank in range(machine.num_ranks)]),
     )
     terms, demands = [], []
-    for name, pieces, links in ways:
-        if not pieces:
+    for name, uses, links in ways:
+        if not uses:
             continue
-        terms.append(_transfer_term(name, pieces, links, machine))
-        demands.append((links, _size_of(pieces)))
-        for rank in sorted({piece.location.rank for piece in pieces if piece.location.rank is not None}):
-            private = [piece for piece in pieces if piece.location.rank == rank]
+        terms.append(_transfer_term(name, uses, links, machine))
+        demands.append((links, _size_of(uses)))
+        for rank in sorted({use.location.rank for use in uses if use.location.rank is not None}):
+            private = [use for use in uses if use.location.rank == rank]
             terms.append(_transfer_term(f"{name}, rank {rank}", private, [links[rank]], machine))
             demands.append(([links[rank]], _size_of(private)))
-    if all(pieces for _, pieces, _ in ways) and any(_joins_ways(port, host) for port in machine.ports):
+    if all(uses for _, uses, _ in ways) and any(_joins_ways(port, host) for port in machine.ports):
         terms.append(
             _Term(
                 "host both ways",
                 least_time(demands, machine.bandwidth_gb_per_s, machine.ports),
-                " and ".join(f"{_bytes_of(pieces)} {name}" for name, pieces, _ in ways)
+                " and ".join(f"{_bytes_of(uses)} {name}" for name, uses, _ in ways)
                 + " at once, over ports that both ways share",
             )
         )
     return terms
 
 
-def _on_host(pieces: list[_Use]) -> list[_Use]:
-    return [piece for piece in pieces if piece.location.space == "host" and piece.size]
+def _on_host(uses: list[_Use]) -> list[_Use]:
+    return [use for use in uses if use.location.space == "host" and use.size]
 
 
 def _joins_ways(port: Port, host: int) -> bool:
     return {source == host for source, destination in port.links if host in (source, destination)} == {True, False}
 
 
-def _transfer_term(name: str, pieces: list[_Use], links: list[tuple[int, int]], machine: Machine) -> _Term:
-    total = _size_of(pieces)
+def _transfer_term(name: str, uses: list[_Use], links: list[tuple[int, int]], machine: Machine) -> _Term:
+    total = _size_of(uses)
     seconds = least_time([(links, total)], machine.bandwidth_gb_per_s, machine.ports)
-    return _Term(name, seconds, f"{_bytes_of(pieces)} / {total / seconds / 1e9:.4g} GB/s {name}")
+    return _Term(name, seconds, f"{_bytes_of(uses)} / {total / seconds / 1e9:.4g} GB/s {name}")
 
 
 def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], machine: Machine) -> Iterator[_Term]:
@@ -254,37 +254,37 @@ def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], ma
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])
         others = [location for location in range(len(machine.bandwidth_gb_per_s)) if location != owner]
-        for way, pieces, links in (
+        for way, uses, links in (
             ("out of", [p for p in reads if p.location == here and p.name != "C"], [(owner, to) for to in others]),
             ("into", [p for p in writes if p.location == here], [(source, owner) for source in others]),
         ):
-            size = _size_of(pieces)
+            size = _size_of(uses)
             if size == 0:
                 continue
             transfer_s = least_time([(links, size)], machine.bandwidth_gb_per_s, machine.ports)
             # What moves is what is there less the share of all of it that may stay: all of it, of whole matrices.
-            all_s = transfer_s * _whole_of(pieces) / size
+            all_s = transfer_s * _whole_of(uses) / size
             share = transfer_s / (alone_s + all_s)
             yield _Term(
                 f"{way} rank {owner}",
                 share * alone_s,
                 f"{share:.0%} of the operations at rank {owner} at {rates[owner] / 1e12:.4g} TFLOP/s, "
-                f"else {1 - share * all_s / transfer_s:.0%} of {_bytes_of(pieces)} {way} it / "
+                f"else {1 - share * all_s / transfer_s:.0%} of {_bytes_of(uses)} {way} it / "
                 f"{size / transfer_s / 1e9:.4g} GB/s",
             )
 
 
-def _whole_of(pieces: list[_Use]) -> float:
+def _whole_of(uses: list[_Use]) -> float:
     """Return the bytes of the matrices that have these parts, each once."""
-    return float(sum({piece.name: piece.whole for piece in pieces}.values()))
+    return float(sum({use.name: use.whole for use in uses}.values()))
 
 
-def _size_of(pieces: list[_Use]) -> float:
-    return float(sum(piece.size for piece in pieces))
+def _size_of(uses: list[_Use]) -> float:
+    return float(sum(use.size for use in uses))
 
 
-def _bytes_of(pieces: list[_Use]) -> str:
+def _bytes_of(uses: list[_Use]) -> str:
     sizes: dict[str, int] = {}
-    for piece in pieces:
-        sizes[piece.name] = sizes.get(piece.name, 0) + piece.size
+    for use in uses:
+        sizes[use.name] = sizes.get(use.name, 0) + use.size
     return "(" + " + ".join(f"{name} {bytes_text(size)}" for name, size in sizes.items()) + ")"

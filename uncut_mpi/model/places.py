@@ -59,7 +59,7 @@ class Dealt:
         order = cast(Order, words.pop()) if words and words[-1] in ("C", "F") else None
         return cls(Layout.parse(layout), memory_of("@".join(words) or "device"), order)
 
-    def bound(self, shape: tuple[int, int], num_ranks: int) -> Where:
+    def bind(self, shape: tuple[int, int], num_ranks: int) -> Where:
         """Return which part of a matrix, stored column-major unless it says otherwise, lies where."""
         if self.memory == "shared":
             self.layout.rectangles(shape, num_ranks)
@@ -134,7 +134,7 @@ class Places:
         whole = (Location.host() if isinstance(one, Dealt) else one for one in (self.a, self.b, self.c))
         Placement(*whole).check_ranks(num_ranks)
 
-    def bound(self, problem: GemmProblem, num_ranks: int) -> Placement:
+    def bind(self, problem: GemmProblem, num_ranks: int) -> Placement:
         """
         Return where a product's matrices, stored column-major unless a place says otherwise, live.
 
@@ -144,7 +144,7 @@ class Places:
             If counts of a layout do not add up to an extent.
         """
         places = zip((self.a, self.b, self.c), MATRICES, strict=True)
-        found = [one.bound(problem.shape_of(of), num_ranks) if isinstance(one, Dealt) else one for one, of in places]
+        found = [one.bind(problem.shape_of(of), num_ranks) if isinstance(one, Dealt) else one for one, of in places]
         if any(isinstance(one, BoundLayout) and one.orders != (None, None) for one in found):
             a, b, c = (
                 BoundLayout.whole(problem.shape_of(of), one) if isinstance(one, Location) else one

@@ -158,15 +158,15 @@ def fair_rates(links: Sequence[tuple[int, int]], limits_gb_per_s: Sequence[float
         of = dict(zip(port.links, port.weights, strict=True))
         weights[row] = [of.get(link, 0.0) for link in links]
     limits = np.asarray(limits_gb_per_s, np.float64)
-    room = np.array([port.expected_gb_per_s for port in ports], np.float64)
+    left = np.array([port.expected_gb_per_s for port in ports], np.float64)
     rates = np.zeros(count)
     growing = np.ones(count, bool)
     while growing.any():
         use = weights[:, growing].sum(axis=1)
-        steps = np.divide(room, use, out=np.full(len(ports), np.inf), where=use > 0)
+        steps = np.divide(left, use, out=np.full(len(ports), np.inf), where=use > 0)
         step = min(float((limits - rates)[growing].min()), float(steps.min(initial=np.inf)))
         rates[growing] += step
-        room -= use * step
+        left -= use * step
         full = (use > 0) & (steps <= step * (1 + 1e-12))
         growing &= (limits - rates > 1e-12 * limits) & ~(weights[full] > 0).any(axis=0)
     return rates

@@ -44,11 +44,11 @@ _NEAR: Final = 0.05
 _MOST_EDGE: Final = 1 << 20
 
 
-def block_bounds(
+def grid_starts(
     problem: GemmProblem, grid: ProcessGrid, row_shares: Sequence[float] | None, col_shares: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """
-    Return the bounds of the blocks of rows and of columns of C, over a grid (elements).
+    Return where the blocks of rows and of columns of C begin over a grid, and end (elements).
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def slivers(tiles: np.ndarray, extents: Collection[int]) -> np.ndarray:
 
 def fitting_tile(problem: GemmProblem, grid: ProcessGrid, options: ScheduleOptions, tile: int) -> int:
     """Return the next even edge, up to a fourth larger, that leaves the largest blocks no short tile; else `tile`."""
-    extents = _cut(problem, block_bounds(problem, grid, options.row_shares, options.col_shares))
+    extents = _extents_cut(problem, grid_starts(problem, grid, options.row_shares, options.col_shares))
     if tile < _LARGE_TILE or not slivers(np.array([tile]), extents)[0]:
         return tile
     tiles = np.arange(-(-tile // _EVEN_ELEMENTS) * _EVEN_ELEMENTS, tile + tile // 4 + 1, _EVEN_ELEMENTS)
@@ -108,9 +108,9 @@ def fitting_tile(problem: GemmProblem, grid: ProcessGrid, options: ScheduleOptio
     return min(int(good[0]), max(extents)) if len(good) else tile
 
 
-def _cut(problem: GemmProblem, bounds: Sequence[Sequence[int]]) -> set[int]:
+def _extents_cut(problem: GemmProblem, starts: Sequence[Sequence[int]]) -> set[int]:
     """Return the extents that tiles cut for the ranks that take longest: the largest blocks and k."""
-    return {problem.k, *map(_largest, bounds)}
+    return {problem.k, *map(_largest, starts)}
 
 
 def _largest(starts: Sequence[int]) -> int:
@@ -216,7 +216,7 @@ def candidate_tiles(
     ParamError
         If there are not as many shares as grid rows or columns.
     """
-    starts = block_bounds(problem, grid, options.row_shares, options.col_shares)
+    starts = grid_starts(problem, grid, options.row_shares, options.col_shares)
     m_r, n_c = _largest(starts[0]), _largest(starts[1])
     extents = (m_r, n_c, problem.k)
     most = max(extents)
@@ -233,7 +233,7 @@ def candidate_tiles(
     even = (edges < _LARGE_TILE) | (edges % _EVEN_ELEMENTS == 0)
     for extent in extents:
         even |= extent % edges == 0
-    even &= (edges < _LARGE_TILE) | ~slivers(edges, _cut(problem, starts))
+    even &= (edges < _LARGE_TILE) | ~slivers(edges, _extents_cut(problem, starts))
     edges = edges[even]
     edges = edges[_issue_s(edges, m_r, n_c, problem, copies) <= 0.5 * bound_s]
     cost = tile_cost(edges, problem, grid.size, options.tile_min)

@@ -386,7 +386,7 @@ class Dimensions:
         return int(-(-self._problem.k * max(shares) // sum(shares)))
 
     def _speeds_of(self, one: Candidate) -> np.ndarray | None:
-        """Return its ranks' speeds: several dimensions ask for those of the best, in every round."""
+        """Return its ranks' speeds: several dimensions ask for those of the best, in every pass."""
         if one not in self._speeds:
             self._speeds[one] = speeds_of(one)
         return self._speeds[one]

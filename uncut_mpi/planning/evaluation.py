@@ -35,7 +35,7 @@ BUDGET_TASKS_PER_RANK: Final = 5_000
 """The same on more ranks, for each of them."""
 
 _SMALL_CALL_S: Final = 8e-5
-"""A call that takes no longer is small: a search is bounded by what it can save."""
+"""A call that takes no longer is small: a search is limited by what it can save."""
 
 _MOST_FOR_SMALL_CALLS: Final = 36
 """Schedules that are tried for a small call, which takes about 5 ms."""

@@ -97,9 +97,9 @@ class About:
         return kind if self.default in (None, "", 0) else f"{kind}, default {self.default}"
 
 
-def option(kind: OptionKind, *takers: str, default: Any = None, **bounds: Any) -> Any:
+def option(kind: OptionKind, *takers: str, default: Any = None, **limits: Any) -> Any:
     """Return the field of an option, which the documentation of its class explains."""
-    about = About(kind=kind, takers=takers, default=default, **bounds)
+    about = About(kind=kind, takers=takers, default=default, **limits)
     return dataclasses.field(default=default, metadata={_ABOUT: about})
 
 
@@ -132,7 +132,7 @@ def convert(options: Any) -> None:
 
 
 def check(options: Any, prefix: str = "", whose: str = "") -> None:
-    """Raise `ParamError` for the first option that is out of its bounds or none of its words."""
+    """Raise `ParamError` for the first option that is beyond its limits or none of its words."""
     for name, about in _all_of(options.__class__):
         value = getattr(options, name)
         if value is None or value == about.default:
@@ -140,8 +140,8 @@ def check(options: Any, prefix: str = "", whose: str = "") -> None:
         if about.words and value not in about.words:
             raise ParamError(f"{prefix}{name} {value!r}{whose} does not exist: use one of {', '.join(about.words)}")
         if about.kind in (NUMBER, BYTES) and not about.least <= value <= about.most:
-            bound = f"below {about.least}" if value < about.least else f"above {about.most}"
-            raise ParamError(f"{prefix}{name} = {value} is {bound}")
+            side = f"below {about.least}" if value < about.least else f"above {about.most}"
+            raise ParamError(f"{prefix}{name} = {value} is {side}")
 
 
 def decoded(kind: Any, values: object, nested: Mapping[str, Any] | None = None, whose: str = "options") -> Any:

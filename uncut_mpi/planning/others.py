@@ -1,5 +1,5 @@
 """
-Schedulers that other packages, or other rooms, bring along: found by their names, never tried by a search.
+Schedulers that other packages, or the benchmarks, bring along: found by their names, never tried by a search.
 
 A distribution that brings one names a `Scheduler` under the entry points of the group `GROUP`. So do the schedulers of
 other papers, which come with the benchmarks (`uncut_mpi.bench.rivals`).

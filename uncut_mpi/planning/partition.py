@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.decomposition import block_bounds, share_step
+from uncut_mpi.planning.decomposition import grid_starts, share_step
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 
 
@@ -72,14 +72,14 @@ class Partition:
         Parameters
         ----------
         row_shares, col_shares
-            As for `uncut_mpi.planning.decomposition.block_bounds`.
+            As for `uncut_mpi.planning.decomposition.grid_starts`.
 
         Raises
         ------
         ParamError
             If there are not as many shares as grid rows or columns.
         """
-        row_starts, col_starts = block_bounds(problem, grid, row_shares, col_shares)
+        row_starts, col_starts = grid_starts(problem, grid, row_shares, col_shares)
         rows = [range(*pair) for pair in itertools.pairwise(row_starts)]
         cols = [range(*pair) for pair in itertools.pairwise(col_starts)]
         blocks = tuple((rows[row], cols[col]) for row, col in map(grid.position, range(grid.size)))

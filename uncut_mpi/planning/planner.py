@@ -158,14 +158,14 @@ def _unstaged(setting: Setting) -> list[Planned]:
     return several
 
 
-def cut(setting: Setting) -> Chunks | None:
+def in_chunks(setting: Setting) -> Chunks | None:
     """Return in which blocks of C a product is done whose schedule would be too large; None: by one schedule."""
     return chunks_of(setting.but(machine=behind_a_disk(setting.machine)) if setting.files else setting)
 
 
 def expected_seconds(setting: Setting) -> float:
     """Return what the best plan of a product is expected to take (s), in chunks where need be; as `plan_several`."""
-    return sum(of_each(setting, cut(setting), lambda one: plan_several(one)[0].predicted_s))
+    return sum(of_each(setting, in_chunks(setting), lambda one: plan_several(one)[0].predicted_s))
 
 
 def _first_options(setting: Setting) -> list[ScheduleOptions]:

@@ -1,7 +1,7 @@
 """
 The schedule: fixed-size task records in one global order, and the tables they point into.
 
-A schedule is the one contract between the rooms. Schedulers emit it, `verify` proves it, `lower` turns it into each
+A schedule is the one contract between the packages. Schedulers emit it, `verify` proves it, `lower` turns it into each
 rank's operation list, executors run that.
 
 Every awaited task stands earlier in the global order, and each rank issues its tasks in that order. With the premises

@@ -2,7 +2,7 @@
 The chooser: tries schedules by simulation and keeps the best.
 
 What the caller fixed stays fixed; the rest is searched. `kblocks` begins with its own rules, all in one block and one
-rank alone. Of these one dimension after the other is varied, in rounds, until a round brings nothing (coordinate
+rank alone. Of these one dimension after the other is varied, again and again, until a pass brings nothing (coordinate
 descent). `uncut` follows. Then comes the best of each other kind: on another grid, in another order, with C formed
 elsewhere. The budget counts tasks of what is tried, never time, so that equal inputs give equal choices on any machine.
 A call that takes little is tried in few ways only. A candidate whose bound is no better than the best is not simulated.
@@ -43,7 +43,7 @@ The same for bytes of matrices in parts, and where ranks have not room for all: 
 are. Smaller differences, such as padding, do not decide.
 """
 
-_ROUNDS: Final = 3
+_MOST_PASSES: Final = 3
 _OUT_OF_CORE_PER_S: Final = 200_000
 _MOST_OUT_OF_CORE: Final = 1_000_000
 """
@@ -312,8 +312,8 @@ class _Explorer:
             yield best
 
     def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[str]) -> Candidate:
-        """Improve one dimension after the other, in rounds, until a round brings nothing."""
-        for _ in range(_ROUNDS):
+        """Improve one dimension after the other, again and again, until a pass brings nothing."""
+        for _ in range(_MOST_PASSES):
             before = best
             for name in dimensions:
                 best = self._improve(best, asked, name)

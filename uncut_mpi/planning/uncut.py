@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from uncut_mpi.planning.decomposition import block_bounds, candidate_tiles
+from uncut_mpi.planning.decomposition import candidate_tiles, grid_starts
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough
 from uncut_mpi.planning.options import MOST_CHUNKS, changed
@@ -83,7 +83,7 @@ def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
     devices = options.computing_ranks(setting.num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
     ranks = [devices[grid.rank(row, col)] for row in range(grid.rows) for col in range(grid.cols)]
-    row_starts, col_starts = block_bounds(problem, grid, options.row_shares, options.col_shares)
+    row_starts, col_starts = grid_starts(problem, grid, options.row_shares, options.col_shares)
 
     def cut(tile: int) -> TileWorkers:
         return TileWorkers(ranks, row_starts, col_starts, tile)

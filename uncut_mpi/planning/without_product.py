@@ -32,7 +32,7 @@ SLOTS: Final = 3
 SLOT_BYTES: Final = 16 << 20
 LEAST_SLOT_BYTES: Final = 512 << 10
 PIECES: Final = 16
-"""Of a C that is scaled each rank gets about so many pieces, as far as slots are between the least and the most."""
+"""Of a C that is scaled each rank gets about so many blocks, as far as slots are between the least and the most."""
 
 
 def schedule(setting: Setting) -> Schedule:
@@ -54,7 +54,7 @@ def schedule(setting: Setting) -> Schedule:
 _Held: TypeAlias = tuple[Part, int]
 """A part and its buffer."""
 
-_Piece: TypeAlias = tuple[int, int, int, int]
+_Block: TypeAlias = tuple[int, int, int, int]
 """What of a region goes through a slot at a time: first row and column, rows and columns."""
 
 
@@ -154,11 +154,11 @@ class _Passage:
     def _copy_by_slots(self, source: Location, here: RegionRef, to: Location, there: RegionRef) -> None:
         """Copy between private host memories: their owners meet at slots on the source's device."""
         build, rank, its_owner = self._build, _rank(source), _rank(to)
-        for piece in self._pieces(rank, here.rows, here.cols):
-            slot, inside = self._slot(rank, piece)
-            came = self._copied(build.copy_lane(rank, build.host, rank), inside, here.part(*piece), slot.users)
+        for block in self._blocks(rank, here.rows, here.cols):
+            slot, inside = self._slot(rank, block)
+            came = self._copied(build.copy_lane(rank, build.host, rank), inside, here.part(*block), slot.users)
             lane = build.copy_lane(its_owner, rank, build.host)
-            slot.users = [self._copied(lane, there.part(*piece), inside, [came])]
+            slot.users = [self._copied(lane, there.part(*block), inside, [came])]
 
     def _scale_all(self) -> None:
         for holders in self._held[Matrix.C].values():
@@ -184,15 +184,15 @@ class _Passage:
         first, here = held[0]
         owner = first.location.rank
         fewest = min(self._devices if owner is None else (owner,), key=lambda one: self._slot_bytes[one])
-        for piece in self._pieces(fewest, here.rows, here.cols):
-            rank = self._first_done(piece[2] * piece[3]) if owner is None else owner
-            slot, inside = self._slot(rank, piece)
+        for block in self._blocks(fewest, here.rows, here.cols):
+            rank = self._first_done(block[2] * block[3]) if owner is None else owner
+            slot, inside = self._slot(rank, block)
             came = list(slot.users)
             if self._problem.reads_c:
                 lane = self._build.copy_lane(rank, self._build.host, rank)
-                came = [self._copied(lane, inside, here.part(*piece), slot.users)]
+                came = [self._copied(lane, inside, here.part(*block), slot.users)]
             done = self._combine(rank, inside, came)
-            slot.users = [self._copy_out(rank, other, there.part(*piece), inside, done) for other, there in held]
+            slot.users = [self._copy_out(rank, other, there.part(*block), inside, done) for other, there in held]
 
     def _first_done(self, elements: int) -> int:
         """Return the rank that would be the first to have passed on so many elements more."""
@@ -201,8 +201,8 @@ class _Passage:
         self._busy_until[rank] = ends[rank]
         return rank
 
-    def _pieces(self, rank: int, rows: int, cols: int) -> Iterator[_Piece]:
-        """Yield the pieces of a region that go through a rank's slots."""
+    def _blocks(self, rank: int, rows: int, cols: int) -> Iterator[_Block]:
+        """Yield the blocks of a region that go through a rank's slots."""
         height, width = self._slot_shape(rank)
         count = -(-rows // height) * -(-cols // width)
         if count > MAX_TASKS // 3:
@@ -225,14 +225,14 @@ class _Passage:
         shortest = COLUMN_ALIGNMENT // dtype.itemsize
         return max(shortest, self._slot_bytes[rank] // COLUMN_ALIGNMENT * shortest), 1
 
-    def _slot(self, rank: int, piece: _Piece) -> tuple[_DeviceSlot, RegionRef]:
-        """Return the slot of a rank that was not used for longest, and where in it a piece goes."""
+    def _slot(self, rank: int, block: _Block) -> tuple[_DeviceSlot, RegionRef]:
+        """Return the slot of a rank that was not used for longest, and where in it a block goes."""
         if rank not in self._slots:
             shape, dtype = self._slot_shape(rank), self._problem.dtypes[Matrix.C]
             slots = [_DeviceSlot(self._buffers.add(rank, shape, dtype, Matrix.C, Role.STAGING)) for _ in range(SLOTS)]
             self._slots[rank] = itertools.cycle(slots)
         slot = next(self._slots[rank])
-        return slot, RegionRef(slot.buffer, 0, 0, *piece[2:])
+        return slot, RegionRef(slot.buffer, 0, 0, *block[2:])
 
     def _all(self, *matrices: Matrix) -> Iterator[_Held]:
         return itertools.chain.from_iterable(one for of in matrices for one in self._held[of].values())

@@ -273,7 +273,7 @@ def collective(group: Group, what: str, timeout_s: float | None = None) -> Itera
     collective_result(group, error, what, timeout_s)
 
 
-def room_bytes(group: Group) -> int:
+def memory_bytes(group: Group) -> int:
     """Return the bytes of shared memory that a `CallExchange` needs."""
     return _native.Meeting.memory_bytes(group.size)
 
@@ -287,7 +287,7 @@ class CallExchange:
 
     Parameters
     ----------
-    room : ndarray of uint8, shape (`room_bytes(group)`,)
+    memory : ndarray of uint8, shape (`memory_bytes(group)`,)
         Zeros in memory that all ranks share.
 
     Attributes
@@ -298,9 +298,9 @@ class CallExchange:
         Records of all ranks; overwritten by the next exchange.
     """
 
-    def __init__(self, group: Group, room: np.ndarray) -> None:
+    def __init__(self, group: Group, memory: np.ndarray) -> None:
         self._group = group
-        self._meeting = _native.Meeting(room, group.rank, group.size, RECORD.itemsize)
+        self._meeting = _native.Meeting(memory, group.rank, group.size, RECORD.itemsize)
         self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
         self._outcome, self._spin_s = _WAITING, group.spin_s
         self.mine = np.zeros(1, RECORD)

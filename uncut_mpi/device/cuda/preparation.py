@@ -98,8 +98,8 @@ class Preparation:
         handles = {("handle", dtype, lane) for dtype in dtypes for lane in range(lanes)} - self._warm
         if not (signatures or copies or handles):
             return
-        (base, room), scratch = own_memory(program, addresses), 0
-        if _scratch_bytes(signatures) > room:
+        (base, nbytes), scratch = own_memory(program, addresses), 0
+        if _scratch_bytes(signatures) > nbytes:
             try:
                 base = scratch = self._malloc(_scratch_bytes(signatures))
             except CapacityError:

@@ -213,7 +213,7 @@ class HostBackend(Backend):
 
 
 def timeable(work: Callable[[], None], blas: BlasThreads) -> Timeable:
-    """Return work to be timed while the bound of BLAS's threads holds."""
+    """Return work to be timed while the limit of BLAS's threads holds."""
 
     def timed() -> float:
         start = time.perf_counter()

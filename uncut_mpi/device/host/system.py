@@ -44,7 +44,7 @@ class BlasThreads:
         current = self._libraries.info()
         self.num_threads: int = max(1, min([num_threads, *(library["num_threads"] for library in current)]))
         self._found = current
-        self._bounds = any(library["num_threads"] > self.num_threads for library in current)
+        self._limits = any(library["num_threads"] > self.num_threads for library in current)
 
     @property
     def name(self) -> str:
@@ -56,8 +56,8 @@ class BlasThreads:
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
-        """Hold the bound for the length of a ``with`` block, unless there were no more threads from the start."""
-        if not self._bounds or not self._turn.acquire(blocking=False):
+        """Hold the limit for the length of a ``with`` block, unless there were no more threads from the start."""
+        if not self._limits or not self._turn.acquire(blocking=False):
             yield
             return
         try:
