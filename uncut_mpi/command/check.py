@@ -366,7 +366,26 @@ class _Check:
 
         `factors` gives some rows of op(B) with their sizes, or those rows' sums with their norms.
         """
-        value, size, partial, block, squares = np.zeros_like(c), *(np.zeros(1) for _ in range(4))
+        value, size, partial, squares = self.summed(tolerance, rows, factors, np.zeros_like(c))
+        scaled, scaled_sizes = self.beta * c, abs(self.beta) * c_sizes
+        ups, downs = (size, scaled_sizes), (size, scaled_sizes)
+        if not self.written.is_complex:
+            sign = -1 if np.real(self.alpha) < 0 else 1
+            ups, downs = ((size + sign * value) / 2, scaled), ((size - sign * value) / 2, -scaled)
+        by, product = abs(self.alpha), self.alpha * value
+
+        def end(of_product: np.ndarray, added: np.ndarray) -> Any:
+            most = of_product * (1 + min(1.0, tolerance.always)) + tolerance.reference * size
+            return np.maximum(most, by * most + np.maximum(added, 0))
+
+        bound = tolerance.bound(by * size, by * partial, np.abs(product), by * by * squares, scaled_sizes)
+        return product + scaled, bound, end(*ups), end(*downs)
+
+    def summed(
+        self, tolerance: Tolerance, rows: Places, factors: Callable[[slice], Any], value: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return op(A) op(B), added to `value`; the same of sizes; what bounds its partial sums; squares of terms."""
+        size, partial, block, squares = (np.zeros(1) for _ in range(4))
         width = max(128, -(-self.k // 32))
         for start in range(0, self.k, width):
             at = slice(start, min(start + width, self.k))
@@ -378,16 +397,7 @@ class _Check:
             of_block, seen = a_sizes @ b_sizes, np.abs(value)
             size, block = size + of_block, np.maximum(block, of_block)
             partial = np.maximum(partial, seen.max(axis=1, keepdims=True) if of_sums else seen)
-        partial = np.minimum(size, 4.0 * partial + block)
-        up, down, more, less = size, size, np.abs(self.beta) * c_sizes, np.abs(self.beta) * c_sizes
-        if not self.written.is_complex:
-            sign = -1 if np.real(self.alpha) < 0 else 1
-            up, down, more, less = (size + sign * value) / 2, (size - sign * value) / 2, self.beta * c, -self.beta * c
-        up, down = (one * (1 + min(1.0, tolerance.always)) + tolerance.reference * size for one in (up, down))
-        by, product, scaled = abs(self.alpha), self.alpha * value, self.beta * c
-        up, down = (np.maximum(one, by * one + np.maximum(add, 0)) for one, add in ((up, more), (down, less)))
-        bound = tolerance.bound(by * size, by * partial, np.abs(product), by * by * squares, abs(self.beta) * c_sizes)
-        return product + scaled, bound, up, down
+        return value, size, np.minimum(size, 4.0 * partial + block), squares
 
     def verdict(self, elements: _Finding, sums: _Finding, what: str) -> CheckResult:
         """Return the verdict on what was found."""
