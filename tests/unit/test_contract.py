@@ -1,14 +1,10 @@
-"""What Python and the core both know is the same in both: records, codes, element types, limits, names of the core."""
+"""What Python and the core both know is the same in both: records, codes, element types, limits."""
 
 from __future__ import annotations
-
-import ast
-import pathlib
 
 import numpy as np
 import pytest
 
-import uncut_mpi
 from uncut_mpi import _native
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import ANY_DEVICE, ENDED_DTYPE, NOBODY, Space
@@ -66,20 +62,3 @@ def test_limits_and_numbers_of_ends_are_the_same() -> None:
         "any_device": ANY_DEVICE,
         "nobody": NOBODY,
     }
-
-
-def test_the_stub_names_what_the_core_has() -> None:
-    tree = ast.parse((pathlib.Path(uncut_mpi.__file__).parent / "_native.pyi").read_text())
-
-    def names(body: list[ast.stmt]) -> set[str]:
-        found = {one.name for one in body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
-        return found | {one.target.id for one in body if isinstance(one, ast.AnnAssign)}
-
-    def shown(one: object) -> set[str]:
-        return {name for name in vars(one) if not name.startswith("_")}
-
-    assert {name for name in names(tree.body) if not name.startswith("_")} == shown(_native)
-    for one in tree.body:
-        if isinstance(one, ast.ClassDef):
-            listed = {name for name in names(one.body) if not name.startswith("_")}
-            assert listed == shown(getattr(_native, one.name)), one.name

@@ -1,10 +1,14 @@
 // Memory of an array as a capsule of DLPack, which other libraries make their own arrays of; and what theirs show.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -21,7 +25,12 @@ struct Versioned {
     nb::dlpack::dltensor tensor;
 };
 
-nb::object look(nb::handle capsule) {
+using Shown = std::tuple<std::uint32_t, std::uint64_t, std::uintptr_t, std::vector<std::int64_t>,
+                         std::vector<std::int64_t>, std::uint8_t, std::uint8_t, std::uint16_t>;
+
+// Its major version (0 where it says none), flags, address, shape, strides in elements, and the type's code, bits and
+// lanes. Of a version above 1 there is the version alone.
+std::optional<Shown> look(nb::handle capsule) {
     Versioned empty{};
     const Versioned *found = &empty;
     const nb::dlpack::dltensor *tensor = nullptr;
@@ -31,7 +40,7 @@ nb::object look(nb::handle capsule) {
     } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
         tensor = static_cast<const nb::dlpack::dltensor *>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
     } else {
-        return nb::none();
+        return std::nullopt;
     }
     const std::vector<std::int64_t> shape(tensor->shape, tensor->shape + tensor->ndim);
     std::vector<std::int64_t> strides(shape.size(), 1);
@@ -40,8 +49,8 @@ nb::object look(nb::handle capsule) {
                      : i + 1 < strides.size()   ? strides[i + 1] * shape[i + 1]
                                                 : 1;
     const auto address = reinterpret_cast<std::uintptr_t>(tensor->data);
-    return nb::make_tuple(found->major, found->flags, address == 0 ? 0 : address + tensor->byte_offset, shape, strides,
-                          tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
+    return Shown(found->major, found->flags, address == 0 ? 0 : address + tensor->byte_offset, shape, strides,
+                 tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
 }
 
 }  // namespace
@@ -56,7 +65,7 @@ void bind_capsule(nb::module_ &m) {
                                  element, device.first, device.second);
         },
         nb::arg("address"), nb::arg("shape"), nb::arg("strides"), nb::arg("type"), nb::arg("device"), nb::arg("keep"),
-        "Return memory as a capsule of DLPack, which keeps an object alive.");
+        "Return memory as a capsule of DLPack: strides in elements, the type's code and bits. It keeps `keep` alive.");
     m.def("look", &look, nb::arg("capsule"), "Return what a capsule of DLPack shows; None if it is no new one.");
 }
 

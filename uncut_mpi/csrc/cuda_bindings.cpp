@@ -57,9 +57,10 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
 void bind_cuda(nb::module_ &m) {
     // The code is the exception's second argument, so that callers can tell out-of-memory.
     static PyObject *error_type = nullptr;
-    error_type = PyErr_NewExceptionWithDoc("uncut_mpi._native.CudaError",
-                                           "A CUDA or cuBLAS call failed; args are (message, code).",
-                                           PyExc_RuntimeError, nullptr);
+    error_type = PyErr_NewExceptionWithDoc(
+        (nb::cast<std::string>(m.attr("__name__")) + ".CudaError").c_str(),
+        "A CUDA or cuBLAS call failed; args are (message, code), code −1 where the system gave none.",
+        PyExc_RuntimeError, nullptr);
     if (error_type == nullptr) nb::raise_python_error();
     m.attr("CudaError") = nb::borrow(error_type);
     nb::register_exception_translator([](const std::exception_ptr &thrown, void *) {

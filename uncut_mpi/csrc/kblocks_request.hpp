@@ -217,6 +217,7 @@ std::uint64_t digest_of_steps(const std::vector<std::vector<KStep>> &parts);
 // Where blocks of rows or columns start, and `extent` at the end: `blocks` equal ones, the last of several halved so
 // often. They start at multiples of 256 elements, which a library's kernels compute at a time. Equal blocks of less
 // than four times as many start at multiples of a half, or of a half of that, and so on, but at least of `step`.
+// Calls with other blocks took 1 to 23 % longer (docs/performance.md, 2026-11-26, blocks at multiples of 256).
 std::vector<std::int64_t> block_edges(std::int64_t extent, int blocks, std::int64_t step, int halved = halvings);
 
 }  // namespace uncut

@@ -1,8 +1,10 @@
 // Python's view of the fit of shares.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <tuple>
 
 #include "shares.hpp"
 
@@ -11,10 +13,10 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-nb::tuple fit(const std::vector<double> &speeds, std::size_t rows) {
+auto fit(const std::vector<double> &speeds, std::size_t rows) {
     if (speeds.empty() || rows == 0 || speeds.size() % rows != 0) throw std::invalid_argument("speeds are not a grid");
     FittedShares fitted = fit_shares(speeds, rows);
-    return nb::make_tuple(std::move(fitted.rows), std::move(fitted.cols), fitted.reached);
+    return std::make_tuple(std::move(fitted.rows), std::move(fitted.cols), fitted.reached);
 }
 
 }  // namespace

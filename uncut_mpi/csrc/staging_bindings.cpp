@@ -21,7 +21,9 @@ using Given = std::tuple<std::int32_t, std::int32_t, std::int64_t, Lane, Lane>;
 
 LaneRecord lane_of(const Lane &one) { return {one[0], one[1], one[2], one[3]}; }
 
-nb::tuple run(Staging &staging, int num_ranks, const std::vector<Given> &given) {
+// Once. A stand-in is (the caller's buffer, the one in its place, columns of a ring or 0, lane in, lane out), a lane
+// (rank, kind, source, destination).
+auto run(Staging &staging, int num_ranks, const std::vector<Given> &given) {
     std::vector<StandIn> stand_ins;
     for (const auto &[user, ours, columns, in, out] : given)
         stand_ins.push_back({user, ours, columns, lane_of(in), lane_of(out)});
@@ -30,24 +32,28 @@ nb::tuple run(Staging &staging, int num_ranks, const std::vector<Given> &given) 
         nb::gil_scoped_release unlocked;
         staging.run(num_ranks, stand_ins, made);
     }
-    return nb::make_tuple(as_bytes(std::move(made.tasks)), as_bytes(std::move(made.operands)),
-                          as_bytes(std::move(made.regions)), as_bytes(std::move(made.awaits)),
-                          as_bytes(std::move(made.lanes)));
+    return std::make_tuple(as_bytes(std::move(made.tasks)), as_bytes(std::move(made.operands)),
+                           as_bytes(std::move(made.regions)), as_bytes(std::move(made.awaits)),
+                           as_bytes(std::move(made.lanes)));
 }
 
 }  // namespace
 
 void bind_staging(nb::module_ &m) {
-    nb::class_<Staging>(m, "Staging")
+    // `turned`: of each buffer whether it is stored the other way round than the schedule has it.
+    nb::class_<Staging>(
+        m, "Staging", "A schedule in which some of the caller's buffers get stand-ins, which all but some owners use.")
         .def(
             "__init__",
             [](Staging *self, const HeldTables &tables, nb::handle turned, bool reads_c) {
                 new (self) Staging(tables.view(), ArrayBytes(turned).records<std::uint8_t>(), reads_c);
             },
             nb::keep_alive<1, 2>())
+        // Of each buffer whether anybody cannot use it where it is, and the most rows and columns that a task uses.
         .def_prop_ro("used_by_others", &Staging::used_by_others)
         .def_prop_ro("rows", &Staging::rows)
         .def_prop_ro("cols", &Staging::cols)
+        // Copies from and to buffers are made in pieces of so many elements at most (0: as they are); gives the tasks.
         .def("divide", [](Staging &self, const std::vector<std::int64_t> &most) { return self.divide(most); })
         .def("run", &run);
 }

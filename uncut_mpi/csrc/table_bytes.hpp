@@ -4,11 +4,13 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/tuple.h>
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include "pieces.hpp"
@@ -29,11 +31,11 @@ auto as_bytes(std::vector<Record> &&records) {
     return as_array<std::uint8_t>(std::move(records));
 }
 
-// (start, end, throttled) of a simulated run.
+// (start, end) of every task of a simulated run, and by rank what products take longer at the power limit (s).
 template <typename Times>
-nanobind::tuple times_of(Times times) {
-    return nanobind::make_tuple(as_array<double>(std::move(times.start)), as_array<double>(std::move(times.end)),
-                                as_array<double>(std::move(times.throttled)));
+auto times_of(Times times) {
+    return std::make_tuple(as_array<double>(std::move(times.start)), as_array<double>(std::move(times.end)),
+                           as_array<double>(std::move(times.throttled)));
 }
 
 // What an array holds, contiguous, for as long as this lives.

@@ -18,15 +18,15 @@ namespace uncut {
 
 namespace {
 
-nb::tuple schedule_tables(const Input &input) {
+auto schedule_tables(const Input &input) {
     UncutTables tables;
     {
         nb::gil_scoped_release unlocked;
         tables = schedule_uncut(input);
     }
-    return nb::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
-                          as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                          as_bytes(std::move(tables.lanes)), tables.caches, tables.end);
+    return std::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
+                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
+                           as_bytes(std::move(tables.lanes)), std::move(tables.caches), tables.end);
 }
 
 }  // namespace
@@ -34,12 +34,14 @@ nb::tuple schedule_tables(const Input &input) {
 #define FIELD(of, name) input.def_rw(#name, &of::name);
 
 void bind_uncut_scheduler(nb::module_ &m) {
-    nb::class_<Input> input(m, "UncutInput", "What the scheduler of the Uncut-GEMMs paper works on.");
+    nb::class_<Input> input(m, "UncutInput",
+                            "What the scheduler of the Uncut-GEMMs paper works on; planning/uncut.py fills it.");
     FOR_EACH(FIELD, Input, m, n, k, tile, num_ranks, most_tasks, op_a, op_b, reads_c, dtypes, caching, overlap, batch,
              lazy, eta_order, finish_first, routing, chunks, chunks_per_hop, compute_lanes, serial_copies,
              min_chunk_columns, min_chunk_bytes, row_starts, col_starts, cell_rank, owned, a_panel, b_panel, c_panel,
              c_staging, max_hops, relay_gain, first_cache, cache_bytes, tile_shape, tile_bytes, port_ps_per_byte,
              port_uses, ps_per_byte, latency_ps, ps_per_flop)
+    // Pieces are those of A, B and C, as records, after extents and transposes; locations `with_ends`.
     input.def(nb::init<>())
         .def(nb::init<const Input &>())
         .def("set_pieces", [](Input &self, nb::handle locations, nb::handle buffers, nb::handle pieces) {
