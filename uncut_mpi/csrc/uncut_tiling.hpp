@@ -20,8 +20,8 @@ struct Cuts {
     Extent operator[](int tile) const { return {edges[tile], edges[tile + 1]}; }
 };
 
-// A tile of A or B, which a grid row (of A) or column (of B) shares: the `outer`-th one of its rows of op(A) or columns
-// of op(B), and the `p`-th one along k.
+// A tile of A or B, which a grid row (of A) or column (of B) shares. It is the `outer`-th one of its rows of op(A) or
+// columns of op(B), and the `p`-th one along k.
 struct Tile {
     int side, group, outer, p;
     std::size_t at;  // in tables of the group's tiles
