@@ -158,10 +158,8 @@ def test_candidates_follow_the_largest_block() -> None:
     options = ScheduleOptions(scheduler="uncut", row_shares=(1, 3))
     tiles = candidate_tiles(GemmProblem(8000, 8000, 8000, DType.f64), ProcessGrid(2, 1), options, 100)
     assert max(tiles) == 8000
-    wide = GemmProblem(400, 8000, 8000, DType.f64)  # blocks of 100 and 300 rows
-    assert candidate_tiles(
-        wide, ProcessGrid(2, 1), ScheduleOptions(scheduler="uncut", row_shares=(1, 3), tile_min=20_000), 1
-    ) == [300]
+    wide = GemmProblem(403, 8000, 8000, DType.f64)  # blocks of 100 and 303 rows, in equal ones 202
+    assert candidate_tiles(wide, ProcessGrid(2, 1), options, 1) == [303]
     assert any(abs(tile - 6000) <= 300 for tile in tiles)
 
 

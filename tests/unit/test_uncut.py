@@ -518,7 +518,6 @@ def test_the_same_problem_twice_and_in_another_process_gives_the_same_bytes() ->
 
 CHANGES = {
     "tile": 512,
-    "tile_min": 256,
     "grid": (1, 8),
     "devices": (7, 6, 5, 4, 3, 2, 1, 0),
     "row_shares": (1.0, 2.0),

@@ -24,7 +24,8 @@ MIN_TILE: Final = 128
 """Smallest tile edge that the heuristic tries, unless an extent is smaller (section III-A)."""
 
 LATENCY_WEIGHT: Final = 0.2
-"""Weight of T_min / T in the cost of a tile (section III-A)."""
+TILE_MIN: Final = 2048
+"""Weight of T_min / T in the cost of a tile, and T_min (elements; section III-A)."""
 
 GEMM_ISSUE_S: Final = 7.9e-6
 COPY_ISSUE_S: Final = 1.3e-6
@@ -205,7 +206,7 @@ def candidate_tiles(
     grid : ProcessGrid
         Who computes; `options` gives its shares.
     options : ScheduleOptions
-        Tile, T_min, shares, chunks, batching and caching are taken from it.
+        Tile, shares, chunks, batching and caching are taken from it.
     count : int
         At least 1.
     bound_s : float
@@ -223,9 +224,7 @@ def candidate_tiles(
     if options.tile:
         return [min(options.tile, most)]
     copies = options.most_chunks if options.batch and options.caching and grid.size > 1 else 1
-    own = choose_tile(
-        problem, grid, tile_min=options.tile_min, bound_s=bound_s, copies_per_tile=copies, block=(m_r, n_c)
-    )
+    own = choose_tile(problem, grid, tile_min=TILE_MIN, bound_s=bound_s, copies_per_tile=copies, block=(m_r, n_c))
     if count == 1:
         return [own]
     edges = _aligned_tiles(most, problem)
@@ -236,7 +235,7 @@ def candidate_tiles(
     even &= (edges < _LARGE_TILE) | ~slivers(edges, _extents_cut(problem, starts))
     edges = edges[even]
     edges = edges[_issue_s(edges, m_r, n_c, problem, copies) <= 0.5 * bound_s]
-    cost = tile_cost(edges, problem, grid.size, options.tile_min)
+    cost = tile_cost(edges, problem, grid.size, TILE_MIN)
     wanted = {2**power for power in range(most.bit_length())}
     wanted |= {-(-extent // parts) for extent in extents for parts in EQUAL_PARTS}
     found: set[int] = set()

@@ -288,8 +288,6 @@ class ScheduleOptions:
 
     scheduler: str = option(WORD, default="auto")
     tile: int = option(NUMBER, "uncut", default=0)
-    # T_min of the latency term of uncut's heuristic.
-    tile_min: int = option(NUMBER, "uncut", default=2048, least=1, hidden=True)
     grid: tuple[int, int] | None = option(COUNTS, "uncut", "kblocks")
     devices: tuple[int, ...] | None = option(COUNTS, "uncut", "kblocks")
     row_shares: tuple[float, ...] | None = option(NUMBERS, "uncut", "kblocks")
