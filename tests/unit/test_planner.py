@@ -63,7 +63,7 @@ def test_a_plan_without_options_is_searched() -> None:
 
 @pytest.mark.parametrize("place", ["0,0,0", "h,h,h", "0,1,h"])
 @pytest.mark.parametrize(
-    "extents", [(64, 64, 64), (1536, 1536, 1536), (8192, 8192, 8192), (1000, 64, 30000), (4096, 1, 7088), (2, 9000, 512)]
+    "extents", [(64, 64, 64), (1536,) * 3, (8192,) * 3, (1000, 64, 30000), (4096, 1, 7088), (2, 9000, 512)]
 )
 def test_a_plan_by_rule_tries_little_and_is_not_far_behind(place: str, extents: tuple[int, int, int]) -> None:
     about = GemmProblem(*extents, DType.f64), Placement.parse(place), 4, load_machine("h200-4x")
