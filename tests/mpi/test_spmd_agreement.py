@@ -284,13 +284,13 @@ def test_an_exchange_of_equal_records_is_unanimous_and_no_other(comm, agree_all,
     calls = call_exchange(group)
     calls.fill("gemm", bytes(16), 5, flags=1, status=0)
     calls.exchange("opening barrier")
-    agree_all(calls.unanimous())
+    agree_all(calls.unanimous)
     for change in ({"digest": bytes(15) + b"x"}, {"epoch": 6}, {"flags": 0}, {"status": 1}):
         last = change if comm.rank == comm.size - 1 else {}
         fields = {"digest": bytes(16), "epoch": 5, "flags": 1, "status": 0, **last}
         calls.fill("gemm", fields["digest"], fields["epoch"], flags=fields["flags"], status=fields["status"])
         calls.exchange("opening barrier")
-        agree_all(calls.unanimous() == (comm.size == 1), f"{change}: {calls.everyone}")
+        agree_all(calls.unanimous == (comm.size == 1), f"{change}: {calls.everyone}")
 
 
 def test_rank_numbers_are_named_in_runs(comm):

@@ -16,6 +16,7 @@ from uncut_mpi.api.memory import Arena, Flags, HostArena
 from uncut_mpi.api.plans import AnyPlan, Plan
 from uncut_mpi.api.request import Operands, infos_of
 from uncut_mpi.device.interface import Backend, Executable
+from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.spmd import agreement
@@ -30,7 +31,7 @@ _MOST_OPERATIONS = 1 << 18
 _Names = tuple[Name, Name, Name]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(slots=True, eq=False)
 class Binding:
     """
     A plan bound to one set of matrices.
@@ -43,11 +44,18 @@ class Binding:
         Whether the plan stages a matrix (`PlanSummary.staged`).
     digest : int
         See `digest_of`.
+    alpha, beta : float or complex or None
+        The scalars of the last call.
+    mixed : bytes
+        The digest with these (`Scalars.mixed_with`).
     """
 
     executable: Executable
     staged: bool
     digest: int
+    alpha: Number | None = None
+    beta: Number | None = None
+    mixed: bytes = b""
 
 
 class Binder:

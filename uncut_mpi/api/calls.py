@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -96,6 +96,7 @@ class Call:
     )
 
     report: ExecutionReport
+    _run: Run | None
 
     def __init__(
         self,
@@ -123,32 +124,29 @@ class Call:
         self._patience_s = calls.timeout_s + executable.longest_s
         alpha, beta = self._request.scalars
         calls.gate.epoch = epoch = calls.binder.flags.begin(executable.span)
-        self._began = True
-        self._run: Run | ExecutionReport = (executable.run if waits else executable.start)(
+        self._began, self._run = True, None
+        made: Any = (executable.run if waits else executable.start)(
             alpha=alpha,
             beta=beta,
             epoch=epoch,
             timeout_s=self._patience_s,
             traced=self._traced,
         )
+        if waits:
+            self.report = made
+        else:
+            self._run = made
 
     def poll(self) -> bool:
         """Get on without waiting; return whether this rank's part of what was started is over. Local."""
-        return not isinstance(self._run, Run) or self._run.poll()
+        return self._run is None or self._run.poll()
 
-    def finish(self) -> None:
-        """Wait until all ranks have done their parts; raise what any of them met."""
-        self._end()
-        self._note_written()
-
-    def _note_written(self) -> None:
-        written = self._request.matrices[2].info
-        if written.file:
-            self._calls.store.end_writing(written)
-
-    def _end(self) -> None:
-        calls, gate, run = self._calls, self._calls.gate, self._run
-        self.report = report = run.finish() if isinstance(run, Run) else run
+    def finish(self, *, last: bool = True) -> None:
+        """Wait until all ranks have done their parts; raise what any of them met. `last`: of what is written."""
+        calls, gate = self._calls, self._calls.gate
+        if self._run is not None:
+            self.report = self._run.finish()
+        report = self.report
         calls.counters.add(report)
         error = report.error
         try:
@@ -163,6 +161,9 @@ class Call:
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
         assert not report.aborted  # without a rank that reports why
+        written = self._request.matrices[2].info
+        if last and written.file:
+            calls.store.end_writing(written)
 
     @property
     def result(self) -> CallResult:
@@ -193,11 +194,11 @@ class TriedCall(Call):
         self._started_s = time.perf_counter()
         super().start(waits=waits)
 
-    def finish(self) -> None:
+    def finish(self, *, last: bool = True) -> None:
         """See `Call.finish`; what is kept then is what the next call runs."""
         calls, trial = self._calls, self._plan
         try:
-            super().finish()
+            super().finish(last=last)
         except (CapacityError, DeviceError) as error:  # C is lost, but the next call need not be
             if trial.may_go and is_agreed(error) and not calls.gate.broken:
                 self._keep(calls.without(trial))
@@ -216,9 +217,9 @@ class ChunkedCall(Call):
         super().__init__(*about)
         self._results = list[CallResult]()
 
-    def finish(self) -> None:
+    def finish(self, *, last: bool = True) -> None:
         """See `Call.finish`; the report is of the first chunk."""
-        self._end()
+        self._finish_one(0)
         first = self.report
         for number in range(1, len(self._plan.keys)):
             self._binding, self._planned = self._calls.bind_chunk(self._plan, self._request, number)
@@ -226,12 +227,11 @@ class ChunkedCall(Call):
             if not self._planned:  # else `start` does so: what it overwrites all have used
                 self._calls.group.barrier()
             self.start(waits=True)
-            self._end()
+            self._finish_one(number)
         self.report = first
-        self._note_written()
 
-    def _end(self) -> None:
-        super()._end()
+    def _finish_one(self, number: int) -> None:
+        super().finish(last=number + 1 == len(self._plan.keys))
         self._began = False
         self._results.append(super().result)
 
@@ -353,8 +353,9 @@ class Calls:
         try:
             if not all_ready:
                 plan, binding = self.prepare(plan, request.matrices, request.choices)
-            assert not isinstance(plan, PlanKey)  # just prepared
-            assert binding is not None  # ready or just prepared
+            if TYPE_CHECKING:  # ready or just prepared
+                assert not isinstance(plan, PlanKey)
+                assert binding is not None
             keep(plan)
             if written.file:
                 self.store.begin_writing(written)
@@ -374,12 +375,14 @@ class Calls:
         matrices, scalars = request.matrices, request.scalars
         try:
             a, b, c = matrices
-            dtype = c.info.dtype
-            if dtype is not DType.f64 or complex in map(type, scalars):
-                scalars.check(dtype)
+            alpha, beta = scalars
+            if c.info.dtype is not DType.f64 or type(alpha) is complex or type(beta) is complex:
+                scalars.check(c.info.dtype)
             binding = self.binder.find(plan, matrices)
             if binding is not None:
-                digest = scalars.mixed_with(binding.digest)
+                if alpha is not binding.alpha or beta is not binding.beta:  # mostly those of the last call
+                    binding.alpha, binding.beta, binding.mixed = alpha, beta, scalars.mixed_with(binding.digest)
+                digest = binding.mixed
             else:
                 digest = scalars.mixed_with(digest_of(plan, matrices))
                 if not isinstance(plan, PlanKey):

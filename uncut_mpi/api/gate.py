@@ -263,7 +263,7 @@ class Gate:
             self._end_by(missing, broken=False)
             raise
         self._opened = True
-        if error is None and self._exchange.unanimous():
+        if error is None and self._exchange.unanimous:
             return ready
         same = self._exchange.all_same()
         if not same and (records["call"] != records["call"][0]).any():
@@ -308,7 +308,7 @@ class Gate:
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=True)
             raise
-        if error is None and self._exchange.unanimous():
+        if error is None and self._exchange.unanimous:
             return False
         return bool(records["status"].any())
 

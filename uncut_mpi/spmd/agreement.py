@@ -296,13 +296,15 @@ class CallExchange:
         Filled in by the caller before `exchange`.
     everyone : ndarray of RECORD, shape (size,)
         Records of all ranks; overwritten by the next exchange.
+    unanimous : bool
+        Whether the last exchange has brought nothing but copies of `mine`.
     """
 
     def __init__(self, group: Group, memory: np.ndarray) -> None:
         self._group = group
         self._meeting = _native.Meeting(memory, group.rank, group.size, RECORD.itemsize)
         self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
-        self._outcome, self._spin_s = _WAITING, group.spin_s
+        self._outcome, self._spin_s, self.unanimous = _WAITING, group.spin_s, False
         self.mine = np.zeros(1, RECORD)
         self.everyone = np.zeros(group.size, RECORD)
         self._mine_raw = self.mine.view(np.uint8)
@@ -341,6 +343,7 @@ class CallExchange:
             self._watch(what, timeout_s, missing, progress)
         elif self._outcome == _ABANDONED:
             self.check_left(what)
+        self.unanimous = self._outcome == _ALIKE
         return self.everyone
 
     def check_left(self, what: str, *, by_giving_up: bool = True) -> None:
@@ -408,10 +411,6 @@ class CallExchange:
         group.watch(met, what, timeout_s, missing=missing, progress=progress)
         if self._outcome == _ABANDONED:
             self.check_left(what)
-
-    def unanimous(self) -> bool:
-        """Return whether the last exchange has brought nothing but copies of `mine`. Local; quick."""
-        return self._outcome == _ALIKE
 
     def all_same(self) -> bool:
         """Return whether all ranks gave the same digest, call and epoch in the last exchange. Local."""
