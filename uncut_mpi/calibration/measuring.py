@@ -111,6 +111,12 @@ class _Measurement:
         self._done, self._total = 0, self._count()
 
     def all(self) -> None:
+        """
+        Take all samples, in the one order in which each step finds what it is sized by.
+
+        Transfers are sized by the links alone. What runs beside products (`_rows`, `_within`) and `_power` take the
+        times of `_products`, and `_at_length` that of `_beside_sums`. Pairs of links are last: they may be left out.
+        """
         self._alone()
         self._bandwidth, self._latency = link_tables(self.samples)
         self._shared()
