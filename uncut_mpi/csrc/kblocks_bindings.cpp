@@ -23,13 +23,6 @@ using FirstAndLast = std::tuple<std::int64_t, std::int64_t>;
 
 Extent extent_of(const FirstAndLast &one) { return {std::get<0>(one), std::get<1>(one)}; }
 
-// (tasks, operands, regions, awaits, lanes, buffers), as bytes.
-auto as_arrays(Tables &&tables, const std::vector<BufferRecord> &buffers) {
-    return std::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
-                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                           as_bytes(std::move(tables.lanes)), as_bytes(std::vector(buffers)));
-}
-
 // An attribute of a value of Python's that the core takes as it is, into `made`.
 template <typename Value>
 void take(nb::handle from, const char *name, Value &value) {
@@ -139,7 +132,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                     nb::gil_scoped_release unlocked;
                     schedule_kblocks(self, most_tasks, tables);
                 }
-                return as_arrays(std::move(tables), self.buffers);
+                return arrays_of(std::move(tables), as_bytes(std::vector(self.buffers)));
             },
             "most_tasks"_a);
     // By `make` or `Simulations.begin_kblocks`, to be read when that ended. Buffers have so many bytes (`room`) of each
@@ -163,7 +156,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def("tables",
              [](const KRun &self) {
                  require(self.keeps, "tables are kept by who asked for it");
-                 return as_arrays(Tables(self.tables), self.buffers);
+                 return arrays_of(Tables(self.tables), as_bytes(std::vector(self.buffers)));
              })
         .def("times",
              [](const KRun &self) {

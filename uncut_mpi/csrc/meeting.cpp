@@ -21,6 +21,8 @@
 #include <utility>
 #include <vector>
 
+#include "relax.hpp"
+
 namespace nb = nanobind;
 
 namespace uncut {
@@ -36,14 +38,6 @@ constexpr int looks_per_clock = 32;
 enum Outcome : int { waiting = 0, met_alike = 1, met = 2, abandoned = 3 };
 // In a rank's word: it leaves with that meeting, and takes part in no other.
 constexpr std::uint64_t left_mark = std::uint64_t{1} << 63;
-
-void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 class Meeting {
   public:

@@ -6,6 +6,8 @@
 #include <system_error>
 #include <utility>
 
+#include "relax.hpp"
+
 namespace uncut {
 namespace {
 
@@ -13,15 +15,6 @@ namespace {
 // (docs/performance.md, 2026-11-23).
 constexpr std::chrono::microseconds looking{2000};
 constexpr int looks = 32;  // some microseconds
-
-// Leaves the core to its other thread for a while.
-inline void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 }  // namespace
 

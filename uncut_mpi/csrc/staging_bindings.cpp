@@ -32,9 +32,7 @@ auto run(Staging &staging, int num_ranks, const std::vector<Given> &given) {
         nb::gil_scoped_release unlocked;
         staging.run(num_ranks, stand_ins, made);
     }
-    return std::make_tuple(as_bytes(std::move(made.tasks)), as_bytes(std::move(made.operands)),
-                           as_bytes(std::move(made.regions)), as_bytes(std::move(made.awaits)),
-                           as_bytes(std::move(made.lanes)));
+    return arrays_of(std::move(made));
 }
 
 }  // namespace

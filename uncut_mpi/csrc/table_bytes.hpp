@@ -11,6 +11,7 @@
 #include <span>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "pieces.hpp"
@@ -29,6 +30,14 @@ nanobind::ndarray<nanobind::numpy, Element, nanobind::ndim<1>> as_array(std::vec
 template <typename Record>
 auto as_bytes(std::vector<Record> &&records) {
     return as_array<std::uint8_t>(std::move(records));
+}
+
+// (tasks, operands, regions, awaits, lanes) of a schedule as bytes, and what else is returned with them.
+template <typename Tables, typename... More>
+auto arrays_of(Tables &&tables, More &&...more) {
+    return std::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
+                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
+                           as_bytes(std::move(tables.lanes)), std::forward<More>(more)...);
 }
 
 // (start, end) of every task of a simulated run, and by rank what products take longer at the power limit (s).

@@ -24,9 +24,7 @@ auto schedule_tables(const Input &input) {
         nb::gil_scoped_release unlocked;
         tables = schedule_uncut(input);
     }
-    return std::make_tuple(as_bytes(std::move(tables.tasks)), as_bytes(std::move(tables.operands)),
-                           as_bytes(std::move(tables.regions)), as_bytes(std::move(tables.awaits)),
-                           as_bytes(std::move(tables.lanes)), std::move(tables.caches), tables.end);
+    return arrays_of(std::move(tables), std::move(tables.caches), tables.end);
 }
 
 }  // namespace
