@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -249,6 +249,15 @@ def _range(places: np.ndarray) -> Places:
     return slice(first, last + 1) if last - first + 1 == places.size else places
 
 
+class _Summed(NamedTuple):
+    """Values of op(A) op(B), sums of the sizes of their terms, what partial sums reach at most, and sums of squares."""
+
+    value: np.ndarray
+    size: np.ndarray
+    partial: np.ndarray
+    squares: np.ndarray
+
+
 class _Check:
     """The check of an equation: readers of op(A), op(B), C as it was (None: not read) and as it is, A and C scaled."""
 
@@ -318,7 +327,9 @@ class _Check:
             values = self.b(at, at_cols)
             return values, np.abs(values)
 
-        value, bound, up, down = self.expect(tolerance, at_rows, factors, before, np.abs(before))
+        product = self.product(tolerance, at_rows, factors, of_sums=False)
+        value, bound = self.expect(tolerance, product, before, np.abs(before))
+        up, down = self.extremes(tolerance, product, before)
         limit, summing = (overflow_limit(dtype, self.exponent) for dtype in (self.written, self.multiplied.accumulator))
         special = ~np.isfinite(value)
         if self.written.is_complex:
@@ -347,7 +358,8 @@ class _Check:
         def compare(rows: slice) -> tuple[_Finding, np.ndarray]:
             found, sizes, top = _signed(self.c_out, rows, signs)
             before = _signed(self.c_in, rows, signs)[:2] if self.c_in else (np.zeros_like(found), np.zeros_like(sizes))
-            value, bound, *_ = self.expect(tolerance, rows, lambda at: (values[at], norms[at]), *before)
+            product = self.product(tolerance, rows, lambda at: (values[at], norms[at]), of_sums=True)
+            value, bound = self.expect(tolerance, product, *before)
             bound = bound + (tolerance.output + tolerance.reference) * sizes
             usual = np.isfinite(found) & np.isfinite(value) & np.isfinite(bound)
             usual = (usual & (top < np.ldexp(float(self.written.finfo.max), self.exponent))).all(axis=1)
@@ -358,46 +370,48 @@ class _Check:
         every = self.agree(lambda: map(compare, self.blocks(self.m)))
         return _joined(finding for finding, _ in every), np.concatenate([rows for _, rows in every])
 
-    def expect(
-        self, tolerance: Tolerance, rows: Places, factors: Callable[[slice], Any], c: np.ndarray, c_sizes: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def product(self, tolerance: Tolerance, rows: Places, factors: Callable[[slice], Any], of_sums: bool) -> _Summed:
         """
-        Return values, bounds, and the largest and (without its sign) the least that sums on the way can be.
+        Return some rows of op(A) op(B), or of signed sums of them.
 
         `factors` gives some rows of op(B) with their sizes, or those rows' sums with their norms.
         """
-        value, size, partial, squares = self.summed(tolerance, rows, factors, np.zeros_like(c))
-        scaled, scaled_sizes = self.beta * c, abs(self.beta) * c_sizes
-        ups, downs = (size, scaled_sizes), (size, scaled_sizes)
-        if not self.written.is_complex:
-            sign = -1 if np.real(self.alpha) < 0 else 1
-            ups, downs = ((size + sign * value) / 2, scaled), ((size - sign * value) / 2, -scaled)
-        by, product = abs(self.alpha), self.alpha * value
-
-        def end(of_product: np.ndarray, added: np.ndarray) -> Any:
-            most = of_product * (1 + min(1.0, tolerance.always)) + tolerance.reference * size
-            return np.maximum(most, by * most + np.maximum(added, 0))
-
-        bound = tolerance.bound(by * size, by * partial, np.abs(product), by * by * squares, scaled_sizes)
-        return product + scaled, bound, end(*ups), end(*downs)
-
-    def summed(
-        self, tolerance: Tolerance, rows: Places, factors: Callable[[slice], Any], value: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return op(A) op(B), added to `value`; the same of sizes; what bounds its partial sums; squares of terms."""
-        size, partial, block, squares = (np.zeros(1) for _ in range(4))
+        value, size, partial, block, squares = (np.zeros(1) for _ in range(5))
         width = max(128, -(-self.k // 32))
         for start in range(0, self.k, width):
             at = slice(start, min(start + width, self.k))
             a, (b, b_sizes) = self.a(rows, at), factors(at)
-            value, of_sums = value + a @ b, b.shape != b_sizes.shape
+            value = value + a @ b
             a_sizes, b_sizes = np.abs(a) + tolerance.floor, b_sizes + tolerance.floor
             if tolerance.floor:
                 squares = squares + np.square(a_sizes) @ (np.square(b_sizes) + (np.square(b) if of_sums else 0.0))
             of_block, seen = a_sizes @ b_sizes, np.abs(value)
             size, block = size + of_block, np.maximum(block, of_block)
             partial = np.maximum(partial, seen.max(axis=1, keepdims=True) if of_sums else seen)
-        return value, size, np.minimum(size, 4.0 * partial + block), squares
+        return _Summed(value, size, np.minimum(size, 4.0 * partial + block), squares)
+
+    def expect(
+        self, tolerance: Tolerance, of: _Summed, c: np.ndarray, c_sizes: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return what C should be, and by how much it may differ."""
+        by, product, scaled = abs(self.alpha), self.alpha * of.value, self.beta * c
+        sizes = by * of.size, by * of.partial, np.abs(product), by * by * of.squares, np.abs(self.beta) * c_sizes
+        return product + scaled, tolerance.bound(*sizes)
+
+    def extremes(self, tolerance: Tolerance, of: _Summed, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest and (without its sign) the least that sums on the way to elements of C can be."""
+        by, scaled = abs(self.alpha), self.beta * c
+
+        def most(terms: np.ndarray, added: np.ndarray) -> Any:
+            most = terms * (1 + min(1.0, tolerance.always)) + tolerance.reference * of.size
+            return np.maximum(most, by * most + np.maximum(added, 0))
+
+        if self.written.is_complex:
+            one = most(of.size, abs(self.beta) * np.abs(c))
+            return one, one
+        sign = -1 if np.real(self.alpha) < 0 else 1
+        up, down = ((of.size + one * of.value) / 2 for one in (sign, -sign))
+        return most(up, scaled), most(down, -scaled)
 
     def verdict(self, elements: _Finding, sums: _Finding, what: str) -> CheckResult:
         """Return the verdict on what was found."""
