@@ -11,15 +11,14 @@ import numpy as np
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.gate import end_call, public_call
 from uncut_mpi.api.grips import is_array
-from uncut_mpi.api.keys import PlanKey, infos_in, private_of
-from uncut_mpi.api.matrix import Matrix, MatrixInfo
+from uncut_mpi.api.keys import PlanKey
+from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial
-from uncut_mpi.api.request import Choices, Operands, Request, Scalars, check_written, infos_of
+from uncut_mpi.api.request import Choices, Operands, Request, Scalars, infos_of
 from uncut_mpi.device.interface import TaskTimes
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent, bad_call
 from uncut_mpi.model.arguments import Number, counted
-from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import Schedule
@@ -187,8 +186,7 @@ class GemmPlan:
         """
         a, b, c = self._made("trace", (a, b, c))
         with self._calls.gate.exclusive():
-            request = self._request("trace", alpha, beta, a, b, c, stream)
-            plan = self._plan_for(request.matrices)
+            request, plan = self._request("trace", alpha, beta, a, b, c, stream)
             keep: Callable[[AnyPlan], None] = self._keep
             if isinstance(plan, Trial):  # of which this is no call
                 keep(plan)
@@ -234,15 +232,16 @@ class GemmPlan:
         self._plan = self._plans[plan.key.private, plan.key.files] = plan
 
     def _plan_for(self, matrices: Operands) -> AnyPlan | PlanKey:
-        """Return the plan for matrices that fit, or by which key to make it."""
+        """Return the plan for matrices, or by which key to make it."""
         if matrices == self._operands and len(self._plans) == 1:  # as mostly
             return self._plan
-        key = self._plan.key
-        private, files = private_of(key.problem, infos_in(infos_of(matrices), key.orders))
-        return self._plans.get((private, files), dataclasses.replace(key, private=private, files=files))
+        key = self._plan.key.for_others(infos_of(self._operands), infos_of(matrices))
+        return self._plans.get((key.private, key.files), key)
 
-    def _request(self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any) -> Request:
-        """Return what a caller asks of this plan; an error is raised on all ranks."""
+    def _request(
+        self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any
+    ) -> tuple[Request, AnyPlan | PlanKey]:
+        """Return what a caller asks of this plan, and `_plan_for` it; an error is raised on all ranks."""
         calls = self._calls
         try:
             calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
@@ -260,11 +259,10 @@ class GemmPlan:
             matrices = calls.store.operands(
                 first if a is None else a, second if b is None else b, result if c is None else c
             )
-            if not a is b is c is None:
-                self._check_fit(matrices)
+            plan = self._plan_for(matrices)
         except Exception as error:
             calls.gate.fail(call, error)
-        return tuple.__new__(Request, (call, matrices, scalars, self._choices))  # as in `Scalars.of`
+        return tuple.__new__(Request, (call, matrices, scalars, self._choices)), plan  # as in `Scalars.of`
 
     def _made(self, call: str, given: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         """Return operands with arrays of the ranks made matrices; collective if there are any."""
@@ -312,37 +310,5 @@ class GemmPlan:
         if not a is b is c is None:  # mostly they are, and this is part of every call
             a, b, c = self._made("execute", (a, b, c))
         with self._calls.gate.exclusive():
-            request = self._request("execute", alpha, beta, a, b, c, stream)
-            return self._calls.run(request, self._plan_for(request.matrices), self._keep).result
-
-    def _check_fit(self, matrices: Operands) -> None:
-        # A schedule counts rows and columns in these orders: parts that lie alike in their own may have others there.
-        both = (infos_in(infos_of(operands), self._plan.key.orders) for operands in (self._operands, matrices))
-        for name, old, new in zip("ABC", *both, strict=True):
-            if new is old:
-                continue
-            alike = new.dtype is old.dtype and new.conjugated == old.conjugated
-            if not alike or _parts_of(new) != _parts_of(old):
-                wanted, found = (_text(one, old, new) for one in (old, new))
-                raise ParamError(f"{name} does not fit the plan: planned {wanted}; given {found}")
-        first, second, result = infos_of(matrices)
-        check_written("C", result, A=first, B=second)
-
-
-def _parts_of(info: MatrixInfo) -> tuple[Part, ...]:
-    return tuple(held.part for held in info.parts)
-
-
-def _text(info: MatrixInfo, old: MatrixInfo, new: MatrixInfo) -> str:
-    """Return how a matrix lies, of parts the first in which two of them differ."""
-    differing = (pair[info is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1])
-    part = next(differing, _parts_of(info)[0])
-    at = part.location
-    owner = "" if at.rank is None else f" of rank {at.rank}"
-    how = f"order {part.order}, leading dimension {part.ld}, in {at.space} memory{owner}"
-    if info.conjugated:
-        how = f"conjugated, {how}"
-    if info.in_parts:
-        how = f"{len(info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
-    rows, cols = info.layout.shape
-    return f"{rows}×{cols} {info.dtype.name}, {how}"
+            request, plan = self._request("execute", alpha, beta, a, b, c, stream)
+            return self._calls.run(request, plan, self._keep).result

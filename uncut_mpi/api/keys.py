@@ -10,8 +10,9 @@ from typing import Final, TypeVar
 
 from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
+from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import Order
+from uncut_mpi.model.parts import Order, Part
 from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
@@ -112,6 +113,27 @@ class PlanKey:
         parts = [*_obstacles(a), ("", False), *_obstacles(c)]  # B, in one part, is not read
         return cls(problem, placement, choices.options, *_private(parts), (both, both, both))
 
+    def for_others(self, planned: Infos, given: Infos) -> PlanKey:
+        """
+        Return the key for other matrices than those planned with: only who can use their parts may differ. Local.
+
+        Raises
+        ------
+        ParamError
+            If one of them does not fit the plan, or C cannot be written.
+        """
+        # A schedule counts rows and columns in these orders: parts that lie alike in their own may have others there.
+        alike = True
+        for name, old, new, orders in zip("ABC", planned, given, self.orders, strict=True):
+            if new is not old:
+                alike = False
+                _check_fit(name, old.in_orders(orders), new.in_orders(orders))
+        if not alike:
+            a, b, c = given
+            check_written("C", c, A=a, B=b)
+        private, files = private_of(self.problem, infos_in(given, self.orders))
+        return dataclasses.replace(self, private=private, files=files)
+
     def searched(self, search: str) -> PlanKey:
         """Return the key of the same by a search that goes so far (`ScheduleOptions.search`), if there is one."""
         if self.options.scheduler != "auto" or self.options.search == search:
@@ -170,3 +192,27 @@ def _obstacles(info: MatrixInfo) -> list[tuple[str, bool]]:
 def _private(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     private = tuple(at for at, (obstacle, _) in enumerate(parts) if obstacle)
     return private, tuple(at for at in private if parts[at][1])
+
+
+def _check_fit(name: str, old: MatrixInfo, new: MatrixInfo) -> None:
+    if (old.dtype, old.conjugated, _parts_of(old)) != (new.dtype, new.conjugated, _parts_of(new)):
+        raise ParamError(f"{name} does not fit the plan: planned {_text(old, old, new)}; given {_text(new, old, new)}")
+
+
+def _parts_of(info: MatrixInfo) -> tuple[Part, ...]:
+    return tuple(held.part for held in info.parts)
+
+
+def _text(info: MatrixInfo, old: MatrixInfo, new: MatrixInfo) -> str:
+    """Return how a matrix lies, of parts the first in which two of them differ."""
+    differing = (pair[info is new] for pair in zip(_parts_of(old), _parts_of(new), strict=False) if pair[0] != pair[1])
+    part = next(differing, _parts_of(info)[0])
+    at = part.location
+    owner = "" if at.rank is None else f" of rank {at.rank}"
+    how = f"order {part.order}, leading dimension {part.ld}, in {at.space} memory{owner}"
+    if info.conjugated:
+        how = f"conjugated, {how}"
+    if info.in_parts:
+        how = f"{len(info.parts)} parts, [{part.rows[0]}:{part.rows[1]}, {part.cols[0]}:{part.cols[1]}] in {how}"
+    rows, cols = info.layout.shape
+    return f"{rows}×{cols} {info.dtype.name}, {how}"
