@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 OF_NODE: Final = "MemAvailable of the node"
-USUAL_HOST_PART: Final = 0.5
+USUAL_HOST_FRACTION: Final = 0.5
 """What ranks take of free host memory where nobody says: the program's matrices and the system need some, too."""
 
 _NO_LIMIT: Final = 1 << 62  # of control groups, version 1: all bits but the last ones
@@ -36,7 +36,7 @@ def available_bytes() -> tuple[int, str]:
 
 def usual_room(free_bytes: int) -> int:
     """Return what a rank may take of so many bytes of host memory: a power of two, so that plans stay the same."""
-    return 1 << max(0, int(USUAL_HOST_PART * free_bytes).bit_length() - 1)
+    return 1 << max(0, int(USUAL_HOST_FRACTION * free_bytes).bit_length() - 1)
 
 
 def _cgroup_limits(

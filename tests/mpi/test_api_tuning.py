@@ -56,7 +56,7 @@ def settle(session, plan, operands):
 
 def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_paid_for_that(comm, session, monkeypatch):
     operands, counters = make_operands(session, CASE), session.counters
-    monkeypatch.setattr(plan_maker, "search_s", lambda call_s: 3.5 * plan_maker.SEARCH_PART * call_s)
+    monkeypatch.setattr(plan_maker, "search_s", lambda call_s: 3.5 * plan_maker.SEARCH_FRACTION * call_s)
     about = operands.a, operands.b, operands.c
 
     def made(**how):

@@ -84,8 +84,8 @@ class PlanKey:
         check_written("C", c, A=a, B=b)
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
-            bounds = a.layout, b.layout, c.layout
-            orders = orders_for_product(*bounds, choices.trans_a, choices.trans_b)
+            layouts = a.layout, b.layout, c.layout
+            orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b)
             problem, infos, read_in = read(infos_in(infos, orders))
         both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
         places = itertools.starmap(_where, zip(*both, strict=True))

@@ -27,10 +27,10 @@ from uncut_mpi.spmd.agreement import by_rank
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.units import bytes_text
 
-USUAL_PART: Final = 0.8
+USUAL_FRACTION: Final = 0.8
 """What of the free memory plans use where nobody says: the program and libraries take some later."""
 
-SEARCH_PART: Final = 0.1
+SEARCH_FRACTION: Final = 0.1
 """What a search may take of the time of all calls of a product that are expected so far."""
 
 STEPS: Final = 16
@@ -86,7 +86,7 @@ class Budget:
                     "memory, or leave it out"
                 )
             )
-        usual = int(USUAL_PART * (least - usual_room(least) * self._backend.takes_host_memory))
+        usual = int(USUAL_FRACTION * (least - usual_room(least) * self._backend.takes_host_memory))
         return asked or usual // self._step * self._step or usual
 
     def agree_host(self, asked: int, held: int) -> int:
@@ -241,7 +241,7 @@ class PlanMaker:
         if options.scheduler == "auto" and not options.search and options.tune < 2 and setting.problem.has_product:
             by_rule = plan_several(setting.but(options=changed(options, search="rule")))
             call_s = by_rule[0].predicted_s
-            calls = math.ceil(search_s(call_s) / (SEARCH_PART * call_s))
+            calls = math.ceil(search_s(call_s) / (SEARCH_FRACTION * call_s))
             if calls > 1:
                 return by_rule, calls
         return plan_several(setting), 0

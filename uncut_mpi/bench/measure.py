@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.api.gemm_plan import GemmPlan
-from uncut_mpi.api.plan_maker import USUAL_PART
+from uncut_mpi.api.plan_maker import USUAL_FRACTION
 from uncut_mpi.api.session import Session
 from uncut_mpi.bench.arguments import BenchArguments, options_of
 from uncut_mpi.bench.cubes import CubesPlan
@@ -233,7 +233,7 @@ class Measurer:
     def _planned(self, one: Entry, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:
         session = self._session
         if one.method == "cubes":
-            usual = int(USUAL_PART * int(session.machine.memory_bytes.min()))
+            usual = int(USUAL_FRACTION * int(session.machine.memory_bytes.min()))
             options = changed(options, device_memory=self._asked.device_memory or usual)
             of_three = product.a, product.b, product.c
             return CubesPlan(session, of_three, one.problem, one.placement(session.size), one.trans_a, options)

@@ -239,8 +239,8 @@ def _signed(read: Reader, rows: slice, signs: np.ndarray) -> tuple[np.ndarray, n
 def _stratified(extent: int, seed: int) -> np.ndarray:
     """Return at most `_SAMPLE` places, one at random in each strip of an extent, so that each tile has some."""
     count = min(extent, _SAMPLE)
-    bounds = np.arange(count + 1) * extent // count
-    return np.random.default_rng([seed, extent]).integers(bounds[:-1], bounds[1:])
+    starts = np.arange(count + 1) * extent // count
+    return np.random.default_rng([seed, extent]).integers(starts[:-1], starts[1:])
 
 
 def _range(places: np.ndarray) -> Places:

@@ -22,7 +22,7 @@ from uncut_mpi.unfinished import Discardable
 _Places: TypeAlias = Any
 """A range, or an array of numbers."""
 
-_PART_OF_HOST = 0.8
+_FRACTION_OF_HOST = 0.8
 """Files of more than this part of the host memory that is free are not read into it."""
 
 
@@ -219,4 +219,4 @@ def are_streamed(
     of_c = shape[0] * shape[1] * (2 if arguments.beta != 0 else 1)
     nbytes = a.dtype.itemsize * (a.rows * a.cols + b.rows * b.cols + of_c)
     asked = arguments.options.host_memory > 0
-    return bool(session.gather_values(asked or nbytes > _PART_OF_HOST * available_bytes()[0])[0])
+    return bool(session.gather_values(asked or nbytes > _FRACTION_OF_HOST * available_bytes()[0])[0])

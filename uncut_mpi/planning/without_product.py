@@ -3,7 +3,7 @@ Matrices without a product: every part of C is scaled by beta where it lies, or 
 
 On a device a part is scaled in place. What is in host memory passes through a few slots of a device: its owner's or, of
 memory that all ranks read, that of whoever is done first. Slots are as large as a rank has room for, up to
-`SLOT_BYTES`. Those of a C that is scaled are no larger than gives each rank some `PIECES`. What several hold is scaled
+`SLOT_BYTES`. Those of a C that is scaled are no larger than gives each rank some `BLOCKS`. What several hold is scaled
 once and copied to the others.
 
 A copy takes one step wherever one rank reaches both memories. From the private host memory of one rank to that of
@@ -31,7 +31,7 @@ SLOTS: Final = 3
 
 SLOT_BYTES: Final = 16 << 20
 LEAST_SLOT_BYTES: Final = 512 << 10
-PIECES: Final = 16
+BLOCKS: Final = 16
 """Of a C that is scaled each rank gets about so many blocks, as far as slots are between the least and the most."""
 
 
@@ -100,7 +100,7 @@ class _Passage:
         wanted = SLOT_BYTES
         if not problem.copies:
             total = sum(math.prod(part.shape) for part in in_host) * problem.dtypes[Matrix.C].itemsize
-            wanted = min(SLOT_BYTES, max(LEAST_SLOT_BYTES, total // (PIECES * len(devices))))
+            wanted = min(SLOT_BYTES, max(LEAST_SLOT_BYTES, total // (BLOCKS * len(devices))))
             wanted = max(wanted, total // FEW_TASKS)
         self._slot_bytes = [min(wanted, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in setting.room]
         self._slots: dict[int, Iterator[_DeviceSlot]] = {}

@@ -53,7 +53,7 @@ _LAST_WORDS_S = 0.3
 _MOST_NAMED = 16  # that differ, and items of a list that is shown as a whole
 _MOST_BITS = 2000  # of a number that is shown in digits; Python may refuse from 640 digits on
 _SEVERAL = list, tuple, dict
-_CUTS = 64  # of a long array, to find where ranks differ
+_SECTIONS = 64  # of a long array, to find where ranks differ
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
 _COMMON_BYTES = 56  # digest, call and epoch
@@ -196,7 +196,7 @@ def _first_difference(group: Group, array: np.ndarray) -> tuple[str, str]:
     """Return the index and text of the first element that differs among ranks, or of one. Collective."""
     flat, at, length = array.reshape(-1), 0, array.size
     while length > 1:
-        step = -(-length // _CUTS)
+        step = -(-length // _SECTIONS)
         digests = [digest_of(flat[first : first + step].tobytes()) for first in range(at, at + length, step)]
         everyone = group.allgather_bytes(np.stack(digests), "comparing arguments")
         at += step * int((everyone != everyone[0]).any(axis=(0, 2)).argmax())

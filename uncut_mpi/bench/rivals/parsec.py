@@ -29,7 +29,7 @@ from uncut_mpi.planning.setting import Setting
 TILE: Final = 1024
 """The paper's tile edge, from which on its performance did not grow any more (section V-A)."""
 
-C_PART: Final = 0.75
+C_FRACTION: Final = 0.75
 """What of a device's memory a block of C occupies (section III-B3)."""
 
 
@@ -179,7 +179,7 @@ class ParsecModel:
         if lookahead is not None and lookahead < 0:
             raise ParamError(f"lookahead = {lookahead}: it is at least 0")
         rows, cols = math.ceil(self.m / self.p), math.ceil(self.n / self.q)
-        room = C_PART * self.memory / self.c_weight * self.devices  # for C, of all devices
+        room = C_FRACTION * self.memory / self.c_weight * self.devices  # for C, of all devices
         most = 0 if rows * cols <= room or self._fits_whole() else int(room)
         while True:
             b, c = self._block(rows, cols, most) if most else (rows, cols)
@@ -258,7 +258,7 @@ def largest_stationary(device_words: float, devices: int, p: int = 1) -> int:
     """
     if min(devices, p) < 1:
         raise ParamError(f"{devices} devices of each of {p}x{p} nodes: there is at least one")
-    return p * math.isqrt(int(C_PART * _words(device_words) * devices))
+    return p * math.isqrt(int(C_FRACTION * _words(device_words) * devices))
 
 
 def _words(count: float) -> float:
