@@ -60,10 +60,10 @@ methods:
             select(PERF); cyclic:edp and cyclic:pdp are its select(EDP) and select(PDP), where watts are known
   cyclic:comm-opt   the same without that choice: all devices, in equal shares
   bands     Choi's scheduler, between devices only, with A stored transposed as its authors keep it
-  parsec    the out-of-core scheduler of the PaRSEC paper: C in blocks, A and B in chunks, whatever has room
+  parsec    the out-of-core scheduler of the PaRSEC paper: C in blocks, A and B in k-blocks, whatever has room
   cubes     what the Uncut-GEMMs paper does where memory is short: cubes one after the other, each by uncut
   uncut:T, cyclic:T, bands:T, parsec:T   the same with tiles of T, for a sweep of tiles
-  parsec+L, parsec:T+L   parsec that fetches L chunks ahead
+  parsec+L, parsec:T+L   parsec that fetches L k-blocks ahead
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
   one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
@@ -112,7 +112,7 @@ class BenchArguments(RankArguments):
         Types, each with all problems.
     methods : tuple of str
         Of `METHODS`, or of `TILED` with ``":T"``, or ``"cyclic:"`` and one of its variants, in the order of
-        measurement; speedups are those of the first. ``"parsec"`` may end in ``"+L"``: it fetches L chunks ahead.
+        measurement; speedups are those of the first. ``"parsec"`` may end in ``"+L"``: it fetches L k-blocks ahead.
     compute : tuple of int or None
         How many ranks compute, one measurement each; None: all.
     warmup, repeat : int

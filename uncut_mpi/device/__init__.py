@@ -1,1 +1,1 @@
-"""Devices: two backends behind one small interface. Imports neither MPI nor the communicator room."""
+"""Devices: two backends behind one small interface. Imports neither MPI nor `spmd`."""

@@ -5,8 +5,9 @@ From T. Herault, Y. Robert, G. Bosilca and J. Dongarra, *Generic matrix multipli
 distributed-memory platforms over PaRSEC* (ScalA 2019), section III. Numbers of equations are those of the paper.
 
 C is cut into blocks of b×c tiles for each process, which it forms one after the other, down the columns. Its G devices
-have c/G columns each. k is cut into chunks of depth d. A device holds its part of a block of C, and of ℓ + 1 chunks of
-A and B. What one block needed is not kept for the next one, but for all of B's columns where there is room for them.
+have c/G columns each. k is cut into k-blocks of depth d, the paper's chunks. A device holds its part of a block of C,
+and of ℓ + 1 k-blocks of A and B. What one block needed is not kept for the next one, but for all of B's columns where
+there is room for them.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Blocks:
     b, c : int
         Rows and columns of a process's block of C (tiles).
     d : int
-        Depth of a chunk (tiles).
+        Depth of a k-block (tiles).
     lookahead : int
-        ℓ, chunks whose data come while one is computed.
+        ℓ, k-blocks whose data come while one is computed.
 
     Raises
     ------
@@ -110,23 +111,23 @@ class ParsecModel:
 
     def case(self, blocks: Blocks) -> str:
         """
-        Return which case of equation (1) some blocks are, with room for ℓ + 1 chunks where the paper has one.
+        Return which case of equation (1) some blocks are, with room for ℓ + 1 k-blocks where the paper has one.
 
         Returns
         -------
         {"a", "b", "c"}
-            All of A, B and C fits a device; or all of B's columns that a block needs; or chunks.
+            All of A, B and C fits a device; or all of B's columns that a block needs; or k-blocks.
 
         Raises
         ------
         CapacityError
-            If not even a chunk fits.
+            If not even a k-block fits.
         """
         of_c = blocks.b * blocks.c / self.devices * self.c_weight
-        columns, chunks = blocks.c * self.k / self.devices, blocks.lookahead + 1
+        columns, k_blocks = blocks.c * self.k / self.devices, blocks.lookahead + 1
         if self._fits_whole():
             return "a"
-        if chunks * blocks.b * blocks.d + columns + of_c <= self.memory:
+        if k_blocks * blocks.b * blocks.d + columns + of_c <= self.memory:
             return "b"
         if self.held(blocks) <= self.memory:
             return "c"
@@ -158,7 +159,7 @@ class ParsecModel:
 
     def choose(self, lookahead: int | None = None) -> Blocks:
         """
-        Return the paper's blocks: the largest block of C for three quarters of the memory, then the deepest chunks.
+        Return the paper's blocks: the largest block of C for three quarters of the memory, then the deepest k-blocks.
 
         One block of C if it fits so (case c1), else square ones (c2), in equal numbers. Where a side of C is shorter
         than the square's they have all of it, and are longer along the other. ℓ is 1 with one block and 2 with several
@@ -174,7 +175,7 @@ class ParsecModel:
         ParamError
             If that is below 0.
         CapacityError
-            If a device has no room for one tile of C and a chunk of one.
+            If a device has no room for one tile of C and a k-block of one.
         """
         if lookahead is not None and lookahead < 0:
             raise ParamError(f"lookahead = {lookahead}: it is at least 0")
@@ -188,7 +189,7 @@ class ParsecModel:
             d = int(min(self.k, left / ((ahead + 1) * (b + c / self.devices))))
             if d >= 1:
                 return Blocks(b, c, _even(self.k, d), ahead)
-            # Of so few tiles a quarter is no room for chunks.
+            # Of so few tiles a quarter is no room for k-blocks.
             edge = math.isqrt(most - 1) if most else max(rows, cols) - 1
             if edge < 1:
                 least = self.least(lookahead)
@@ -269,14 +270,14 @@ def _words(count: float) -> float:
 
 def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
     """Return some blocks as options of `kblocks`, on a node whose ranks are the devices, by the edge of a tile."""
-    chunks = blocks.lookahead + 1
+    k_blocks = blocks.lookahead + 1
     keeps_columns = model.case(blocks) != "c"
     return Blocking(
         first=blocks.d * tile,
         block=blocks.d * tile,
         columns=4,
-        slots=chunks,
-        b_slots=max(chunks, math.ceil(model.k / blocks.d)) if keeps_columns else chunks,
+        slots=k_blocks,
+        b_slots=max(k_blocks, math.ceil(model.k / blocks.d)) if keeps_columns else k_blocks,
         c_slots=1,
         c_rows=blocks.b * tile,
         c_cols=math.ceil(blocks.c / model.devices) * tile,
@@ -349,7 +350,7 @@ def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule
     Raises
     ------
     CapacityError
-        If a device has too little memory for a tile of C and a chunk of one.
+        If a device has too little memory for a tile of C and a k-block of one.
     """
     problem, options = setting.problem, setting.options
     devices = options.computing_ranks(setting.num_ranks)
