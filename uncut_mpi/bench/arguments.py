@@ -65,7 +65,7 @@ methods:
   uncut:T, cyclic:T, bands:T, parsec:T   the same with tiles of T, for a sweep of tiles
   parsec+L, parsec:T+L   parsec that fetches L k-blocks ahead
   cyclic:D  with tiles dealt out otherwise: D is {", ".join(DISTRIBUTIONS)}
-  one       one device alone does it all, its BLAS on large pieces; it fetches what is elsewhere
+  one       one device alone does it all, its BLAS on large blocks; it fetches what is elsewhere
   baseline, caching, bandwidth, eta   the steps of the paper's Fig. 8 up to uncut, each with the ones before
 other libraries, each in a process of its own with the same devices and data, at its best setting, which is recorded:
   cublas    one GPU: what is elsewhere is copied there, multiplied by one call and copied back

@@ -1,1 +1,1 @@
-"""Pieces of the command modules that need no MPI: arguments, matrix files, generated data, result check, report."""
+"""What of the command modules needs no MPI: arguments, matrix files, generated data, result check, report."""

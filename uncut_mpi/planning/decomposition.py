@@ -36,7 +36,7 @@ EQUAL_PARTS: Final = (1, 2, 3, 4, 6, 8)
 
 _EVEN_ELEMENTS: Final = 64
 _LARGE_TILE: Final = 512
-# Steps of block edges, and from what size of the smallest block on: libraries cut C into pieces of 64 to 256, and
+# Steps of block edges, and from what size of the smallest block on: libraries cut C into blocks of 64 to 256, and
 # half a step changes a share by 4 % at most.
 _EVEN_STEPS: Final = ((128, 2048), (64, 768))
 # A last tile of less than this part of the others costs as many operations and multiplies slower.

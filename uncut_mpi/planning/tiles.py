@@ -86,7 +86,7 @@ class TileWorkers:
     ranks : list of int
         Who computes: each block's rank, row by row, or those that tiles of a single block are dealt out to.
     row_starts, col_starts : sequence of int
-        Bounds of the blocks of C (elements).
+        Where the blocks of C begin, and where the last ends (elements).
     tile : int
         Tile edge (elements); each block is tiled from its own start.
     owned : list of list of int
