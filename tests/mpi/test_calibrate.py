@@ -145,7 +145,7 @@ def test_power_is_that_at_rest_under_load_and_what_pauses_leave_of_the_mean(comm
     clock = types.SimpleNamespace(perf_counter=lambda: now, sleep=lambda seconds: spend(seconds, of_pauses))
     monkeypatch.setattr(power, "time", clock)
     backend = types.SimpleNamespace(energy_j=lambda: None if comm.rank in unknown else joules)
-    bench = types.SimpleNamespace(group=group, backend=backend, run=run, bound=lambda *_: contextlib.nullcontext())
+    bench = types.SimpleNamespace(group=group, backend=backend, run=run, bind=lambda *_: contextlib.nullcontext())
     known = power.is_known(group, backend)
     idle = power.at_rest(group, backend)
     busy = power.under_load(bench, None, "load")
