@@ -12,8 +12,8 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
-from uncut_mpi.api import plan_maker
 from uncut_mpi.api.plans import Trial
+from uncut_mpi.planning import planner
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
@@ -56,7 +56,7 @@ def settle(session, plan, operands):
 
 def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_paid_for_that(comm, session, monkeypatch):
     operands, counters = make_operands(session, CASE), session.counters
-    monkeypatch.setattr(plan_maker, "search_s", lambda call_s: 3.5 * plan_maker.SEARCH_FRACTION * call_s)
+    monkeypatch.setattr(planner, "search_s", lambda call_s: 3.5 * planner.SEARCH_FRACTION * call_s)
     about = operands.a, operands.b, operands.c
 
     def made(**how):

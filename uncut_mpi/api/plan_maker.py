@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -15,10 +14,9 @@ from uncut_mpi.errors import CapacityError, PlanError, UncutError, agreed
 from uncut_mpi.free_memory import available_bytes, usual_room
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.chunks import Chunks
-from uncut_mpi.planning.evaluation import search_s
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, plan_several
+from uncut_mpi.planning.planner import expected_seconds, plans_for_calls
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
@@ -29,9 +27,6 @@ from uncut_mpi.units import bytes_text
 
 USUAL_FRACTION: Final = 0.8
 """What of the free memory plans use where nobody says: the program and libraries take some later."""
-
-SEARCH_FRACTION: Final = 0.1
-"""What a search may take of the time of all calls of a product that are expected so far."""
 
 STEPS: Final = 16
 """The usual budget is a multiple of this part of a device's memory, so that plans are the same from run to run."""
@@ -221,10 +216,9 @@ class PlanMaker:
         self, key: PlanKey, options: ScheduleOptions, made: list[Schedule], *, whole: bool
     ) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started, setting = time.perf_counter(), self._setting(key, options)
-        chunks = None if whole else in_chunks(setting)
+        chunks, several, calls = plans_for_calls(setting, whole=whole)
         if chunks is not None:
             return chunks
-        several, calls = self._planned(setting)
         plan_s = time.perf_counter() - started
         if self._verify:
             for planned in several:
@@ -234,14 +228,3 @@ class PlanMaker:
             (PlanSummary.of(planned, self.machine, key.options, plan_s, len(several), calls), planned.schedule.encode())
             for planned in several
         ]
-
-    def _planned(self, setting: Setting) -> tuple[list[Planned], int]:
-        """Return the plans, and after how many calls of a plan by rule there is to be a search; 0 without one."""
-        options = setting.options
-        if options.scheduler == "auto" and not options.search and options.tune < 2 and setting.problem.has_product:
-            by_rule = plan_several(setting.but(options=changed(options, search="rule")))
-            call_s = by_rule[0].predicted_s
-            calls = math.ceil(search_s(call_s) / (SEARCH_FRACTION * call_s))
-            if calls > 1:
-                return by_rule, calls
-        return plan_several(setting), 0

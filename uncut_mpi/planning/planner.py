@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.chunks import Chunks, chunks_of, of_each
+from uncut_mpi.planning.evaluation import search_s
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
@@ -22,6 +24,9 @@ from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.staging_budget import beside_copies
 from uncut_mpi.planning.variety import varied
+
+SEARCH_FRACTION: Final = 0.1
+"""What a search may take of the time of all calls of a product that are expected so far."""
 
 _FAR_BEHIND: Final = 1.5
 """What a search for files finds to take so many times as long as another one's is tried no further."""
@@ -111,6 +116,39 @@ def plan_several(setting: Setting) -> list[Planned]:
     if setting.files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
+
+
+def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, list[Planned], int]:
+    """
+    Return what calls of a product run by, which may be made again and again, if nobody says how far to search.
+
+    Parameters
+    ----------
+    setting : Setting
+        As for `plan_several`.
+    whole : bool
+        Whether it is done by one schedule, however large.
+
+    Returns
+    -------
+    chunks : Chunks or None
+        In which blocks of C to do it; the rest is empty then.
+    several : list of Planned
+        As of `plan_several`. They are by rule, where a search would take more than `SEARCH_FRACTION` of a call.
+    calls : int
+        After how many calls by rule there is to be a search, since it takes no more of their time; 0: never.
+    """
+    chunks = None if whole else in_chunks(setting)
+    if chunks is not None:
+        return chunks, [], 0
+    options = setting.options
+    if options.scheduler == "auto" and not options.search and options.tune < 2 and setting.problem.has_product:
+        by_rule = plan_several(setting.but(options=changed(options, search="rule")))
+        call_s = by_rule[0].predicted_s
+        calls = math.ceil(search_s(call_s) / (SEARCH_FRACTION * call_s))
+        if calls > 1:
+            return None, by_rule, calls
+    return None, plan_several(setting), 0
 
 
 def _all_staged(setting: Setting, beside: Machine) -> list[Planned]:
