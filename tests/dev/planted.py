@@ -55,12 +55,12 @@ def main(wanted: list[str]) -> int:
             raise SystemExit(f"{name} has {source.count(right)} times: {right}")
         try:
             path.write_text(source.replace(right, wrong))
-            if path.suffix == ".cpp":
+            if path.suffix in (".cpp", ".hpp"):
                 build()
             found = find(ranks, tests)
         finally:
             path.write_text(source)
-            if path.suffix == ".cpp":
+            if path.suffix in (".cpp", ".hpp"):
                 build()
         missed += not found
         print(f"{time.monotonic() - began:4.0f} s  {name}: {wrong!r}  {found or 'MISSED'}", flush=True)
