@@ -19,6 +19,7 @@ pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
 CASE = Case(150, 130, 170, place=("h", "h", "h"))
 ENOUGH = 40
+ALL_STAGED = planner._all_staged
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,13 @@ def settle(session, plan, operands):
     return digests, [wrong for wrong in wrongs if wrong]
 
 
+def short_of_memory(setting, beside):
+    """Plan by rule, and find no room for what else there is."""
+    if setting.options.search != "rule":
+        raise um.CapacityError("on purpose")
+    return ALL_STAGED(setting, beside)
+
+
 def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_paid_for_that(comm, session, monkeypatch):
     operands, counters = make_operands(session, CASE), session.counters
     monkeypatch.setattr(planner, "search_s", lambda call_s: 3.5 * planner.SEARCH_FRACTION * call_s)
@@ -62,14 +70,18 @@ def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_pai
     def made(**how):
         before = counters.planner_calls
         renew(session, operands)
-        session.gemm(*about, alpha=CASE.alpha, beta=CASE.beta, **how)
-        wrong = mismatch(CASE, operands)
+        session.gemm(*about, **{"alpha": CASE.alpha, "beta": CASE.beta, **how})
+        wrong = "" if "beta" in how else mismatch(CASE, operands)
         session.barrier()
         collective_assert(comm, not wrong, str(wrong))
         return counters.planner_calls - before
 
     counts = [made() for _ in range(8)]
     collective_assert(comm, counts == [1, 0, 0, 0, 1, 0, 0, 0], str(counts))
+    with monkeypatch.context() as patch:  # a search that finds no room
+        patch.setattr(planner, "_all_staged", short_of_memory)
+        more = [made(beta=0.0) for _ in range(6)]
+    collective_assert(comm, more == [1, 0, 0, 0, 0, 0], str(more))
     full, rule = um.ScheduleOptions(search="full"), um.ScheduleOptions(search="rule")
     counts = [made(options=full), made(options=rule), *(made(options=rule) for _ in range(5)), made()]
     collective_assert(comm, counts == [0, 1, *[0] * 6], str(counts))

@@ -176,7 +176,19 @@ def test_a_plan_by_rule_is_followed_by_that_of_a_search_after_so_many_calls(call
     found = Made(key)
     call.cache.keep(found)
     assert call(8) is call(8, numbers=(4, 5, 6)) is found
-    assert call.dropped == []
+    assert call.dropped == [8]
+
+
+def test_a_plan_by_rule_stays_where_its_search_fails_and_is_searched_no_more(caller):
+    call = caller(4)
+    rule = call.made(8, search_after=1)
+    key = call(8)
+    assert call.cache.instead(rule) is None
+    assert call.cache.instead(rule.key.searched("full")) is None  # of a plan that was asked for
+    assert call.cache.instead(key) is rule
+    for _ in range(3):
+        assert call(8) is rule
+        call.cache.keep(rule)
 
 
 def test_who_asks_how_far_a_search_goes_has_it_at_once(caller):

@@ -27,7 +27,7 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.device.interface import Backend, ExecutionReport, Run
-from uncut_mpi.errors import CapacityError, DeviceError, StallError, is_agreed
+from uncut_mpi.errors import CapacityError, DeviceError, StallError, UncutError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd import agreement
@@ -352,7 +352,13 @@ class Calls:
         written = request.matrices[2].info
         try:
             if not all_ready:
-                plan, binding = self.prepare(plan, request.matrices, request.choices)
+                try:
+                    plan, binding = self.prepare(plan, request.matrices, request.choices)
+                except UncutError as error:
+                    by_rule = self.plans.instead(plan) if is_agreed(error) else None
+                    if by_rule is None:
+                        raise
+                    plan, binding = self.prepare(by_rule, request.matrices, request.choices)
             if TYPE_CHECKING:  # ready or just prepared
                 assert not isinstance(plan, PlanKey)
                 assert binding is not None

@@ -36,6 +36,7 @@ class PlanCache:
         self._plans: dict[PlanKey, AnyPlan] = {}
         self._used: dict[AnyPlan, int] = {}
         self._left: dict[AnyPlan, int] = {}  # calls of a plan by rule, before there is a search
+        self._due: PlanKey | None = None  # of a plan by rule, the last one that `known` has returned
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
         self._calls: dict[_Call, tuple[ScheduleOptions, AnyPlan]] = {}
@@ -71,8 +72,22 @@ class PlanCache:
         if kept is None:
             return key
         search = key.options.search
-        if kept.summary.search == "rule" and (search == "full" or (not search and self._left[kept] <= 0)):
-            return key.searched("full")
+        if kept.summary.search == "rule" and (search == "full" or (not search and self._left.get(kept, 1) <= 0)):
+            key = key.searched("full")
+            self._due = key if not search else None
+            return key
+        return kept
+
+    def instead(self, key: PlanKey | AnyPlan) -> AnyPlan | None:
+        """
+        Return the plan by rule that stays, where the search of a key that was due has failed; None if none was.
+
+        There is no other search for it. Local; the same on all ranks.
+        """
+        if key is not self._due or not isinstance(key, PlanKey):
+            return None
+        kept = self._plans[_index(key)]
+        del self._left[kept]
         return kept
 
     def keep(self, plan: AnyPlan) -> None:
@@ -83,7 +98,10 @@ class PlanCache:
         """
         self._uses += 1
         if plan not in self._used:
-            self._forget(self._plans.pop(_index(plan.key), None))
+            before = self._plans.pop(_index(plan.key), None)
+            self._forget(before)
+            if before is not None and before.summary.search == "rule":
+                self._drop(before)
             self._plans[_index(plan.key)] = plan
             if plan.summary.search == "rule":
                 self._left[plan] = plan.summary.search_after
