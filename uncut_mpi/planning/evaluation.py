@@ -148,7 +148,9 @@ class Evaluation:
     def fits(self, options: ScheduleOptions) -> bool:
         """Return whether all ranks have room for the panels of a schedule of `kblocks`."""
         ways = (True, False) if self._kblocks.aligns else (True,)
-        return any(self._kblocks.prepare(options, aligns=aligns, in_core=True).fits for aligns in ways)
+        return self._setting.surely_fits or any(
+            self._kblocks.prepare(options, aligns=aligns, in_core=True).fits for aligns in ways
+        )
 
     def begin(self, options: ScheduleOptions, *, must: bool = False) -> None:
         """
