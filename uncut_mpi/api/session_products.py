@@ -92,7 +92,8 @@ class Multiplies(MakesMatrices):
                 if out_layout is not None:
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
                 scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
-                request = Request("gemm", self._store.operands(a, b, out), scalars, choices)
+                matrices = self._store.operands(a, b, out)
+                request = tuple.__new__(Request, ("gemm", matrices, scalars, choices))  # as in `Scalars.of`
                 plan = self._calls.plans.find(request)
             except Exception as error:
                 self._gate.fail("gemm", error)

@@ -272,7 +272,7 @@ class ScheduleOptions:
         plan (four each), after which it keeps the fastest. 0 and 1 take the search's choice. Sums of k are then
         added in another order from call to call until the choice is made.
     search : "rule" or "full"
-        How far the search of auto goes. "rule": three schedules, which takes some milliseconds. "full": as long as it
+        How far the search of auto goes. "rule": a few schedules, which takes about a millisecond. "full": as long as it
         is worth a tenth of a second. Left open: `Session.gemm` begins by rule. It looks further when a product was
         called so often that this takes a tenth of the time of all calls. `Session.plan` and plan look at once.
     metric : str, default time
