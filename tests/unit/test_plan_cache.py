@@ -45,10 +45,10 @@ class Caller:
 class Made:
     """A plan, as far as a cache sees it."""
 
-    def __init__(self, key, search_after=0):
+    def __init__(self, key, search_after=0, predicted_s=1.0):
         self.key = key
         search = "rule" if search_after or key.options.search == "rule" else "full"
-        self.summary = SimpleNamespace(search=search, search_after=search_after)
+        self.summary = SimpleNamespace(search=search, search_after=search_after, predicted_s=predicted_s)
 
 
 @pytest.fixture
@@ -179,13 +179,15 @@ def test_a_plan_by_rule_is_followed_by_that_of_a_search_after_so_many_calls(call
     assert call.dropped == [8]
 
 
-def test_a_plan_by_rule_stays_where_its_search_fails_and_is_searched_no_more(caller):
+@pytest.mark.parametrize("found", [[], [Made(PlanKey(None, None, ScheduleOptions()), predicted_s=1.0)]])
+def test_a_plan_by_rule_stays_where_its_search_brings_nothing_and_is_searched_no_more(caller, found):
     call = caller(4)
     rule = call.made(8, search_after=1)
     key = call(8)
     assert call.cache.instead(rule) is None
     assert call.cache.instead(rule.key.searched("full")) is None  # of a plan that was asked for
-    assert call.cache.instead(key) is rule
+    assert call.cache.instead(key, Made(key, predicted_s=0.9)) is None
+    assert call.cache.instead(key, *found) is rule
     for _ in range(3):
         assert call(8) is rule
         call.cache.keep(rule)

@@ -407,9 +407,10 @@ class Calls:
         if isinstance(plan, PlanKey):
             made = self.maker.make(plan, self.binder.held_bytes)
             if isinstance(made, Chunks):
-                plan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
+                found: AnyPlan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
             else:
-                plan = made
+                found = made
+            plan = self.plans.instead(plan, found) or found
         while True:
             try:
                 return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices), plan.summary.chunks)

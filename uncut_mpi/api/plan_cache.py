@@ -78,15 +78,17 @@ class PlanCache:
             return key
         return kept
 
-    def instead(self, key: PlanKey | AnyPlan) -> AnyPlan | None:
+    def instead(self, key: PlanKey | AnyPlan, found: AnyPlan | None = None) -> AnyPlan | None:
         """
-        Return the plan by rule that stays, where the search of a key that was due has failed; None if none was.
+        Return the plan by rule that stays where the search that was due has found no better one, or failed; else None.
 
         There is no other search for it. Local; the same on all ranks.
         """
         if key is not self._due or not isinstance(key, PlanKey):
             return None
         kept = self._plans[_index(key)]
+        if found is not None and found.summary.predicted_s < kept.summary.predicted_s:
+            return None
         del self._left[kept]
         return kept
 
