@@ -8,6 +8,9 @@ namespace uncut::kblocks {
 // What goes over other ranks goes in so many chunks at least, so that its links work at one time.
 static constexpr std::int64_t least_chunks = 8;
 
+// But shorter ones take longer to begin than to copy.
+static constexpr std::int64_t least_bytes_of_chunk = std::int64_t{1} << 20;
+
 // Of all copies that could be next the one that can begin first is, again and again. What ports do besides (C) is
 // not counted: products decide when.
 void Scheduler::deliver() {
@@ -115,8 +118,9 @@ std::int32_t Scheduler::relay(LaneKind kind, int rank, int to, const Region &the
     const std::vector<KRelay> &relays = layout_.relays[dtype];
     const std::array<int, most_relays_of_a_way> over = problem_.ways.ways[problem_.ways.at(rank, to)].relay;
     const std::int64_t most = relays[static_cast<std::size_t>(over[0])].columns;
+    const std::int64_t least = least_bytes_of_chunk / std::max<std::int64_t>(1, source.rows * bytes_of(dtype));
     const std::int64_t chunk =
-        std::min(most, std::max<std::int64_t>(1, (source.cols + least_chunks - 1) / least_chunks));
+        std::min(most, std::max<std::int64_t>({1, least, (source.cols + least_chunks - 1) / least_chunks}));
     const std::vector<std::int32_t> first(awaits.begin(), awaits.end());  // which may live in what tasks change
     std::int32_t came = -1;
     for (std::int64_t at = 0; at < source.cols; at += chunk) {
