@@ -352,13 +352,7 @@ class Calls:
         written = request.matrices[2].info
         try:
             if not all_ready:
-                try:
-                    plan, binding = self.prepare(plan, request.matrices, request.choices)
-                except UncutError as error:
-                    by_rule = self.plans.instead(plan) if is_agreed(error) else None
-                    if by_rule is None:
-                        raise
-                    plan, binding = self.prepare(by_rule, request.matrices, request.choices)
+                plan, binding = self.prepare(plan, request.matrices, request.choices)
             if TYPE_CHECKING:  # ready or just prepared
                 assert not isinstance(plan, PlanKey)
                 assert binding is not None
@@ -404,20 +398,27 @@ class Calls:
 
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
         """Make a plan if there is none, and bind to matrices that by which the next call begins. Collective."""
-        if isinstance(plan, PlanKey):
-            made = self.maker.make(plan, self.binder.held_bytes)
-            if isinstance(made, Chunks):
-                found: AnyPlan = Chunked.of(plan, made, matrices, choices, self._plan_of_chunk)
-            else:
-                found = made
-            plan = self.plans.instead(plan, found) or found
+        asked = plan
         while True:
             try:
+                if isinstance(plan, PlanKey):
+                    plan = self._made(plan, matrices, choices)
                 return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices), plan.summary.chunks)
-            except (CapacityError, DeviceError) as error:  # of one type on all ranks
-                if not isinstance(plan, Trial) or not plan.may_go or not is_agreed(error):
+            except UncutError as error:  # of one type on all ranks
+                if not is_agreed(error):
                     raise
-                plan = self.without(plan)
+                if isinstance(plan, Trial) and plan.may_go and isinstance(error, CapacityError | DeviceError):
+                    plan = self.without(plan)
+                elif (by_rule := self.plans.instead(asked)) is not None:
+                    plan = by_rule
+                else:
+                    raise
+
+    def _made(self, key: PlanKey, matrices: Operands, choices: Choices) -> AnyPlan:
+        made = self.maker.make(key, self.binder.held_bytes)
+        if isinstance(made, Chunks):  # too long to be planned by rule
+            return Chunked.of(key, made, matrices, choices, self._plan_of_chunk)
+        return self.plans.instead(key, made) or made
 
     def _plan_of_chunk(self, key: PlanKey) -> Plan:
         plan = self.maker.make(key, self.binder.held_bytes, whole=True)

@@ -90,6 +90,7 @@ class PlanCache:
         if found is not None and found.summary.predicted_s < kept.summary.predicted_s:
             return None
         del self._left[kept]
+        self._due = None
         return kept
 
     def keep(self, plan: AnyPlan) -> None:

@@ -176,7 +176,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "tile": schedule.tile,
         "tasks": len(schedule.tasks),
         "predicted_s": candidate.predicted_s,
-        "bound_s": candidate.bound_s,
+        "bound_s": candidate.bound(),
         "energy_j": candidate.energy_j,
         "options": dataclasses.asdict(candidate.options.of_its_scheduler),
     }

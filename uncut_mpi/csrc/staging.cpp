@@ -97,7 +97,7 @@ void Staging::run(int num_ranks, std::span<const StandIn> stand_ins, Tables &out
 // Of buffers without rings: a slot has a region that others use. Where these overlap, or the owner writes in them or
 // reads what others wrote, all of the matrix has one, which the owner uses there too.
 void Staging::look_through() {
-    std::vector<std::map<Corners, std::int64_t>> theirs(held_.size()), own(held_.size());
+    std::vector<Uses> uses(held_.size());
     const auto never = static_cast<std::int64_t>(from_.tasks.size());
     for (std::int64_t number = 0; number < never; ++number) {
         const TaskRecord &task = from_.tasks[static_cast<std::size_t>(number)];
@@ -109,39 +109,28 @@ void Staging::look_through() {
             const auto which = static_cast<std::size_t>(at);
             const bool of_c = from_.buffers[static_cast<std::size_t>(region.buffer)].matrix == matrix_c;
             held_[which].is_read |= !written && (reads_c_ || !of_c);
-            const Corners key = corners(from_record(region));
-            if (in_place(task, region.buffer)) {  // until when it is read
-                std::int64_t &ends = own[which].try_emplace(key, -1).first->second;
-                ends = std::max(ends, written ? never + 1 : number);
-            } else {  // from when on it is written
-                std::int64_t &begins = theirs[which].try_emplace(key, never).first->second;
-                begins = std::min(begins, written ? number : never);
-            }
+            const bool theirs = !in_place(task, region.buffer);
+            std::int64_t &when =
+                uses[which].try_emplace({corners(from_record(region)), theirs}, theirs ? never : -1).first->second;
+            when = theirs ? std::min(when, written ? number : never) : std::max(when, written ? never + 1 : number);
         }
     }
     for (std::size_t at = 0; at < held_.size(); ++at)
-        held_[at].as_one = !are_apart(theirs[at], own[at]);
+        held_[at].as_one = !are_apart(uses[at]);
 }
 
-bool Staging::are_apart(const std::map<Corners, std::int64_t> &theirs, const std::map<Corners, std::int64_t> &own) {
-    struct Use {
-        Region region;
-        bool is_theirs;
-        std::int64_t task;
-    };
-    std::vector<Use> uses;
-    for (const bool is_theirs : {true, false})
-        for (const auto &[at, task] : is_theirs ? theirs : own)
-            uses.push_back({{0, at[0], at[1], at[2], at[3]}, is_theirs, task});
-    std::ranges::sort(uses, {}, [](const Use &use) { return use.region.col; });
-    for (std::size_t one = 0; one < uses.size(); ++one)
-        for (std::size_t other = one + 1;
-             other < uses.size() && uses[other].region.col < uses[one].region.col + uses[one].region.cols; ++other) {
-            if (!overlap(uses[one].region, uses[other].region)) continue;
-            const Use &first = uses[one].is_theirs ? uses[one] : uses[other];
-            const Use &second = uses[one].is_theirs ? uses[other] : uses[one];
-            if (first.is_theirs && (second.is_theirs || second.task >= first.task)) return false;
+bool Staging::are_apart(const Uses &uses) {
+    for (auto one = uses.begin(); one != uses.end(); ++one) {
+        const auto &[region, is_theirs] = one->first;
+        for (auto other = std::next(one); other != uses.end(); ++other) {
+            const auto &[right, also_theirs] = other->first;
+            if (right[0] >= region[0] + region[2]) break;
+            if (right[1] >= region[1] + region[3] || region[1] >= right[1] + right[3]) continue;
+            if (is_theirs && also_theirs) return false;
+            if (is_theirs != also_theirs && (is_theirs ? other : one)->second >= (is_theirs ? one : other)->second)
+                return false;
         }
+    }
     return true;
 }
 

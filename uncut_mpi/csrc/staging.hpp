@@ -66,7 +66,11 @@ class Staging {
     };
     using Awaits = std::vector<std::int32_t>;
 
-    static Corners corners(const Region &region) { return {region.row, region.col, region.rows, region.cols}; }
+    // When regions are used by others (true) or in place: from when on they are written, or until when they are read.
+    using Uses = std::map<std::pair<Corners, bool>, std::int64_t>;
+
+    // Those further left are less.
+    static Corners corners(const Region &region) { return {region.col, region.row, region.cols, region.rows}; }
     const RegionRecord &region_of(const OperandRecord &operand) const {
         return from_.regions[static_cast<std::size_t>(operand.region)];
     }
@@ -77,7 +81,7 @@ class Staging {
     std::int64_t pieces_of(const TaskRecord &task) const;
 
     void look_through();
-    static bool are_apart(const std::map<Corners, std::int64_t> &theirs, const std::map<Corners, std::int64_t> &own);
+    static bool are_apart(const Uses &uses);
     std::int32_t emit(const TaskRecord &task, std::int64_t piece, std::int64_t pieces);
     Region use(Held &held, const Region &region, bool writes);
     Slot &begin(Held &held, const Region &region, bool comes);

@@ -167,11 +167,6 @@ class Candidate:
         return dataclasses.replace(self, options=setting.callers(self.options), grid=self.grid[::-1])
 
     @property
-    def bound_s(self) -> float:
-        """What no schedule on these ranks can beat."""
-        return self.bound()
-
-    @property
     def simulation(self) -> Simulation:
         """Its run as the model sees it."""
         return self.run.simulation

@@ -141,10 +141,6 @@ class Evaluation:
             self._bounds[ranks] = self._setting.bound_s(ranks)
         return self._bounds[ranks]
 
-    def _cannot_win(self, options: ScheduleOptions) -> bool:
-        """Return whether a schedule is no better by its bound. To know that takes as long as to try some by rule."""
-        return self._metric_name == "time" and not self._by_rule and self.bound_s(options) >= self.least
-
     def fits(self, options: ScheduleOptions) -> bool:
         """Return whether all ranks have room for the panels of a schedule of `kblocks`."""
         ways = (True, False) if self._kblocks.aligns else (True,)
@@ -168,7 +164,8 @@ class Evaluation:
         if self.spent + (len(self._begun) + 1) * self._last_tasks > self.limit:
             self.settle()  # near the end of the budget one by one, so that little is made in vain
         self._results[options] = None
-        if not must and (self.is_over or self._cannot_win(options)):
+        by_bound = self._metric_name == "time" and not self._by_rule  # to know it takes as long as to try some by rule
+        if not must and (self.is_over or (by_bound and self.bound_s(options) >= self.least)):
             self.discarded += 1
             return
         try:

@@ -19,8 +19,9 @@ def attach(comm: Any, value: object) -> None:
     if not _key:
         _key.append(MPI.Comm.Create_keyval(delete_fn=_forget))
         atexit.register(_kept.clear)
-    _kept[number := next(_numbers)] = value
-    comm.Set_attr(_key[0], number)
+    number = next(_numbers)
+    comm.Set_attr(_key[0], number)  # first: an interrupt leaves nothing that no communicator has
+    _kept[number] = value
 
 
 def detach(comm: Any) -> Any:
@@ -30,7 +31,7 @@ def detach(comm: Any) -> Any:
     number = comm.Get_attr(_key[0])
     if number is None:
         return None
-    value = _kept[number]
+    value = _kept.pop(number, None)  # first, as above
     comm.Delete_attr(_key[0])
     return value
 
