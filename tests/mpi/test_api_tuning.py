@@ -64,7 +64,7 @@ def short_of_memory(setting, beside):
 
 def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_paid_for_that(comm, session, monkeypatch):
     operands, counters = make_operands(session, CASE), session.counters
-    monkeypatch.setattr(planner, "search_s", lambda call_s: 3.5 * planner.SEARCH_FRACTION * call_s)
+    monkeypatch.setattr(planner, "search_s", lambda call_s, *_: 3.5 * planner.SEARCH_FRACTION * call_s)
     about = operands.a, operands.b, operands.c
 
     def made(**how):

@@ -120,6 +120,8 @@ def test_matrices_and_views_have_the_operator_of_products(comm, session):
         right = np.allclose(on_host(found.local), wanted[np.ix_(*found.local_indices)], 1e-13, 1e-13)
         collective_assert(comm, right, f"{found}: {found.local}")
     expect(comm, um.ParamError, ["shapes do not fit"], lambda: a @ a)
+    other = None if comm.rank == comm.size - 1 else a.T
+    expect(comm, um.ParamError, ["B is None"], lambda: a @ other)
     session.release(a)
     expect(comm, um.ParamError, ["was released", "nothing to multiply"], lambda: a @ a)
 

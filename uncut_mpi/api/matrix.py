@@ -526,9 +526,9 @@ class Matrix:
 
     def __matmul__(self, other: object) -> Any:
         """Return A B, a new matrix, as ``session.gemm(a, b)`` does. Collective."""
-        if not isinstance(other, Matrix):
-            return self._no_operator("@", other, "both sides of it are matrices of one session")
-        return self._session("multiply").gemm(self, other)
+        if hasattr(other, "__array_ufunc__"):
+            return self._no_operator("@", other)
+        return self._session("multiply").gemm(self, other)  # which tells all ranks what is no matrix
 
     def _no_operator(self, symbol: str, other: object = None, mend: str = "use numpy.asarray(matrix) or .array") -> Any:
         """Leave an operator to an array on its other side, which knows what to do; else raise TypeError."""

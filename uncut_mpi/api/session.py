@@ -27,7 +27,7 @@ from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.attributes import attach, detach
+from uncut_mpi.spmd.attributes import attach, attached, detach
 from uncut_mpi.spmd.group import OPENING
 from uncut_mpi.spmd.runtime import is_fork
 
@@ -342,8 +342,9 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     ParamError, RankMismatchError, UncutError
         As `Session`, `Session.distribute` and `Session.gemm`.
     """
-    kept: Session | None = detach(comm)
     with contextlib.ExitStack() as closing:  # by an error, too
+        kept: Session | None = attached(comm)
+        closing.callback(detach, comm)
         session = closing.enter_context(Session(comm) if kept is None or kept.broken else kept)
         operands = [session.distribute(local, Layout.rows()) for local in (a_local, b_local)]
         result = session.matmul(*operands)
@@ -352,5 +353,6 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
             session.release(matrix)
         if session._calls.binder.most_bytes <= _MOST_KEPT:
             closing.pop_all()
-            attach(comm, session)
+            if session is not kept:
+                attach(comm, session)
         return local

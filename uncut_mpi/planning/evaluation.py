@@ -44,16 +44,20 @@ _TRIED_PER_S: Final = 4_000_000
 """So many more for each second by which the best call is longer than a small one."""
 
 _TRIAL_S: Final = 1e-4
-_SEARCH_S: Final = 0.1
-"""What a schedule that is tried and a whole search take at most, about (2 cores of an AMD EPYC)."""
+_SEARCH_S: Final = 0.025
+_TASK_S: Final = 5e-6
+"""
+About what a schedule that is tried takes, a whole search at most for each rank, and schedules as large as the first for
+each of its tasks (2 cores of an AMD EPYC).
+"""
 
 _MOST_TOO_LARGE: Final = 8
 """After so many schedules in a row for which the budget has no room there are hardly any that it has room for."""
 
 
-def search_s(call_s: float) -> float:
-    """Return about how long all is looked for where a call takes so long (s): by counts alone, for equal choices."""
-    return min(_SEARCH_S, _TRIAL_S * _most_tried(call_s))
+def search_s(call_s: float, num_ranks: int, tasks: int) -> float:
+    """Return about how long all is looked for (s), by counts alone; of a plan by rule its call (s) and its tasks."""
+    return max(min(_SEARCH_S * num_ranks, _TRIAL_S * _most_tried(call_s)), _TASK_S * tasks)
 
 
 def _most_tried(call_s: float) -> float:

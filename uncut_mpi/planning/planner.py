@@ -144,8 +144,8 @@ def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, li
     options = setting.options
     if options.scheduler == "auto" and not options.search and options.tune < 2 and setting.problem.has_product:
         by_rule = plan_several(setting.but(options=changed(options, search="rule")))
-        call_s = by_rule[0].predicted_s
-        calls = math.ceil(search_s(call_s) / (SEARCH_FRACTION * call_s))
+        call_s, tasks = by_rule[0].predicted_s, len(by_rule[0].schedule.tasks)
+        calls = math.ceil(search_s(call_s, setting.num_ranks, tasks) / (SEARCH_FRACTION * call_s))
         if calls > 1:
             return None, by_rule, calls
     return None, plan_several(setting), 0

@@ -50,7 +50,7 @@ They are longer where it has room for `MANY_PIECES` all the same: so a schedule 
 """
 
 MOST_PIECES: Final = 500_000
-"""With so many copies a schedule takes half a minute to make; more are a mistake in the amount of memory."""
+"""More copies are a mistake in the amount of memory."""
 
 
 class TooManyPiecesError(CapacityError):

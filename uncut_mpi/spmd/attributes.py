@@ -24,16 +24,18 @@ def attach(comm: Any, value: object) -> None:
     _kept[number] = value
 
 
-def detach(comm: Any) -> Any:
-    """Return the value that is kept with a communicator, and keep it no longer; None if there is none. Local."""
+def attached(comm: Any) -> Any:
+    """Return the value that is kept with a communicator; None if there is none. Local."""
     if not _key or not isinstance(comm, MPI.Comm) or comm == MPI.COMM_NULL:
         return None
     number = comm.Get_attr(_key[0])
-    if number is None:
-        return None
-    value = _kept.pop(number, None)  # first, as above
-    comm.Delete_attr(_key[0])
-    return value
+    return None if number is None else _kept.get(number)
+
+
+def detach(comm: Any) -> None:
+    """Keep nothing with a communicator. Local."""
+    if attached(comm) is not None:
+        comm.Delete_attr(_key[0])
 
 
 def _forget(_comm: Any, _key: int, number: int) -> None:
