@@ -21,8 +21,7 @@ from uncut_mpi.model.locations import Location, host_index, location_index
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.in_core import tables_in_core
-from uncut_mpi.planning.lower import Code, OperationList, lower
+from uncut_mpi.planning.lower import Code, OperationList, lower, tables_in_core
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify import Proof, follower_of, verify
 from uncut_mpi.planning.verify_lists import verify_lists

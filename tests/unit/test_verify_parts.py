@@ -15,8 +15,7 @@ from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
-from uncut_mpi.planning.in_core import tables_in_core
-from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.lower import lower, tables_in_core
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import follower_of, verify
 

@@ -91,11 +91,6 @@ class Binder:
         rank = self._group.rank
         return int(self.softbuf.sizes[rank]), int(self.host_softbuf.sizes[rank])
 
-    @property
-    def most_bytes(self) -> int:
-        """Bytes of the largest buffer that a rank has for plans, the same on all ranks."""
-        return int(max(self.softbuf.sizes.max(), self.host_softbuf.sizes.max()))
-
     def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands) -> Binding | None:
         """Return what binds a plan to matrices, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call

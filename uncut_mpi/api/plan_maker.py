@@ -158,8 +158,8 @@ class PlanMaker:
             return told
         with agreement.collective(group, "decoding the schedule"):
             schedules = made or [Schedule.decode(encoded) for _, encoded in told]
-            several = zip((about for about, _ in told), schedules, strict=True)
-            plans = tuple(Plan.of(key, about, schedule, group.rank) for about, schedule in several)
+            several = zip(told, schedules, strict=True)
+            plans = tuple(Plan.of(key, about, schedule, group.rank) for (about, _), schedule in several)
         counters.planner_calls += 1
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 

@@ -351,7 +351,8 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
         local = result.local
         for matrix in (*operands, result):
             session.release(matrix)
-        if session._calls.binder.most_bytes <= _MOST_KEPT:
+        binder = session._calls.binder
+        if max(binder.softbuf.sizes.max(), binder.host_softbuf.sizes.max()) <= _MOST_KEPT:  # the same on all ranks
             closing.pop_all()
             if session is not kept:
                 attach(comm, session)

@@ -21,8 +21,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.locations import in_host
-from uncut_mpi.planning.in_core import tables_in_core
+from uncut_mpi.model.locations import in_host, with_ends
 from uncut_mpi.planning.schedule import Schedule
 
 
@@ -155,6 +154,13 @@ class Lowering:
     def rank_list(self, rank: int) -> OperationList:
         """Return the operation list of `rank`."""
         return self.lists[rank]
+
+
+def tables_in_core(schedule: Schedule) -> _native.ScheduleTables:
+    """Return a schedule's tables as the core takes them, which live as long as what is returned."""
+    names = ("tasks", "operands", "regions", "awaits", "buffers", "lanes")
+    tables = [np.ascontiguousarray(getattr(schedule, name)) for name in names]
+    return _native.ScheduleTables(*[*tables, with_ends(schedule.locations)])
 
 
 def lower(schedule: Schedule, rank: int | None = None) -> Lowering:

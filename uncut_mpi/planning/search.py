@@ -217,11 +217,8 @@ class _Explorer:
             first = next(filter(self._evaluation.fits, self._sets.with_room(asked)), first)
         for usual in self._begin_with(first):
             if asked.scheduler == "kblocks" and not usual.options.blocking.slots:
-                others = itertools.chain(
-                    itertools.islice(self._dimensions.vary("parts", asked, usual), _PARTS_BY_RULE),
-                    self._dimensions.whole(asked, usual),
-                    self._in_strips(asked, usual),
-                )
+                parts = itertools.islice(self._dimensions.vary("parts", asked, usual), _PARTS_BY_RULE)
+                others = [*parts, *self._dimensions.whole(asked, usual), *self._in_strips(asked, usual)]
                 self._begin_with(*(changed(usual.options, **one) for one in others))
 
     def _in_strips(self, asked: ScheduleOptions, usual: Candidate) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from uncut_mpi.model.costs import (
 )
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.in_core import tables_in_core
+from uncut_mpi.planning.lower import tables_in_core
 from uncut_mpi.planning.schedule import Kind, Schedule, rows_by_rank
 
 

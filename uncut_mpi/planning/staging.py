@@ -30,7 +30,7 @@ from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, panel_bytes, user_pieces, user_table
-from uncut_mpi.planning.in_core import tables_in_core
+from uncut_mpi.planning.lower import tables_in_core
 from uncut_mpi.planning.schedule import NO_SOURCE, LaneKind, Matrix, Role, Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.units import bytes_text
@@ -66,7 +66,8 @@ def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...
     """Return those of some user buffers that others use than their owner's device, or its worker in host memory."""
     if not users:
         return ()
-    used = _in_core(schedule, np.zeros(len(schedule.buffers), np.uint8)).used_by_others
+    none_turned = np.zeros(len(schedule.buffers), np.uint8)
+    used = _native.Staging(tables_in_core(schedule), none_turned, schedule.problem.reads_c).used_by_others
     return tuple(sorted(user for user in users if used[user]))
 
 
@@ -93,7 +94,7 @@ def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Sched
     made = _as_stored(schedule, placement)
     turned = np.zeros(len(schedule.buffers), np.uint8)
     turned[made.pieces["buffer"]] = made.pieces["turned"]
-    core = _in_core(schedule, turned)
+    core = _native.Staging(tables_in_core(schedule), turned, schedule.problem.reads_c)
     moved = [at for at, used in enumerate(core.used_by_others) if used and (turned[at] or at in users)]
     pieces = bytes_of_pieces(schedule.buffers, schedule.locations, moved, room)
     if pieces:
@@ -119,10 +120,6 @@ def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Sched
     table["medium"][[*files]] = 1
     about = {name: getattr(schedule, name) for name in ("scheduler", "grid", "splits", "tile")}
     return setting.schedule(table, core.run(schedule.num_ranks, stand_ins), **about)
-
-
-def _in_core(schedule: Schedule, turned: np.ndarray) -> _native.Staging:
-    return _native.Staging(tables_in_core(schedule), turned, schedule.problem.reads_c)
 
 
 def bytes_of_pieces(

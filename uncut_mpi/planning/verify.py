@@ -20,8 +20,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.locations import location_at
-from uncut_mpi.planning.in_core import tables_in_core
-from uncut_mpi.planning.lower import Lowering
+from uncut_mpi.planning.lower import Lowering, tables_in_core
 from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
 from uncut_mpi.planning.verify_memory import verify_memory

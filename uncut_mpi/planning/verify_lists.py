@@ -18,8 +18,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.dtypes import ITEMSIZES
-from uncut_mpi.planning.in_core import tables_in_core
-from uncut_mpi.planning.lower import Code, OperationList
+from uncut_mpi.planning.lower import Code, OperationList, tables_in_core
 from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges, rows_by_rank
 
 # Waits, then the body, then what tells others: the order within one task (premise P3).
