@@ -14,7 +14,8 @@ from tests.helpers.collective import collective_assert
 from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.host_copies import joined_by_hosts
 from tests.helpers.products import Case, make_operands, mismatch, set_matrix
-from uncut_mpi.api import memory, plan_maker
+from uncut_mpi.api import memory
+from uncut_mpi.planning import planner
 from uncut_mpi.planning.planner import plan_several
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -68,7 +69,7 @@ def test_flags_in_host_memory_keep_step_with_the_others(comm, fresh_session, mon
             for one in plan_several(*arguments)
         ]
 
-    monkeypatch.setattr(plan_maker, "plan_several", joined)
+    monkeypatch.setattr(planner, "plan_several", joined)
     session = fresh_session
     case = Case(50, 45, 40, place=("0", "h", str(comm.size - 1)))
     operands = make_operands(session, case)

@@ -18,10 +18,11 @@ from tests.helpers.hostile import Closed
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi import Layout, ScheduleOptions
-from uncut_mpi.api import lifetime, plan_maker
+from uncut_mpi.api import lifetime
 from uncut_mpi.api import session as session_module
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import planner
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.planner import plan_several
 from uncut_mpi.planning.staging import used_by_others
@@ -281,7 +282,7 @@ def test_auto_is_the_layout_whose_product_is_predicted_fastest(comm, session, mo
         out = session.empty(shape, "f64", layout)
         with session.plan(a, b, out, reads_c=False) as plan:
             expected.setdefault(plan.summary.predicted_s, out.layout)
-    monkeypatch.setattr(plan_maker, "plan_several", count)
+    monkeypatch.setattr(planner, "plan_several", count)
     c = session.gemm(a, b, out_layout="auto")
     tried = len(planned)
     wanted = expected[min(expected)]

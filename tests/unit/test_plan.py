@@ -41,6 +41,9 @@ class Tried:
     energy_j: float
     shape: tuple[int, ...] = (2, 2, 1)
 
+    def bound(self) -> float:
+        return self.bound_s
+
 
 @pytest.fixture
 def asked(monkeypatch):
