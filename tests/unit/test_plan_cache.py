@@ -171,7 +171,8 @@ def test_a_plan_by_rule_is_followed_by_that_of_a_search_after_so_many_calls(call
         assert call(8) is rule
         call.cache.keep(rule)
     key = call(8)
-    assert key == rule.key.searched("full") != rule.key
+    assert key == rule.key
+    assert call.cache.is_due(key)
     assert call(8, numbers=(4, 5, 6)) == key  # also in other matrices
     found = Made(key)
     call.cache.keep(found)
@@ -185,7 +186,7 @@ def test_a_plan_by_rule_stays_where_its_search_brings_nothing_and_is_searched_no
     rule = call.made(8, search_after=1)
     key = call(8)
     assert call.cache.instead(rule) is None
-    assert call.cache.instead(rule.key.searched("full")) is None  # of a plan that was asked for
+    assert call.cache.instead(rule.key.searched("full")) is None  # which is another one's
     assert call.cache.instead(key, Made(key, predicted_s=0.9)) is None
     assert call.cache.instead(key, *found) is rule
     for _ in range(3):
@@ -193,17 +194,11 @@ def test_a_plan_by_rule_stays_where_its_search_brings_nothing_and_is_searched_no
         call.cache.keep(rule)
 
 
-def test_who_asks_how_far_a_search_goes_has_it_at_once(caller):
+def test_who_asks_how_far_a_search_goes_has_plans_of_its_own(caller):
     call, rule, full = caller(4), ScheduleOptions(search="rule"), ScheduleOptions(search="full")
-    usual = call.made(8, search_after=100)
-    key = call(8, options=full)
-    assert key == usual.key.searched("full")
-    found = Made(key)
-    call.cache.keep(found)
-    assert call(8, options=full) is call(8) is found
-    by_rule = call.made(8, options=rule)
-    assert by_rule.key.options.search == "rule"
+    usual, searched, by_rule = call.made(8, search_after=100), call.made(8, options=full), call.made(8, options=rule)
+    assert by_rule.summary.search == "rule"
     for _ in range(5):
         call.cache.keep(by_rule)
-        assert call(8, options=rule) is by_rule
-    assert call(8) is found
+        assert not call.cache.is_due(by_rule.key)
+        assert (call(8), call(8, options=full), call(8, options=rule)) == (usual, searched, by_rule)

@@ -415,7 +415,7 @@ class Calls:
                     raise
 
     def _made(self, key: PlanKey, matrices: Operands, choices: Choices) -> AnyPlan:
-        made = self.maker.make(key, self.binder.held_bytes)
+        made = self.maker.make(key, self.binder.held_bytes, searches=self.plans.is_due(key))
         if isinstance(made, Chunks):  # too long to be planned by rule
             return Chunked.of(key, made, matrices, choices, self._plan_of_chunk)
         return self.plans.instead(key, made) or made

@@ -36,7 +36,6 @@ class PlanCache:
         self._plans: dict[PlanKey, AnyPlan] = {}
         self._used: dict[AnyPlan, int] = {}
         self._left: dict[AnyPlan, int] = {}  # calls of a plan by rule, before there is a search
-        self._due: PlanKey | None = None  # of a plan by rule, the last one that `known` has returned
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
         self._calls: dict[_Call, tuple[ScheduleOptions, AnyPlan]] = {}
@@ -67,16 +66,14 @@ class PlanCache:
         return kept
 
     def known(self, key: PlanKey) -> AnyPlan | PlanKey:
-        """Return the plan of a key, or the key of the plan to make. Local."""
-        kept = self._plans.get(_index(key))
-        if kept is None:
-            return key
-        search = key.options.search
-        if kept.summary.search == "rule" and (search == "full" or (not search and self._left.get(kept, 1) <= 0)):
-            key = key.searched("full")
-            self._due = key if not search else None
-            return key
-        return kept
+        """Return the plan of a key, or the key if one is to be made: there is none, or its search is due. Local."""
+        kept = self._plans.get(key)
+        return key if kept is None or self.is_due(key) else kept
+
+    def is_due(self, key: PlanKey) -> bool:
+        """Return whether there is a plan of a key by rule, and so many calls of it that a search is due. Local."""
+        kept = self._plans.get(key)
+        return kept is not None and self._left.get(kept, 1) <= 0
 
     def instead(self, key: PlanKey | AnyPlan, found: AnyPlan | None = None) -> AnyPlan | None:
         """
@@ -84,13 +81,12 @@ class PlanCache:
 
         There is no other search for it. Local; the same on all ranks.
         """
-        if key is not self._due or not isinstance(key, PlanKey):
+        if not isinstance(key, PlanKey) or not self.is_due(key):
             return None
-        kept = self._plans[_index(key)]
+        kept = self._plans[key]
         if found is not None and found.summary.predicted_s < kept.summary.predicted_s:
             return None
         del self._left[kept]
-        self._due = None
         return kept
 
     def keep(self, plan: AnyPlan) -> None:
@@ -101,16 +97,16 @@ class PlanCache:
         """
         self._uses += 1
         if plan not in self._used:
-            before = self._plans.pop(_index(plan.key), None)
+            before = self._plans.pop(plan.key, None)
             self._forget(before)
-            if before is not None and before.summary.search == "rule":
+            if before is not None and before.summary.search_after:
                 self._drop(before)
-            self._plans[_index(plan.key)] = plan
-            if plan.summary.search == "rule":
+            self._plans[plan.key] = plan
+            if plan.summary.search_after:
                 self._left[plan] = plan.summary.search_after
             while len(self._plans) > self._max_plans:
                 oldest = min(self._used, key=self._used.__getitem__)
-                del self._plans[_index(oldest.key)]
+                del self._plans[oldest.key]
                 self._forget(oldest)
                 self._drop(oldest)
         self._used[plan] = self._uses
@@ -131,8 +127,3 @@ class PlanCache:
             del self._used[plan]
             self._left.pop(plan, None)
             self._calls.clear()
-
-
-def _index(key: PlanKey) -> PlanKey:
-    """Return by what a plan is kept: that of a whole search in the place of one by rule, if nobody asks for this."""
-    return key.searched("") if key.options.search == "full" else key

@@ -135,7 +135,9 @@ class PlanMaker:
         self._budget = budget
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
-    def make(self, key: PlanKey, held: tuple[int, int], *, whole: bool = False) -> Plan | Trial | Chunks:
+    def make(
+        self, key: PlanKey, held: tuple[int, int], *, whole: bool = False, searches: bool = False
+    ) -> Plan | Trial | Chunks:
         """
         Return a new plan, or those to be tried, or in which chunks to do it. Collective; all ranks raise as rank 0.
 
@@ -147,9 +149,13 @@ class PlanMaker:
             Bytes that this rank has from earlier plans: of its device's memory and of host memory.
         whole : bool, optional
             Whether it is done by one schedule, however large.
+        searches : bool, optional
+            Whether all is looked for, though the key leaves that open.
         """
         group, counters = self._group, self._counters
         options = self._options((key,), held)
+        if searches:
+            options = changed(options, search="full")
         before = group.bytes_broadcast
         made: list[Schedule] = []  # on rank 0, which need not read what it has written
         told = group.from_root(lambda: self._plan_on_root(key, options, made, whole=whole))
