@@ -15,6 +15,7 @@ from tests.helpers.distributed import random_product
 from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands, mismatch, renew
 from tests.mpi.test_out_of_core import CASES, KIB
+from uncut_mpi.api import plans
 from uncut_mpi.planning import chunks
 
 pytestmark = pytest.mark.mpi(min_size=1)
@@ -70,6 +71,9 @@ def test_products_of_every_kind_and_place_are_right_in_chunks(comm, open_session
         for _ in range(2):
             wrong = multiply(session, operands, case)
             collective_assert(comm, not wrong, wrong)
+        kept = session._calls.plans._plans.values()
+        due = [one.summary.search_after for one in kept if isinstance(one, plans.Chunked)]
+        collective_assert(comm, not any(due), f"a product in chunks is planned anew after {due} calls")
 
 
 def test_who_polls_a_product_in_chunks_comes_to_an_end(comm, open_session, few_tasks, monkeypatch):

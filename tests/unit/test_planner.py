@@ -24,8 +24,9 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, plan
+from uncut_mpi.planning.planner import Planned, plan, plans_for_calls
 from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.variety import varied
 
@@ -74,6 +75,9 @@ def test_a_plan_by_rule_tries_little_and_is_not_far_behind(place: str, extents: 
     planned = plan(*about, ScheduleOptions(search="rule"))
     assert planned.schedule.digest() == rule.best.schedule.digest()
     assert planned.options.search == ""
+    for metric, few in (("time", full.best.predicted_s < 1.0), ("pdp", False)):
+        setting = Setting.of(*about, ScheduleOptions(metric=metric))
+        assert (plans_for_calls(setting, whole=True)[2] > 1) == few
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.device.interface import Backend, ExecutionReport, Run
-from uncut_mpi.errors import CapacityError, DeviceError, StallError, UncutError, is_agreed
+from uncut_mpi.errors import CapacityError, DeviceError, PlanError, ScheduleError, StallError, is_agreed
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd import agreement
@@ -404,8 +404,8 @@ class Calls:
                 if isinstance(plan, PlanKey):
                     plan = self._made(plan, matrices, choices)
                 return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices), plan.summary.chunks)
-            except UncutError as error:  # of one type on all ranks
-                if not is_agreed(error):
+            except (CapacityError, DeviceError, PlanError) as error:  # of one type on all ranks
+                if not is_agreed(error) or isinstance(error, ScheduleError):
                     raise
                 if isinstance(plan, Trial) and plan.may_go and isinstance(error, CapacityError | DeviceError):
                     plan = self.without(plan)

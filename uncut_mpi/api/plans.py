@@ -359,7 +359,9 @@ class Chunked:
         choices = choices._replace(options=changed(choices.options, tune=0))
         promises = {"reads_c": key.problem.reads_c, "scales_only": key.problem.scales_only}
         keys = [
-            PlanKey.of(infos_of(operands_of(matrices, choices, by_rows, extent)), choices, **promises)
+            PlanKey.of(infos_of(operands_of(matrices, choices, by_rows, extent)), choices, **promises).searched(
+                choices.options.search or "full"  # such calls are long
+            )
             for extent in chunks.extents
         ]
         plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_KINDS]}

@@ -142,7 +142,8 @@ def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, li
     if chunks is not None:
         return chunks, [], 0
     options = setting.options
-    if options.scheduler == "auto" and not options.search and options.tune < 2 and setting.problem.has_product:
+    is_open = options.scheduler == "auto" and not options.search and options.tune < 2 and options.metric == "time"
+    if is_open and setting.problem.has_product:
         by_rule = plan_several(setting.but(options=changed(options, search="rule")))
         call_s, tasks = by_rule[0].predicted_s, len(by_rule[0].schedule.tasks)
         calls = math.ceil(search_s(call_s, setting.num_ranks, tasks) / (SEARCH_FRACTION * call_s))
