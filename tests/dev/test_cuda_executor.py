@@ -104,6 +104,27 @@ def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake)
         assert sum(report.copy_bytes for report in reports.values()) == int(schedule.copies()[:, 3].sum())
 
 
+def test_chained_runs_give_what_runs_one_after_another_give(fake):
+    """Each adds to what the one before has made, with the same panels and flags."""
+    rng = random.Random(5)
+    followed = 0
+    for case in range(40):
+        schedule = random_case(rng, max_ranks=4, max_extent=20)
+        if schedule.problem.dtype is not DType.f64:
+            continue
+        contents = []
+        for chained in (0, 4):
+            cluster = FakeCluster(fake, schedule, epoch=2**32 - 2)
+            (alpha, beta), _ = filled_with_numbers(cluster, case)
+            fake.reset()
+            for _ in range(1 if chained else 4):
+                succeed(cluster.run(alpha, beta or 0.5, chained=chained))
+            followed += sum("batch wait" in line for line in fake.log()) * bool(chained)
+            contents.append([memory.tobytes() for memory in cluster.memory])
+        assert contents[0] == contents[1]
+    assert followed > 20
+
+
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):

@@ -79,7 +79,17 @@ class FaultyExecutable(HostExecutable):
             for index, body in self.bodies.items():
                 self.bodies[index] = Watched(body, fault, self.tasks[index], self.codes[index])
 
-    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(
+        self,
+        *,
+        alpha: Number,
+        beta: Number,
+        epoch: int,
+        timeout_s: float,
+        traced: bool = False,
+        chained: bool = False,
+        follows: bool = False,
+    ) -> Run:
         """See `Executable.start`."""
         if self.disorder is None:
             return super().start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)

@@ -8,6 +8,8 @@ opened, and the result is agreed again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from uncut_mpi.api.control import Control
@@ -209,6 +211,8 @@ class Flags(Arena):
     ----------
     epoch : int
         Of the next call; the same on all ranks.
+    before_reset : callable
+        Ends the calls that use the flags.
     """
 
     def __init__(
@@ -217,10 +221,12 @@ class Flags(Arena):
         super().__init__(group, backend, mappings, counters, "flags")
         self._control = control
         self.epoch = self._ahead = 0
+        self.before_reset: Callable[[], None] = lambda: None
 
     def begin(self, span: int) -> int:
         """Return the epoch of a call; that of the next one is `span` further on. Collective; seldom a message."""
         if self._ahead + span >= _PERIOD:
+            self.before_reset()
             self.reset()
         epoch, self.epoch = self.epoch, (self.epoch + span) % _EPOCHS
         self._ahead += span
@@ -243,4 +249,5 @@ class Flags(Arena):
 
     def table(self) -> FlagTable:
         """Return where the flags lie now. Local."""
-        return FlagTable(int(self.addresses[self._group.rank]), self.addresses.copy(), self._control.flags)
+        peers = self.addresses + 4 * self._group.size  # behind the words of ranks
+        return FlagTable(int(peers[self._group.rank]), peers, self._control.flags)

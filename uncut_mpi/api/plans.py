@@ -189,7 +189,11 @@ class Plan:
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:
         """Return the plan of a rank by a schedule."""
         lowering = lower(schedule, rank)
-        needed = schedule.softbuf_bytes(), schedule.softbuf_bytes(Space.HOST), 4 * lowering.num_flags
+        needed = (
+            schedule.softbuf_bytes(),
+            schedule.softbuf_bytes(Space.HOST),
+            4 * (lowering.num_flags + schedule.num_ranks),  # with the words by which runs follow one another
+        )
         for of_ranks in needed:
             of_ranks.flags.writeable = False
         softbuf_bytes, host_softbuf_bytes, flag_bytes = needed

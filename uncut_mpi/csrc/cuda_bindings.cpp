@@ -40,6 +40,7 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
                           .in_host = in_host.records<std::uint8_t>(),
                           .lanes = lanes.records<LaneRecord>(),
                           .num_events = nb::cast<std::size_t>(list.attr("num_events")),
+                          .span = nb::cast<std::uint32_t>(list.attr("span")),
                           .own_flags = nb::cast<Address>(flags.attr("own")),
                           .peer_flags = {peer_flags.data(), peer_flags.size()},
                           .host_flags = host_flags.data(),
@@ -121,9 +122,10 @@ void bind_cuda(nb::module_ &m) {
              stalled, aborted, stuck, times_s, host_times)
     nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
         .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,
-                      bool>(),
+                      bool, bool, bool>(),
              nb::call_guard<nb::gil_scoped_release>())
-        .def("poll", &Run::poll, nb::call_guard<nb::gil_scoped_release>())
+        .def("poll", &Run::poll, nb::arg("spin_s") = 0.0, nb::call_guard<nb::gil_scoped_release>())
+        .def_prop_ro("may_be_followed", &Run::may_be_followed)
         .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor))

@@ -35,10 +35,10 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
         int least_priority = 0;
         d.check("cuCtxGetStreamPriorityRange", d.cuCtxGetStreamPriorityRange(&least_priority, &greatest_priority_));
         void *words = nullptr;
-        d.check("cuMemHostAlloc", d.cuMemHostAlloc(&words, max_lanes * sizeof(std::uint32_t),
-                                                   host_alloc_portable | host_alloc_device_map));
+        constexpr std::size_t bytes = 2 * max_lanes * sizeof(std::uint32_t);
+        d.check("cuMemHostAlloc", d.cuMemHostAlloc(&words, bytes, host_alloc_portable | host_alloc_device_map));
         progress_ = static_cast<std::uint32_t *>(words);
-        std::memset(words, 0, max_lanes * sizeof(std::uint32_t));
+        std::memset(words, 0, bytes);
         d.check("cuMemHostGetDevicePointer", d.cuMemHostGetDevicePointer(&progress_device_, words, 0));
     } catch (...) {
         close();
@@ -93,6 +93,8 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
         copy_streams_.push_back(stream);
     }
     reserve_events(events_, events, event_disable_timing);
+    if (chain_stream_ == nullptr) d.check("cuStreamCreate", d.cuStreamCreate(&chain_stream_, stream_non_blocking));
+    reserve_events(chain_events_, 3 + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
 }
 
 void DeviceState::tune(const std::map<ProductShape, Wanted> &asked) {
@@ -307,7 +309,8 @@ void DeviceState::close() {
         }
         for (Stream stream : copy_streams_)
             d.cuStreamDestroy(stream);
-        for (const auto *events : {&events_, &timing_events_, &caller_events_})
+        if (chain_stream_ != nullptr) d.cuStreamDestroy(chain_stream_);
+        for (const auto *events : {&events_, &timing_events_, &caller_events_, &chain_events_})
             for (Event event : *events)
                 d.cuEventDestroy(event);
         for (const Address table : tables_->all)
@@ -322,6 +325,8 @@ void DeviceState::close() {
     events_.clear();
     timing_events_.clear();
     caller_events_.clear();
+    chain_events_.clear();
+    chain_stream_ = nullptr;
     progress_ = nullptr;
     context_ = nullptr;
 }

@@ -68,8 +68,14 @@ class DeviceState {
     Event event(std::size_t number) const { return events_.at(number); }
     Event timing_event(std::size_t number) const { return timing_events_[number]; }
     std::size_t num_timing_events() const { return timing_events_.size(); }
-    std::uint32_t *progress() const { return progress_; }  // in pinned host memory
-    Address progress_address(std::size_t lane) const { return progress_device_ + 4 * lane; }
+    // Words in pinned host memory, of which runs that overlap use one set each.
+    std::uint32_t *progress(std::size_t set) const { return progress_ + set * max_lanes; }
+    Address progress_address(std::size_t lane, std::size_t set) const {
+        return progress_device_ + 4 * (set * max_lanes + lane);
+    }
+    // What puts one run behind another: a stream, and events of which a run of each set has one, and each lane.
+    Stream chain_stream() const { return chain_stream_; }
+    Event chain_event(std::size_t number) const { return chain_events_.at(number); }
 
     // Choose kernels by their time, of products of so many operations or more; infinity: the library chooses all.
     // Without `timing` what is known is used and nothing is timed. Of `most` products or so what was found is kept.
@@ -99,9 +105,10 @@ class DeviceState {
 
     // Premise P1: held by the thread that issues.
     std::mutex &issuing() { return issuing_; }
-    // The run whose work the streams hold; null: none.
-    const void *in_flight() const { return in_flight_; }
-    void set_in_flight(const void *run) { in_flight_ = run; }
+    // The runs whose work the streams hold: at most two, the second behind the first.
+    std::vector<const void *> &in_flight() { return in_flight_; }
+    // Which set of words the next run has: not that of the one before.
+    std::size_t next_set() { return set_ = 1 - set_; }
 
     // For lanes of the host; made when it is first asked for.
     HostWorker &host_worker();
@@ -153,14 +160,16 @@ class DeviceState {
     std::size_t most_tuned_ = 0;
     std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
-    std::vector<Event> events_, timing_events_, caller_events_;
+    std::vector<Event> events_, timing_events_, caller_events_, chain_events_;
+    Stream chain_stream_ = nullptr;
     std::size_t num_marked_ = 0;  // of the caller's
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;
     bool abandoned_ = false;
     std::unique_ptr<HostWorker> host_worker_;
     std::mutex issuing_;
-    const void *in_flight_ = nullptr;
+    std::vector<const void *> in_flight_;
+    std::size_t set_ = 0;
 };
 
 }  // namespace uncut::cuda

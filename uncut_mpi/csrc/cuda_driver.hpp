@@ -146,6 +146,7 @@ enum DataType : int { type_r_32f = 0, type_r_16f = 2, type_c_32f = 4, type_c_64f
     X(cuEventCreate, 2000, Code(Event *, unsigned))                                                                    \
     X(cuEventDestroy, 4000, Code(Event))                                                                               \
     X(cuEventRecord, 2000, Code(Event, Stream))                                                                        \
+    X(cuEventQuery, 2000, Code(Event))                                                                                 \
     X(cuEventSynchronize, 2000, Code(Event))                                                                           \
     X(cuEventElapsedTime, 2000, Code(float *, Event, Event))                                                           \
     X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                                                  \

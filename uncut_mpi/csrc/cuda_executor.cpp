@@ -25,10 +25,12 @@ constexpr int polls_per_yield = 16;
 void Executor::prepare_trace() { device_->reserve_timing(1 + 2 * num_bodies_); }
 
 Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
-         double timeout_s, bool traced)
+         double timeout_s, bool traced, bool chained, bool follows)
     : executor_(std::move(executor)),
       device_(*executor_->device_),
       traced_(traced),
+      chained_(chained),
+      follows_(follows),
       epoch_(epoch),
       call_(std::uint64_t{epoch} + 1),
       factors_{0.0, 1.0, alpha, beta},
@@ -53,22 +55,24 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
 }
 
 void Run::begin() {
-    const auto held = hold();
+    const auto held = hold(true);
     if (device_.abandoned())
         throw Failure("an earlier run on this device backend stalled or lost its context; the job has to end");
     if (traced_ && device_.num_timing_events() < 1 + 2 * executor_->num_bodies_)
         throw Failure("a run was to be traced for which no events were made: prepare the trace first");
-    // No lane of ours is busy between runs, so the host may write the words.
-    std::memset(device_.progress(), 0, max_lanes * sizeof(std::uint32_t));
+    // No lane of a run with these words is busy, so the host may write them.
+    set_ = device_.next_set();
+    std::memset(device_.progress(set_), 0, max_lanes * sizeof(std::uint32_t));
     volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
-    for (std::size_t l = 0; l < max_lanes; ++l)  // of lanes that an earlier list had, too
+    for (std::size_t l = 0; l < max_lanes && !follows_; ++l)  // of lanes that an earlier list had, too
         if (row[l] != 0) row[l] = 0;
     const DeviceState::Scope scope(device_);
     scope.check();
-    device_.set_in_flight(this);
+    device_.in_flight().push_back(this);
     if (!executor_->host_lanes_.empty())
         device_.host_worker().start(
-            {&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(), traced_});
+            {&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(set_), traced_});
+    if (follows_) follow();
     if (traced_) mark_reference();
     advance(executor_->steps_.size());
 }
@@ -76,30 +80,73 @@ void Run::begin() {
 Run::~Run() { forget(); }
 
 void Run::forget() {
-    if (over_ || device_.in_flight() != this) return;
+    if (over_ || std::erase(device_.in_flight(), this) == 0) return;
     // Its work may go on for ever, and its peers wait.
     stop_worker();
     device_.abandon();
-    device_.set_in_flight(nullptr);
 }
 
-// Premise P1, and one run at a time.
-std::unique_lock<std::mutex> Run::hold() const {
+// Premise P1, and one run at a time, or one behind another.
+std::unique_lock<std::mutex> Run::hold(bool beginning) const {
     std::unique_lock<std::mutex> held(device_.issuing(), std::try_to_lock);
-    if (!held.owns_lock() || (device_.in_flight() != nullptr && device_.in_flight() != this))
+    const std::vector<const void *> &others = device_.in_flight();
+    const bool may = !beginning ? std::ranges::find(others, this) != others.end()
+                                : others.empty() || (follows_ && others.size() == 1 &&
+                                                     static_cast<const Run *>(others.front())->may_be_followed());
+    if (!held.owns_lock() || !may)
         throw Failure(
             "two threads run operation lists on one device backend at once, or one began a run before its last one "
             "had ended; give each thread its own session");
     return held;
 }
 
-bool Run::poll() {
+bool Run::poll(double spin_s) {
     if (!over_) {
         const auto held = hold();
         const DeviceState::Scope scope(device_);
-        advance(steps_per_poll);
+        const auto until = Clock::now() + std::chrono::duration<double>(spin_s);
+        for (advance(steps_per_poll); !over_ && Clock::now() < until; advance(steps_per_poll))
+            sched_yield();
     }
     return over_;
+}
+
+bool Run::is_joined() const { return executor_->lanes_.size() == 1 && executor_->lanes_.front().stream != nullptr; }
+
+Stream Run::joint() const { return is_joined() ? executor_->lanes_.front().stream : device_.chain_stream(); }
+
+// Let no lane begin before the run before has ended on all ranks.
+void Run::follow() {
+    const Driver &d = device_.driver();
+    fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(1 - set_), 0));
+    std::vector<MemOp> &ends = executor_->awaited_ends_;
+    for (MemOp &end : ends)
+        end.value.value = epoch_;
+    if (!ends.empty())
+        fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(ends.size()), ends.data(), 0));
+    if (is_joined()) return;
+    fail("cuEventRecord", d.cuEventRecord(device_.chain_event(2), joint()));
+    for (const Executor::Lane &lane : executor_->lanes_)
+        if (lane.stream != nullptr)
+            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(lane.stream, device_.chain_event(2), 0));
+}
+
+// Say behind all lanes that this run has ended here, after an error too.
+void Run::end_lanes() {
+    const Driver &d = device_.driver();
+    for (std::size_t l = 0; l < executor_->lanes_.size() && !is_joined(); ++l) {
+        const Stream stream = executor_->lanes_[l].stream;
+        if (stream == nullptr) continue;
+        fail("cuEventRecord", d.cuEventRecord(device_.chain_event(3 + l), stream));
+        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(3 + l), 0));
+    }
+    std::vector<MemOp> &told = executor_->told_;
+    for (MemOp &end : told)
+        end.value.value = epoch_ + executor_->span_;
+    if (!told.empty())
+        fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(told.size()), told.data(), 0));
+    fail("cuEventRecord", d.cuEventRecord(device_.chain_event(set_), joint()));
+    tail_issued_ = true;
 }
 
 const RunResult &Run::finish() {
@@ -115,7 +162,9 @@ const RunResult &Run::finish() {
 void Run::advance(std::size_t most_steps) {
     const std::size_t all = executor_->steps_.size();
     const std::uint64_t failed = *const_cast<volatile std::uint64_t *>(abort_word());
-    if (failed == (call_ | context_lost)) {
+    // Of this call, or of the one before, which this one may follow.
+    const auto since = static_cast<std::int32_t>(static_cast<std::uint32_t>(call_ - failed));
+    if ((failed & context_lost) != 0 && since >= 0) {
         // That rank writes no flags, so what waits for them here waits for ever.
         result_.aborted = true;
         device_.abandon();
@@ -126,6 +175,7 @@ void Run::advance(std::size_t most_steps) {
         traced_ ? issue_steps<true>(most_steps) : issue_steps<false>(most_steps);
         if (next_step_ == all) issued_ = Clock::now();
     }
+    if (chained_ && next_step_ == all && !tail_issued_ && !result_.fatal) end_lanes();
     if (result_.fatal || result_.stalled || (next_step_ == all && drain())) end();
 }
 
@@ -139,7 +189,7 @@ void Run::end() {
     result_.drain_s = std::chrono::duration<double>(ended - issued_).count();
     if (traced_ && !result_.aborted) read_times();
     if (result_.stalled || result_.fatal) device_.abandon();
-    device_.set_in_flight(nullptr);
+    std::erase(device_.in_flight(), this);
     over_ = true;
 }
 
@@ -286,6 +336,8 @@ void Run::issue_batch(const Step &step) {
     for (std::uint32_t i = 0; i < batch.count; ++i)
         if (ops[i].value.operation == mem_op_wait_value_32)
             ops[i].value.value = epoch_ + executor_->awaited_[batch.first + i];
+        else
+            ops[i].value.address = device_.progress_address(static_cast<std::size_t>(step.lane), set_);
     fail("cuStreamBatchMemOp", device_.driver().cuStreamBatchMemOp(stream_of(step), batch.count, ops, 0), &step);
 }
 
@@ -312,7 +364,7 @@ void Run::fail(const char *call, Code code, const Step *step, bool blas) {
 void Run::see_progress(std::size_t number) {
     Lane &lane = lanes_[number];
     const std::vector<Executor::Checkpoint> &checkpoints = executor_->lanes_[number].checkpoints;
-    const volatile std::uint32_t *words = device_.progress();
+    const volatile std::uint32_t *words = device_.progress(set_);
     const std::uint32_t word = words[number];
     std::size_t &next = lane.next_checkpoint;
     for (; next < checkpoints.size() && word > 2 * checkpoints[next].operation; ++next)
@@ -348,6 +400,16 @@ bool Run::may_issue() {
 }
 
 bool Run::drain() {
+    if (chained_) {  // behind whose steps the streams may hold those of another
+        const Code code = device_.driver().cuEventQuery(device_.chain_event(set_));
+        if (code == error_not_ready) {
+            if (!moved()) give_up();
+            return result_.stalled;
+        }
+        result_.fatal = result_.fatal || code != success;
+        fail("cuEventQuery", code);
+        next_lane_ = lanes_.size();
+    }
     // Lane after lane: once one is empty the others mostly are, and each is asked once.
     for (; next_lane_ < lanes_.size(); ++next_lane_) {
         if (lanes_[next_lane_].issued > 0 && !is_empty(next_lane_)) {
@@ -362,7 +424,7 @@ bool Run::drain() {
 }
 
 void Run::mirror() {
-    const volatile std::uint32_t *words = device_.progress();
+    const volatile std::uint32_t *words = device_.progress(set_);
     volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
     for (std::size_t l = 0; l < lanes_.size(); ++l)
         if (row[l] != words[l]) row[l] = words[l];
@@ -387,7 +449,7 @@ bool Run::moved() {
 
 void Run::give_up() {
     result_.stalled = true;
-    const volatile std::uint32_t *words = device_.progress();
+    const volatile std::uint32_t *words = device_.progress(set_);
     for (std::size_t l = 0; l < lanes_.size(); ++l)
         if (lanes_[l].issued > 0 && !is_empty(l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
     for (std::size_t i = 0; i < executor_->host_lanes_.size(); ++i) {

@@ -63,7 +63,8 @@ struct Program {
     std::span<const std::uint8_t> in_host;    // per buffer: 1 for host memory
     std::span<const LaneRecord> lanes;
     std::size_t num_events;
-    Address own_flags;
+    std::uint32_t span;  // how far a run takes the epoch
+    Address own_flags;   // before them a word of each rank, which writes the epoch behind a run that another may follow
     std::span<const std::int64_t> peer_flags;  // per rank
     std::uint32_t *host_flags;                 // a row of max_lanes words per rank, where lanes of the host are
     std::uint32_t *board;                      // num_ranks rows of max_lanes words and the abort word, host memory
@@ -154,6 +155,7 @@ class Executor {
     };
 
     void bind_lanes(const Program &program);
+    void bind_ends(const Program &program);
     void add_host_step(const Program &program, const Operation &operation, std::uint32_t index);
     static std::uint32_t *host_flag(const Program &program, const Operation &operation);
     Address flag_of(const Program &program, const Operation &operation) const;
@@ -198,22 +200,31 @@ class Executor {
     std::uint32_t *board_;
     std::size_t board_words_, rank_;
     std::size_t num_bodies_ = 0;
+    std::vector<MemOp> told_, awaited_ends_;  // of peers, that a run has ended
+    std::uint32_t span_ = 0;
 };
 
-// One run of a list. The device has one run in flight, whose progress words, streams and events are the device's.
+// One run of a list. The device has one run in flight, whose progress words, streams and events are the device's; or
+// two that are chained: once all of the first one is issued, the second is issued behind it. On the device it waits for
+// the end of the first one, on all ranks, so it finds memory and flags as if it had begun then. In the order of all
+// tasks a run's end comes before the run that follows.
 // Every call is made without the interpreter lock. What cannot begin is over, with its error in the result; later calls
 // raise for misuse alone (another thread is in a run).
 class Run {
   public:
     // Issue what can be issued without waiting.
     Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
-        double timeout_s, bool traced);
+        double timeout_s, bool traced, bool chained = false, bool follows = false);
     ~Run();
     Run(const Run &) = delete;
     Run &operator=(const Run &) = delete;
 
-    // Get on without waiting, for about 100 us; whether the run is over.
-    bool poll();
+    // Get on for so long, or without waiting, for about 100 us; whether the run is over.
+    bool poll(double spin_s = 0.0);
+    // Whether another chained run may be issued behind it.
+    bool may_be_followed() const {
+        return chained_ && tail_issued_ && !result_.fatal && !result_.stalled && !executor_->host_lanes_.size();
+    }
     // Wait until the run is over.
     const RunResult &finish();
 
@@ -228,7 +239,11 @@ class Run {
 
     void begin();
     void forget();
-    std::unique_lock<std::mutex> hold() const;
+    std::unique_lock<std::mutex> hold(bool beginning = false) const;
+    Stream joint() const;  // which follows all lanes, or goes before them
+    bool is_joined() const;
+    void follow();
+    void end_lanes();
     void advance(std::size_t most_steps);
     template <bool traced>
     void issue_steps(std::size_t most_steps);
@@ -260,7 +275,7 @@ class Run {
     std::shared_ptr<Executor> executor_;
     DeviceState &device_;
     RunResult result_;
-    const bool traced_;
+    const bool traced_, chained_, follows_;
     const std::uint32_t epoch_;
     const std::uint64_t call_;  // its value in the abort word
     // cuBLAS reads a complex factor as one of its own types, which lie at multiples of their size.
@@ -276,7 +291,8 @@ class Run {
     bool full_ = false, signals_only_ = false;
     std::size_t next_lane_ = 0;  // those before it are empty
     std::vector<std::uint32_t> seen_;
-    bool over_ = false;
+    bool over_ = false, tail_issued_ = false;
+    std::size_t set_ = 0;  // of the words
 };
 
 }  // namespace uncut::cuda

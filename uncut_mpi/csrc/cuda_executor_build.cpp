@@ -30,7 +30,7 @@ std::int64_t rows_to_add(const Operand &a, const Operand &c) {
     return more <= a.spare_rows && more <= c.spare_rows ? more : 0;
 }
 
-MemOp write_word(Address address, std::uint32_t value) {
+MemOp write_word(std::uint32_t value, Address address = 0) {
     MemOp op{};
     op.value.operation = mem_op_write_value_32;
     op.value.address = address;
@@ -87,9 +87,25 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         end_pack(program, lane);
         end_series(lane);
     }
+    bind_ends(program);
     if (!host_lanes_.empty()) device_->host_worker().reserve(host_lanes_);
     upload_packs();
     tune_products();
+}
+
+// A rank's word at a peer is as far before the peer's flags as it has ranks behind it.
+void Executor::bind_ends(const Program &program) {
+    span_ = program.span;
+    const std::size_t size = program.peer_flags.size();
+    for (std::size_t peer = 0; peer < size; ++peer) {
+        if (peer == rank_) continue;
+        told_.push_back(write_word(0, static_cast<Address>(program.peer_flags[peer]) - 4 * (size - rank_)));
+        MemOp end{};
+        end.value.operation = mem_op_wait_value_32;
+        end.value.address = program.own_flags - 4 * (size - peer);
+        end.value.flags = device_->wait_flags();
+        awaited_ends_.push_back(end);
+    }
 }
 
 void Executor::tune_products() {
@@ -183,7 +199,7 @@ void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t i
     const bool is_long = operation.code == code_gemm && steps_.back().weight >= long_product;
     if (lane.weight - last < checkpoint_interval && !is_long) return;
     const auto first = static_cast<std::uint32_t>(mem_ops_.size());
-    mem_ops_.push_back(write_word(device_->progress_address(operation.lane), 2 * index + 2));
+    mem_ops_.push_back(write_word(2 * index + 2));
     batches_.push_back({first, 1});
     lane.checkpoints.push_back({index, lane.weight});
     steps_.push_back({code_wait_flag, 1, operation.lane, index, static_cast<std::uint32_t>(batches_.size() - 1)});
@@ -191,7 +207,6 @@ void Executor::add_checkpoint_if_due(const Operation &operation, std::uint32_t i
 }
 
 void Executor::add_wait(const Program &program, const Operation &operation, std::uint32_t index) {
-    const Address word = device_->progress_address(operation.lane);
     Lane &lane = lanes_[operation.lane];
     // Waits that follow one another on a lane share a batch: nothing stands between them.
     const bool extends = !steps_.empty() && steps_.back().code == code_wait_flag &&
@@ -209,7 +224,7 @@ void Executor::add_wait(const Program &program, const Operation &operation, std:
     wait.value.address = flag_of(program, operation);
     wait.value.flags = device_->wait_flags();
     // A write takes the lane 1.5 us: before a wait mostly while it would wait anyway, after it never.
-    mem_ops_.push_back(write_word(word, 2 * index + 1));
+    mem_ops_.push_back(write_word(2 * index + 1));  // where, its run knows
     mem_ops_.push_back(wait);
     awaited_.resize(mem_ops_.size());
     awaited_.back() = operation.value;

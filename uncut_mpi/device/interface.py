@@ -112,7 +112,8 @@ class FlagTable:
     Attributes
     ----------
     own : int
-        Address of this rank's flags, slot s at ``own + 4 s``, which lanes of other ranks write.
+        Address of this rank's flags, slot s at ``own + 4 s``, which lanes of other ranks write. Before them lies a word
+        of each rank, the last one's at ``own - 4``: what a rank writes there behind a chained run (`Executable.start`).
     peers : ndarray of int64, shape (num_ranks,)
         Address, in this process, of every rank's flags (this rank's entry equals `own`).
     host : ndarray of uint32, shape (num_ranks, MAX_LANES)
@@ -215,12 +216,17 @@ class Run(abc.ABC):
     """One run of an operation list, from its start to its report. One thread at a time uses it."""
 
     @abc.abstractmethod
-    def poll(self) -> bool:
+    def poll(self, spin_s: float = 0.0) -> bool:
         """
-        Get on with the run without waiting, for about 100 µs, and return whether it is over.
+        Get on with the run without waiting, for about 100 µs or `spin_s`, and return whether it is over.
 
         On the host backend a poll computes: it takes as long as the body that it runs.
         """
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether a chained run may begin before this one, which is chained as well, is over."""
+        return False
 
     @abc.abstractmethod
     def finish(self) -> ExecutionReport:
@@ -258,7 +264,17 @@ class Executable(abc.ABC):
         return min(1.0, float(np.minimum(words / np.maximum(through, 1), 1.0) @ parts))
 
     @abc.abstractmethod
-    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(
+        self,
+        *,
+        alpha: Number,
+        beta: Number,
+        epoch: int,
+        timeout_s: float,
+        traced: bool = False,
+        chained: bool = False,
+        follows: bool = False,
+    ) -> Run:
         """
         Begin a run and return soon; one run of the list at a time, and finish it.
 
@@ -280,6 +296,11 @@ class Executable(abc.ABC):
             changed for so long while this rank still waits. It names the awaited task and rank.
         traced : bool, default False
             Take the time of every body; `prepare_trace` comes first.
+        chained : bool, default False
+            Let the next run follow this one; the same on all ranks.
+        follows : bool, default False
+            Begin on the device when the run before has ended on all ranks, which here may or may not know that. It was
+            chained (`Run.may_be_followed`), the epoch goes on by its span, and it is finished first.
         """
 
     def run(

@@ -87,9 +87,20 @@ class CudaExecutable(Executable):
                 device, program, addresses, flags, board, kernel, files.table()
             )
 
-    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(
+        self,
+        *,
+        alpha: Number,
+        beta: Number,
+        epoch: int,
+        timeout_s: float,
+        traced: bool = False,
+        chained: bool = False,
+        follows: bool = False,
+    ) -> Run:
         """See `Executable.start`."""
-        run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
+        how = timeout_s, traced, chained, follows
+        run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, *how)
         return CudaRun(self, run, timeout_s, traced)
 
     def run(
@@ -194,10 +205,15 @@ class CudaRun(Run):
         self._executable, self._native = executable, native
         self._timeout_s, self._traced = timeout_s, traced
 
-    def poll(self) -> bool:
+    def poll(self, spin_s: float = 0.0) -> bool:
         """See `Run.poll`."""
         with self._executable.running:
-            return self._native.poll()
+            return self._native.poll(spin_s)
+
+    @property
+    def may_be_followed(self) -> bool:
+        """See `Run.may_be_followed`."""
+        return self._native.may_be_followed
 
     def finish(self) -> ExecutionReport:
         """See `Run.finish`."""

@@ -99,7 +99,17 @@ class HostExecutable(Executable):
                 words[index] = words_at(int(flags.peers[peer]) + 4 * slot, 1)
         return words
 
-    def start(self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False) -> Run:
+    def start(
+        self,
+        *,
+        alpha: Number,
+        beta: Number,
+        epoch: int,
+        timeout_s: float,
+        traced: bool = False,
+        chained: bool = False,
+        follows: bool = False,
+    ) -> Run:
         """See `Executable.start`: there is nothing to issue, so no body runs yet."""
         if not self._open:
             raise DeviceError("this executable is closed: bind the operation list again")
@@ -152,7 +162,7 @@ class HostRun(Run):
         self._began_s = time.perf_counter()
         self._over = False
 
-    def poll(self) -> bool:
+    def poll(self, spin_s: float = 0.0) -> bool:
         """See `Run.poll`."""
         if not self._over:
             self._drive(time.perf_counter() + _POLL_S)
