@@ -38,6 +38,7 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
     from uncut_mpi.api.calls import CallResult
+    from uncut_mpi.api.flight import Handle
     from uncut_mpi.api.gemm_plan import GemmPlan, Trace
     from uncut_mpi.api.matrix import Matrix
     from uncut_mpi.api.plans import PlanSummary
@@ -58,6 +59,7 @@ _LAZY = {
     "Session": "uncut_mpi.api.session",
     "Matrix": "uncut_mpi.api.matrix",
     "GemmPlan": "uncut_mpi.api.gemm_plan",
+    "Handle": "uncut_mpi.api.flight",
     "CallResult": "uncut_mpi.api.calls",
     "PlanSummary": "uncut_mpi.api.plans",
     "Trace": "uncut_mpi.api.gemm_plan",
@@ -71,6 +73,7 @@ __all__ = [
     "DataFileError",
     "DeviceError",
     "GemmPlan",
+    "Handle",
     "Layout",
     "Location",
     "Machine",

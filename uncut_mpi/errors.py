@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 INTERRUPTED: Final = 130
 """Exit status of a command that Ctrl-C ended: 128 and the number of SIGINT, as shells have it."""
@@ -28,6 +28,9 @@ INTERRUPTED: Final = 130
 _PACKAGE: Final = __name__.partition(".")[0]
 
 _Error = TypeVar("_Error", bound=BaseException)
+
+Wire: TypeAlias = tuple[str, str]
+"""Type name and message of an error, as other ranks get it."""
 
 
 class UncutError(Exception):
@@ -138,7 +141,7 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".strip().removesuffix(":")
 
 
-def to_wire(error: BaseException) -> tuple[str, str]:
+def to_wire(error: BaseException) -> Wire:
     """Return (type name, message) of an error, to be carried to other ranks."""
     return type(error).__name__, str(error).strip() or repr(error)
 

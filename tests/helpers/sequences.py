@@ -37,7 +37,7 @@ STEPS = 50
 MOST_MATRICES = 8
 WEIGHTS = {
     "create": 5, "view": 3, "alias": 1, "read": 2, "rewrite": 2, "move": 4, "release": 2, "gemm": 8, "plan": 2,
-    "execute": 4, "odd": 1, "differently": 1, "others": 1, "interrupt": 1, "reopen": 1,
+    "execute": 4, "several": 3, "odd": 1, "differently": 1, "others": 1, "interrupt": 1, "reopen": 1,
 }  # fmt: skip
 ODD = [
     ("empty", ((2, 2), "f64", "rows"), {}),
@@ -433,9 +433,12 @@ class Sequences(RuleBasedStateMachine):
 
     def take(self, operands: tuple[Held, Held, Held], trans: str, alpha: complex, beta: complex) -> None:
         """Compare a product with numpy's, and write small numbers in its place if it has grown."""
-        a, b, c = operands
-        result = alpha * (a.op(trans[0]) @ b.op(trans[1])) + (beta * c.op("N") if beta else 0)
-        c.base[...] = result.astype(c.base.dtype)
+        c = operands[2]
+        multiply(operands, trans, alpha, beta)
+        self.settle(c)
+
+    def settle(self, c: Held) -> None:
+        """Compare a matrix that was written with numpy's, and write small numbers in its place if it has grown."""
         if c.path:
             found = self.session.gather(c.root.matrix)
             wrong = found is not None and not same(found, c.root.base)
@@ -466,6 +469,39 @@ class Sequences(RuleBasedStateMachine):
             self.take(operands, trans, alpha, beta)
         else:
             self.write_again(operands[2])
+
+    def several(self, rng: random.Random) -> None:
+        """Begin products, some of what others make; each rank waits for some, in any order, and drops the rest."""
+        session, own = self.session, random.Random(f"{rng.random()} {self.session.rank}")
+        begun, written, depths = [], dict[Held, Held](), dict[Held, int]()
+        for _ in range(rng.randint(1, 6)):
+            operands, trans = self.operands(rng)
+            a, b, c = operands
+            (alpha, beta), options = self.scalars(rng, c.matrix.dtype), self.options(rng)
+            depth = 1 + max(depths.get(one.root, 0) for one in (operands if beta else (a, b)))
+            if depth > (1 if c.matrix.dtype.itemsize == 2 else 2):
+                continue  # numbers would be too large to be exact
+            how = {"trans_a": trans[0], "trans_b": trans[1], "alpha": alpha, "beta": beta, "options": options}
+            made = self.call(
+                "gemm begun",
+                lambda of=operands, how=how: session.gemm(*(one.matrix for one in of), **how, wait=False),
+                valid=self.valid(operands, trans, options),
+            )
+            if made is None:
+                self.write_again(c)
+                continue
+            multiply(operands, trans, alpha, beta)
+            depths[c.root] = max(depth, depths.get(c.root, 0))
+            begun.append(made)
+            written[c.root] = c
+            del made
+        for one in own.sample(begun, own.randint(0, len(begun))):
+            one.wait()
+        if rng.random() < 0.5:
+            del begun
+        session.barrier()
+        for one in written.values():
+            self.settle(one)
 
     # -- what goes wrong -------------------------------------------------------------------------
 
@@ -518,13 +554,19 @@ class Sequences(RuleBasedStateMachine):
         (a, b, c), trans = self.operands(rng)
         guilty, after_s = rng.randrange(self.session.size), rng.random() ** 2 * 0.01 + 1e-6
         after_s = after_s if self.session.rank == guilty else 0.0
-        layout, how = random_layout(rng, a.base.shape, self.session.size), rng.choice(("gemm", "copy", "new", "file"))
+        layout, how = (
+            random_layout(rng, a.base.shape, self.session.size),
+            rng.choice(("gemm", "begun", "copy", "new", "file")),
+        )
         path, ops = os.path.join(self.folder, f"{next(self.numbers)}.npy"), {"trans_a": trans[0], "trans_b": trans[1]}
         said, hit = "", list[bool]()
         try:
             with contextlib.suppress(um.UncutError), self.session, alarm(after_s, hit):
                 if how == "gemm":
                     self.session.gemm(a.matrix, b.matrix, c.matrix, **ops)
+                elif how == "begun":
+                    handles = [self.session.gemm(a.matrix, b.matrix, c.matrix, **ops, wait=False) for _ in range(20)]
+                    handles[-1].wait()
                 elif how == "copy":
                     self.session.redistribute(a.matrix, layout)
                 elif how == "new":
@@ -546,6 +588,13 @@ def created(session, path, shape, dtype, order, *, commits) -> um.Matrix:
     if commits:
         session.commit(made)
     return made
+
+
+def multiply(operands: tuple[Held, Held, Held], trans: str, alpha: complex, beta: complex) -> None:
+    """Make a product with numpy."""
+    a, b, c = operands
+    result = alpha * (a.op(trans[0]) @ b.op(trans[1])) + (beta * c.op("N") if beta else 0)
+    c.base[...] = result.astype(c.base.dtype)
 
 
 def overlaps(x: Held, y: Held) -> bool | None:

@@ -78,10 +78,10 @@ def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session
     session.gemm(a, a)
     close = Gate.close
 
-    def late(*arguments):
+    def late(*arguments, **named):
         if comm.rank == comm.size - 1:
             allgather(comm, None)  # the others wait no more
-        return close(*arguments)
+        return close(*arguments, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(Gate, "close", late)

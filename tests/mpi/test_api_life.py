@@ -129,6 +129,7 @@ def test_a_call_that_has_begun_is_asked_and_finished(comm, open_session):
         with session.plan(a, a, c) as plan, session._gate.exclusive():
             request, _ = plan._request("execute", 2.0, 0.0, None, None, None, None)
             call = session._calls.open(request, plan._plan, plan._keep)
+            call.arm()
             call.start()
             is_now = session._calls.now is call and plan.progress() < 1
             while not call.poll():

@@ -84,6 +84,7 @@ def test_who_polls_a_product_in_chunks_comes_to_an_end(comm, open_session, few_t
         def polled(*about):
             call = calls.open(*about)
             try:
+                call.arm()
                 call.start()
                 kinds.append((type(call).__name__, any(call.poll() for _ in range(100_000))))
                 call.finish()

@@ -22,11 +22,9 @@ from uncut_mpi.planning.schedule import Role
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
-# Sets of matrices that one plan stays bound to; each holds a list of bound operations and few events.
-_MAX_BINDINGS = 8
-
-# Operations of all sets that a plan of chunks stays bound to beyond that.
+# Sets of matrices that one plan stays bound to, as many as have so many operations in all, between these limits.
 _MOST_OPERATIONS = 1 << 18
+_LEAST_SETS, _MOST_SETS = 8, 256
 
 _Names = tuple[Name, Name, Name]
 
@@ -97,14 +95,9 @@ class Binder:
         bound = self._bound.get(id(plan))
         return bound.get((a.info.name, b.info.name, c.info.name)) if bound else None
 
-    def bind(self, plan: Plan, matrices: Operands, wanted: int = 0) -> Binding:
+    def bind(self, plan: Plan, matrices: Operands) -> Binding:
         """
         Reserve memory and bind a plan to matrices, where it is not yet. Collective.
-
-        Parameters
-        ----------
-        wanted : int, optional
-            To how many sets of matrices it should stay bound, if their operations are not too many.
 
         Raises
         ------
@@ -120,8 +113,8 @@ class Binder:
             binding = self.find(plan, matrices)
             if binding is None:
                 bound = self._bindings_of(plan)
-                most = min(wanted, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
-                while len(bound) >= max(_MAX_BINDINGS, most):
+                most = min(_MOST_SETS, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
+                while len(bound) >= max(_LEAST_SETS, most):
                     bound.pop(next(iter(bound))).executable.close()
                 executable = self._backend.executable(
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board

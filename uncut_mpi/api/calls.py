@@ -19,6 +19,7 @@ import numpy as np
 from uncut_mpi.api.binding import Binder, Binding, digest_of
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.flight import Flight
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrices import MatrixStore
@@ -27,7 +28,16 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.device.interface import Backend, ExecutionReport, Run
-from uncut_mpi.errors import CapacityError, DeviceError, PlanError, ScheduleError, StallError, is_agreed
+from uncut_mpi.errors import (
+    CapacityError,
+    DeviceError,
+    ParamError,
+    PlanError,
+    ScheduleError,
+    StallError,
+    is_agreed,
+    release_frames,
+)
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd import agreement
@@ -88,11 +98,13 @@ class Call:
     ----------
     report : ExecutionReport
         Once it is finished: what this rank did.
+    over, error, unheard : bool, BaseException or None, bool
+        Of one in flight (`Flight`): whether all ranks are through, what any of them met, and whether nobody asks.
     """
 
     __slots__ = (
-        *("_began", "_binding", "_calls", "_keep", "_patience_s", "_plan", "_planned", "_request", "_run", "_traced"),
-        "report",
+        *("_began", "_binding", "_calls", "_epoch", "_keep", "_patience_s", "_plan", "_planned", "_request", "_run"),
+        *("_traced", "error", "over", "report", "unheard"),
     )
 
     report: ExecutionReport
@@ -110,10 +122,11 @@ class Call:
     ) -> None:
         self._calls, self._request, self._plan, self._keep = calls, request, plan, keep
         self._binding, self._planned, self._traced = binding, planned, traced
-        self._began = False
+        self._began = self.over = self.unheard = False
+        self.error: BaseException | None = None
 
-    def start(self, *, waits: bool = False) -> None:
-        """Begin the product, and return soon; or when this rank's part is over, if it waits for it anyway."""
+    def arm(self) -> None:
+        """Do what ranks have to do together before the product begins. Collective."""
         calls, executable = self._calls, self._binding.executable
         if self._traced:
             with agreement.collective(calls.group, "preparing a trace"):
@@ -122,48 +135,76 @@ class Call:
             calls.group.barrier()
         # Nothing may end anywhere during the longest task, and for what is allowed besides.
         self._patience_s = calls.timeout_s + executable.longest_s
-        alpha, beta = self._request.scalars
-        calls.gate.epoch = epoch = calls.binder.flags.begin(executable.span)
-        self._began, self._run = True, None
-        made: Any = (executable.run if waits else executable.start)(
-            alpha=alpha,
-            beta=beta,
-            epoch=epoch,
-            timeout_s=self._patience_s,
-            traced=self._traced,
-        )
-        if waits:
-            self.report = made
-        else:
-            self._run = made
+        calls.gate.epoch = self._epoch = calls.binder.flags.begin(executable.span)
 
-    def poll(self) -> bool:
+    def start(self, *, waits: bool = False, chained: bool = False, follows: bool = False) -> None:
+        """
+        Begin the product, and return soon; or when this rank's part is over, if it waits for it anyway. Local.
+
+        `chained`, `follows`: as of `Executable.start`.
+        """
+        executable = self._binding.executable
+        alpha, beta = self._request.scalars
+        self._began, self._run = True, None
+        epoch, timeout_s, traced = self._epoch, self._patience_s, self._traced
+        if waits:
+            self.report = executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)
+        else:
+            self._run = executable.start(
+                alpha=alpha,
+                beta=beta,
+                epoch=epoch,
+                timeout_s=timeout_s,
+                traced=traced,
+                chained=chained,
+                follows=follows,
+            )
+
+    def poll(self, spin_s: float = 0.0) -> bool:
         """Get on without waiting; return whether this rank's part of what was started is over. Local."""
-        return self._run is None or self._run.poll()
+        return self._run is None or self._run.poll(spin_s)
+
+    @property
+    def may_be_followed(self) -> bool:
+        """Whether another call may start before this one, which is chained, is over."""
+        return self._run is not None and self._run.may_be_followed
 
     def finish(self, *, last: bool = True) -> None:
         """Wait until all ranks have done their parts; raise what any of them met. `last`: of what is written."""
         calls, gate = self._calls, self._calls.gate
         if self._run is not None:
             self.report = self._run.finish()
+        if gate.broken:  # by the call before this one, which others do not close either
+            raise ParamError(gate.why)
         report = self.report
         calls.counters.add(report)
         error = report.error
         try:
-            if gate.close(error, self._patience_s):  # with every rank's verdict
-                # After a stall, or with a context that is dead, tasks may still be in flight somewhere, so
-                # nothing may be freed or reused any more.
-                lost = isinstance(error, StallError) or getattr(error, "fatal", False)
-                gate.broken |= any(calls.group.allgather_objects(lost))
-                agreement.collective_result(calls.group, error, "gemm")
+            verdict = gate.close(error, self._patience_s)
         except StallError as missing:
             gate.broken = True
             # What this rank waited for in vain says more than that the barrier was not reached.
             raise (error if isinstance(error, StallError) else missing) from None
+        if verdict is not None:
+            wires, in_flight = verdict
+            gate.broken |= in_flight
+            agreement.raise_failure(wires, error, "gemm")
         assert not report.aborted  # without a rank that reports why
         written = self._request.matrices[2].info
         if last and written.file:
             calls.store.end_writing(written)
+
+    def complete(self, step: Callable[[], None]) -> None:
+        """Make a step of a product in flight; an error is kept, and ends it. Local but for the end."""
+        if self.error is not None:
+            return
+        try:
+            step()
+        except BaseException as error:
+            release_frames(error)
+            self.error = error.with_traceback(None)
+            if not is_agreed(error):
+                self._calls.gate.cut_short_in_flight(self._epoch, error)
 
     @property
     def result(self) -> CallResult:
@@ -177,8 +218,9 @@ class Call:
         return self._binding.executable.progress() if self._began else 0.0
 
     def let_go(self) -> None:
-        """Give the turn back. Local; a second call does nothing."""
-        self._calls.now = None
+        """Give the turn back, once. Local."""
+        if self._calls.now is self:
+            self._calls.now = None
         self._calls.turns.release()
 
 
@@ -189,10 +231,10 @@ class TriedCall(Call):
 
     _plan: Trial
 
-    def start(self, *, waits: bool = False) -> None:
+    def start(self, *, waits: bool = False, **how: bool) -> None:
         """See `Call.start`."""
         self._started_s = time.perf_counter()
-        super().start(waits=waits)
+        super().start(waits=waits, **how)
 
     def finish(self, *, last: bool = True) -> None:
         """See `Call.finish`; what is kept then is what the next call runs."""
@@ -224,8 +266,9 @@ class ChunkedCall(Call):
         for number in range(1, len(self._plan.keys)):
             self._binding, self._planned = self._calls.bind_chunk(self._plan, self._request, number)
             self._traced = False
-            if not self._planned:  # else `start` does so: what it overwrites all have used
+            if not self._planned:  # else `arm` does so: what it overwrites all have used
                 self._calls.group.barrier()
+            self.arm()
             self.start(waits=True)
             self._finish_one(number)
         self.report = first
@@ -271,6 +314,8 @@ class Calls:
     ----------
     turns : DeviceTurns
         Gives devices to calls.
+    flight : Flight
+        Those that go on by themselves.
     gate : Gate
         Opens and closes all calls of the session.
     binder : Binder
@@ -302,8 +347,10 @@ class Calls:
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
-            self.gate = Gate(group, self.turns, control, arrival_timeout_s)
+            self.flight = Flight(group)
+            self.gate = Gate(group, self.turns, control, self.flight, arrival_timeout_s)
             self.binder = Binder(group, backend, store, counters, control)
+            self.binder.flags.before_reset = self.flight.drain
             self.plans = PlanCache(max_plans, self.binder.drop)
             flags = self.binder.flags
             try:
@@ -322,14 +369,45 @@ class Calls:
         """Open, start and finish a product; parameters are those of `open`. Collective."""
         call = self.open(request, plan, keep, traced=traced)
         try:
+            call.arm()
             call.start(waits=True)
             call.finish()
         finally:
             call.let_go()
         return call
 
+    def launch(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> Call:
+        """
+        Open a product and let it go on by itself; parameters are those of `open`. Collective.
+
+        What needs ranks together more than once is done when this returns: the first call of a plan of several that are
+        tried, or of one in chunks.
+        """
+        call = self.open(request, plan, keep, follows=True)
+        try:
+            if type(call) is Call:
+                call.arm()
+                self.flight.add(call)
+                return call
+            self.flight.drain()
+            call.arm()
+            call.start(waits=True)
+            call.complete(call.finish)
+        except BaseException:
+            call.let_go()
+            raise
+        call.let_go()
+        call.over = True
+        return call
+
     def open(
-        self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None], *, traced: bool = False
+        self,
+        request: Request,
+        plan: AnyPlan | PlanKey,
+        keep: Callable[[AnyPlan], None],
+        *,
+        traced: bool = False,
+        follows: bool = False,
     ) -> Call:
         """
         Return one product that all ranks agree to make, with this rank's turn at its device. Collective.
@@ -342,14 +420,18 @@ class Calls:
             Takes the plan that all ranks use, and later what comes in its place.
         traced : bool, default False
             Take the times of this rank's tasks.
+        follows : bool, default False
+            Leave earlier calls in flight, if all ranks are ready for this one.
         """
-        binding, all_ready = self._meet(request, plan)
+        binding, all_ready = self._meet(request, plan, follows=follows)
+        written = request.matrices[2].info
         try:
-            self.turns.acquire(self._arrival_timeout_s)
+            self.turns.acquire(self._arrival_timeout_s, self.flight.drain)
+            if follows and (written.file or not all_ready):
+                self.flight.drain()
         except StallError:
             self.gate.broken = True  # some ranks may hold their devices by now
             raise
-        written = request.matrices[2].info
         try:
             if not all_ready:
                 plan, binding = self.prepare(plan, request.matrices, request.choices)
@@ -367,7 +449,7 @@ class Calls:
             self.turns.release()
             raise
 
-    def _meet(self, request: Request, plan: AnyPlan | PlanKey) -> tuple[Binding | None, bool]:
+    def _meet(self, request: Request, plan: AnyPlan | PlanKey, *, follows: bool) -> tuple[Binding | None, bool]:
         """Meet the ranks in this call; return what is bound to its matrices here, and whether all have that."""
         error: BaseException | None = None
         binding: Binding | None = None
@@ -392,8 +474,9 @@ class Calls:
                 self.store.check_files(matrices)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
+        epoch, ready = self.binder.flags.epoch, binding is not None
         return binding, self.gate.open(
-            request.call, request.asked, digest, epoch=self.binder.flags.epoch, ready=binding is not None, error=error
+            request.call, request.asked, digest, epoch=epoch, ready=ready, error=error, follows=follows
         )
 
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
@@ -403,7 +486,7 @@ class Calls:
             try:
                 if isinstance(plan, PlanKey):
                     plan = self._made(plan, matrices, choices)
-                return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices), plan.summary.chunks)
+                return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices))
             except (CapacityError, DeviceError, PlanError) as error:  # of one type on all ranks
                 if not is_agreed(error) or isinstance(error, ScheduleError):
                     raise
@@ -430,7 +513,7 @@ class Calls:
         its = plan.plan(number, self._plan_of_chunk, self.binder.drop)
         matrices = plan.operands(request.matrices, request.choices, number)
         is_new = self.binder.find(its, matrices) is None
-        return self.binder.bind(its, matrices, plan.summary.chunks), is_new
+        return self.binder.bind(its, matrices), is_new
 
     def judged(self, trial: Trial, seconds: float) -> AnyPlan:
         """Return what is kept of plans that are tried, after a call by one: in the end the fastest. Collective then."""
@@ -464,6 +547,7 @@ class Calls:
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
+        self.flight.drain()  # after a call that did not end: until it has given up
         self.turns.close()
         self.gate.let_go()
         self.control.close()

@@ -27,7 +27,9 @@ class Control:
     Attributes
     ----------
     exchange : CallExchange
-        By which ranks agree: each gives a record to all, or marks that it leaves.
+        By which ranks begin a call: each gives a record to all, or marks that it leaves.
+    verdicts : Verdicts
+        By which they end a product.
     turns : ndarray of uint64, shape (num_ranks,)
         How far each rank is in taking its device for a call; zeros at first.
     flags : ndarray of uint32, shape (num_ranks, MAX_LANES)
@@ -40,6 +42,7 @@ class Control:
         self._group, size = group, group.size
         fields = [
             ("exchange", np.uint8, (agreement.memory_bytes(group),)),
+            ("verdicts", np.uint8, (agreement.verdict_bytes(group),)),
             ("board", np.uint32, ProgressBoard.shape(size)),
             ("turns", np.uint64, (size,)),
             ("steps", np.uint64, (size,)),
@@ -50,6 +53,7 @@ class Control:
         (words,) = self._segment.array(kind, 1)
         self.exchange = agreement.CallExchange(group, words["exchange"])
         try:
+            self.verdicts = agreement.Verdicts(group, words["verdicts"])
             self.turns, self.flags = words["turns"], words["flags"]
             self.board = ProgressBoard(words["board"], group.rank)
             group.count_steps(words["steps"])
@@ -78,6 +82,6 @@ class Control:
         self._group.check_left = None
         self._group.count_steps(None)
         # Arrays of the segment would keep it mapped.
-        for name in ("exchange", "board", "turns", "flags"):
+        for name in ("exchange", "verdicts", "board", "turns", "flags"):
             self.__dict__.pop(name, None)
         self._segment.close()

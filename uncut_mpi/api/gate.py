@@ -13,7 +13,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 from uncut_mpi.api.control import Control
 from uncut_mpi.errors import (
@@ -21,6 +21,7 @@ from uncut_mpi.errors import (
     PeerFailedError,
     RankMismatchError,
     StallError,
+    Wire,
     agreed,
     is_agreed,
     release_frames,
@@ -31,6 +32,9 @@ from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group, name_ranks
 from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
+
+if TYPE_CHECKING:
+    from uncut_mpi.api.flight import Flight
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -58,6 +62,8 @@ class Gate:
         Told when this rank begins a call, so that those who wait for it can name it.
     control : Control
         Where the ranks meet, and see that a rank gets on or has failed.
+    flight : Flight
+        The calls in flight, which others finish first.
     arrival_timeout_s : float or None
         How long to wait for the others to begin a call.
 
@@ -77,11 +83,13 @@ class Gate:
         Closes the session on this rank; collective.
     """
 
-    def __init__(self, group: Group, turns: DeviceTurns, control: Control, arrival_timeout_s: float | None) -> None:
-        self._group, self._turns = group, turns
+    def __init__(
+        self, group: Group, turns: DeviceTurns, control: Control, flight: Flight, arrival_timeout_s: float | None
+    ) -> None:
+        self._group, self._turns, self._flight = group, turns, flight
         self._arrival_timeout_s = arrival_timeout_s
         self._missing, self._progress = turns.missing, control.progress
-        self._exchange, self._abort = control.exchange, control.abort
+        self._exchange, self._verdicts, self._abort = control.exchange, control.verdicts, control.abort
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
         self._inside = self._opened = False  # a call, and whether all ranks are in it
@@ -99,7 +107,7 @@ class Gate:
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
         self.on_close = _nothing  # which refers to this gate
-        del self._exchange, self._progress, self._abort
+        del self._exchange, self._verdicts, self._progress, self._abort
 
     def exclusive(self) -> Gate:
         """
@@ -166,6 +174,8 @@ class Gate:
     def _leave(self, reason: str, *, broken: bool) -> None:
         self._note_left(f"this rank left the session by {reason}", broken=broken)
         self._exchange.leave(reason)
+        if not self._flight.calls:  # else they get on, and end as ever
+            self._verdicts.leave(reason)
 
     def _cut_short(self, error: BaseException) -> None:
         """
@@ -177,6 +187,13 @@ class Gate:
         if self._opened and not self._exchange.pending and not self.over:
             self._abort(self.epoch)
             self._leave(type(error).__name__, broken=True)
+
+    def cut_short_in_flight(self, epoch: int, error: BaseException) -> None:
+        """End the session if an error of this rank alone has ended a call in flight, of this epoch. Local."""
+        if not self.over:
+            self._abort(epoch)
+            self._leave(type(error).__name__, broken=True)
+            self._verdicts.leave(type(error).__name__)
 
     def _note_left(self, why: str, *, broken: bool) -> None:
         self.left, self.why = True, f"{why}; make a new session, on all ranks"
@@ -225,9 +242,10 @@ class Gate:
         ready: bool = True,
         error: BaseException | None = None,
         waits_for_ever: bool = False,
+        follows: bool = False,
     ) -> bool:
         """
-        Open a call and return whether every rank is ready for it. Collective.
+        Open a call and return whether every rank is ready for it, when none is in flight. Collective.
 
         Parameters
         ----------
@@ -239,6 +257,8 @@ class Gate:
             What this rank has found wrong so far.
         waits_for_ever : bool, default False
             Do without the deadline: for calls in which ranks await what others do on their own.
+        follows : bool, default False
+            Leave earlier calls in flight.
 
         Raises
         ------
@@ -254,6 +274,11 @@ class Gate:
         """
         if digest is None:
             digest = agreement.digest_of(call_text(call, asked()).encode("utf-8", "surrogatepass")).tobytes()
+        flight = self._flight
+        if flight.calls and not follows:
+            flight.drain()
+        if flight.unheard and call != CLOSE:
+            error = error or flight.unheard_error()
         self.epoch = epoch
         self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
         self._turns.arrive()
@@ -299,18 +324,14 @@ class Gate:
         finally:
             del error  # it has left this frame
 
-    def close(self, error: BaseException | None, timeout_s: float) -> bool:
-        """Close a product: return whether any rank had an error; wait only while the others get on. Collective."""
-        if error is not None:  # the record that opened this call says that there is none
-            self._exchange.mine["status"] = True
+    def close(self, error: BaseException | None, timeout_s: float) -> tuple[list[Wire | None], bool] | None:
+        """Close a product, as `Verdicts.judge`; wait only while the others get on. Collective."""
         try:
-            records = self._exchange.exchange("closing barrier", timeout_s, progress=self._progress)
+            return self._verdicts.judge(error, timeout_s, self._progress)
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=True)
+            self._verdicts.leave()
             raise
-        if error is None and self._exchange.unanimous:
-            return False
-        return bool(records["status"].any())
 
     def _end_by(self, error: StallError | PeerFailedError, *, broken: bool) -> None:
         """End the session since ranks did not meet; what runs by then, if a call has opened, is in flight."""

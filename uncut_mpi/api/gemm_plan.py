@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from uncut_mpi.api.calls import CallResult, Calls
+from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import end_call, public_call
 from uncut_mpi.api.grips import is_array
 from uncut_mpi.api.keys import PlanKey
@@ -115,8 +116,9 @@ class GemmPlan:
         b: Any = None,
         c: Any = None,
         stream: Any = None,
+        wait: bool = True,
         **unknown: Any,
-    ) -> CallResult:
+    ) -> Any:
         """
         Compute C := alpha op(A) op(B) + beta C. Collective.
 
@@ -133,6 +135,13 @@ class GemmPlan:
             others or goes. Passing the same ones again makes nothing.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
+        wait : bool, default True
+            False: return when the product is on its way, with a `Handle` for its end. The same on all ranks.
+
+        Returns
+        -------
+        CallResult or Handle
+            What this rank did, or what waits for it.
 
         Raises
         ------
@@ -144,7 +153,7 @@ class GemmPlan:
         try:  # as `public_call` does, and 1.5 µs quicker
             if unknown:
                 raise TypeError(bad_call(GemmPlan.execute, unknown))
-            return self._execute(alpha, beta, a, b, c, stream)
+            return self._execute(alpha, beta, a, b, c, stream, wait)
         except BaseException as error:
             del self, a, b, c, stream, unknown
             end_call(error)
@@ -210,6 +219,7 @@ class GemmPlan:
             self._closed = True
             self._arrays.clear()
             if not self._calls.gate.over:
+                self._calls.flight.drain()
                 for plan in self._plans.values():
                     self._calls.binder.drop(plan)
 
@@ -239,12 +249,22 @@ class GemmPlan:
         return self._plans.get((key.private, key.files), key)
 
     def _request(
-        self, call: str, alpha: object, beta: object, a: object, b: object, c: object, stream: Any
+        self,
+        call: str,
+        alpha: object,
+        beta: object,
+        a: object,
+        b: object,
+        c: object,
+        stream: Any,
+        wait: object = True,
     ) -> tuple[Request, AnyPlan | PlanKey]:
         """Return what a caller asks of this plan, and `_plan_for` it; an error is raised on all ranks."""
         calls = self._calls
         try:
             calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
+            if wait is not True:
+                call = call_without_waiting(call, wait)
             scalars = Scalars.of(alpha, beta)
             self._check_open()
             if self._scales_only and scalars.alpha != 0:
@@ -306,9 +326,14 @@ class GemmPlan:
         done = self._plan.summary
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
-    def _execute(self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any) -> CallResult:
+    def _execute(
+        self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any, wait: object
+    ) -> CallResult | Handle[CallResult]:
         if not a is b is c is None:  # mostly they are, and this is part of every call
             a, b, c = self._made("execute", (a, b, c))
         with self._calls.gate.exclusive():
-            request, plan = self._request("execute", alpha, beta, a, b, c, stream)
-            return self._calls.run(request, plan, self._keep).result
+            if wait is True:
+                request, plan = self._request("execute", alpha, beta, a, b, c, stream)
+                return self._calls.run(request, plan, self._keep).result
+            request, plan = self._request("execute", alpha, beta, a, b, c, stream, wait)
+            return Handle(self, self._calls.flight, self._calls.launch(request, plan, self._keep), None)

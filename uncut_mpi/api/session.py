@@ -21,7 +21,7 @@ from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, sec
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_digest
-from uncut_mpi.errors import ParamError, is_agreed
+from uncut_mpi.errors import ParamError, agreed, is_agreed
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.layout import Layout
@@ -273,9 +273,13 @@ class Session(Multiplies):
             return
         try:
             if not self.broken:
+                flight = self._calls.flight
                 with self._gate.exclusive():
-                    self._gate.open(CLOSE)
+                    flight.drain()
+                    heard = self._gate.open(CLOSE, ready=not flight.unheard)
                 self._holdings.give_back()
+                if not heard:
+                    raise agreed(flight.failure)
         finally:
             if self._holdings.released:
                 lifetime.forget(self._holdings)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from uncut_mpi.api.dealing import proposed
+from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.keys import PlanKey
@@ -42,7 +43,8 @@ class Multiplies(MakesMatrices):
         options: ScheduleOptions | None = None,
         out_layout: Layout | Literal["auto"] | None = None,
         stream: Any = None,
-    ) -> Matrix:
+        wait: bool = True,
+    ) -> Any:
         """
         Compute C := alpha op(A) op(B) + beta C. Collective.
 
@@ -67,11 +69,14 @@ class Multiplies(MakesMatrices):
             least time. The first such call plans for each of them.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
+        wait : bool, default True
+            False: return when the product is on its way, with a `Handle` for its end. The same on all ranks. What has
+            to be made first (a new C, a plan) is made meanwhile, when earlier products have ended.
 
         Returns
         -------
-        Matrix
-            C.
+        Matrix or Handle
+            C, or what waits for it.
 
         Raises
         ------
@@ -92,18 +97,22 @@ class Multiplies(MakesMatrices):
                 if out_layout is not None:
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
                 scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                call = "gemm" if wait is True else call_without_waiting("gemm", wait)
                 matrices = self._store.operands(a, b, out)
-                request = tuple.__new__(Request, ("gemm", matrices, scalars, choices))  # as in `Scalars.of`
+                request = tuple.__new__(Request, (call, matrices, scalars, choices))  # as in `Scalars.of`
                 plan = self._calls.plans.find(request)
             except Exception as error:
                 self._gate.fail("gemm", error)
-            self._calls.run(request, plan, self._calls.plans.keep)
-        return out
+            if wait:
+                self._calls.run(request, plan, self._calls.plans.keep)
+                return out
+            return Handle(self, self._calls.flight, self._calls.launch(request, plan, self._calls.plans.keep), out)
 
     @public_call
     def matmul(self, a: Matrix, b: Matrix) -> Matrix:
         """Return A B, a new matrix: `gemm` without anything else. Collective."""
-        return self.gemm(a, b)
+        product: Matrix = self.gemm(a, b)
+        return product
 
     @public_call
     def plan(

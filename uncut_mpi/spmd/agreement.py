@@ -15,7 +15,7 @@ import itertools
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeGuard
+from typing import NoReturn, TypeGuard
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from uncut_mpi.errors import (
     RankMismatchError,
     StallError,
     UncutError,
+    Wire,
     agreed,
     from_wire,
     reason,
@@ -236,9 +237,22 @@ def collective_result(group: Group, error: BaseException | None, what: str, time
     if not status.any():
         return
     wires = group.allgather_objects(None if error is None else to_wire(error), what, timeout_s)
-    failed = [rank for rank, wire in enumerate(wires) if wire is not None]
-    first = failed[0]
-    name, message = wires[first]
+    raise_failure(wires, error, what)
+
+
+def raise_failure(wires: Sequence[Wire | None], error: BaseException | None, what: str) -> NoReturn:
+    """
+    Raise on all ranks what some have caught, as `collective_result`. Local.
+
+    Parameters
+    ----------
+    wires : sequence of (str, str) or None
+        What each rank has caught, as `to_wire` has it.
+    error : BaseException or None
+        What this rank caught.
+    """
+    failed = {rank: wire for rank, wire in enumerate(wires) if wire is not None}
+    first, (name, message) = next(iter(failed.items()))
     if error is not None and to_wire(error) == (name, message) and not isinstance(error, UncutError):
         error.add_note(f"(while {what})") if hasattr(error, "add_note") else None
         raise agreed(error)
@@ -335,6 +349,11 @@ class CallExchange:
             If a rank has left the session, whether the others are here or not; names it.
         """
         self._group.check_usable()
+        return self._met(what, timeout_s, missing, progress)
+
+    def _met(
+        self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None
+    ) -> np.ndarray:
         meeting = self._meeting
         if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
             self._watch(what, timeout_s, missing, progress)
@@ -415,3 +434,73 @@ class CallExchange:
     def all_same(self) -> bool:
         """Return whether all ranks gave the same digest, call and epoch in the last exchange. Local."""
         return bool((self._common == self._common[0]).all())
+
+
+_TEXT_BYTES = 2048  # of an error, at most
+_FAILED, _LOST = 1, 2  # in the status of a record
+
+
+class Verdicts(CallExchange):
+    """
+    The exchange that ends a product: who has failed, and by what. Any thread may make it, since it uses no MPI.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8, shape (`verdict_bytes(group)`,)
+        Zeros in memory that all ranks share.
+    """
+
+    def __init__(self, group: Group, memory: np.ndarray) -> None:
+        ends = memory_bytes(group)
+        super().__init__(group, memory[:ends])
+        self._rank = group.rank
+        self._texts = memory[ends:].reshape(2, group.size, _TEXT_BYTES)  # used in turn, as the places of a meeting
+        self._turn = 0
+
+    def judge(
+        self, error: BaseException | None, timeout_s: float, progress: Progress
+    ) -> tuple[list[Wire | None], bool] | None:
+        """
+        Tell all ranks what this one has met, and return what each has, or None if it is nothing. Collective.
+
+        Parameters
+        ----------
+        error : BaseException or None
+            What went wrong here; the first 2,048 bytes of its text reach the others.
+        progress : callable
+            As of `Group.watch`.
+
+        Returns
+        -------
+        (list of (str, str) or None, bool) or None
+            Each rank's error as `to_wire` has it, and whether tasks of any may still be in flight: after a stall, or
+            with a context that is dead (`fatal`), so that nothing may be freed or reused any more.
+
+        Raises
+        ------
+        StallError, PeerFailedError
+            As `CallExchange.exchange`.
+        """
+        self._turn ^= 1
+        if error is not None:
+            text = "\0".join(to_wire(error)).encode("utf-8", "replace")[: _TEXT_BYTES - 1] + b"\0"
+            self._texts[self._turn, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
+            lost = isinstance(error, StallError) or getattr(error, "fatal", False)
+            self.mine["status"] = _LOST if lost else _FAILED
+        records = self._met("closing barrier", timeout_s, None, progress)
+        if error is None and self.unanimous:
+            return None
+        self.mine["status"], statuses = 0, records["status"]
+        wires: list[Wire | None] = [self._wire(rank) if status else None for rank, status in enumerate(statuses)]
+        if error is not None:
+            wires[self._rank] = to_wire(error)
+        return wires, bool((statuses == _LOST).any())
+
+    def _wire(self, rank: int) -> Wire:
+        name, message, *_ = self._texts[self._turn, rank].tobytes().decode("utf-8", "ignore").split("\0")
+        return name, message
+
+
+def verdict_bytes(group: Group) -> int:
+    """Return the bytes of shared memory that `Verdicts` need."""
+    return memory_bytes(group) + 2 * group.size * _TEXT_BYTES

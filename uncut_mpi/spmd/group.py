@@ -206,8 +206,9 @@ class Group:
     # -- waiting -----------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """Let MPI get on with messages of the program, which others may wait for. Not collective."""
-        self._comm.Iprobe()
+        """Let MPI get on with messages of the program, if this is the thread that uses the group. Not collective."""
+        if threading.get_ident() == self._thread and not self.is_gone():
+            self._comm.Iprobe()
 
     def wait(self, request: MPI.Request, what: str, timeout_s: float | None, keep: object) -> None:
         """

@@ -83,9 +83,14 @@ class DeviceTurns:
         """Return the ranks that have not begun this call. Not collective."""
         return self._below(self._word(_ARRIVED))
 
-    def acquire(self, timeout_s: float | None = None) -> None:
+    def acquire(self, timeout_s: float | None = None, settle: Callable[[], None] = lambda: None) -> None:
         """
         Take the devices of all ranks for the call begun last. Collective, and so must something be before `release`.
+
+        Parameters
+        ----------
+        settle : callable, optional
+            Ends earlier calls of the session that still have the device, for which nothing but time is needed.
 
         Raises
         ------
@@ -103,13 +108,14 @@ class DeviceTurns:
                 self._await(lambda: min(words) >= tried, timeout_s, " to try its device", lambda: self._below(tried))
             # A rank that has failed in this call may be in its next one: not all above HELD is BLOCKED or LOCKED.
             if max(words) > tried and (first + _BLOCKED in words or first + _LOCKED in words):
+                settle()
                 self._take_turns(timeout_s)
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        """Give this rank's device back after a call. Not collective; without `acquire` it does nothing."""
+        """Give this rank's device back, once for each call. Not collective; without `acquire` it does nothing."""
         self._lock.give_back(self)
 
     def close(self) -> None:
@@ -152,9 +158,9 @@ class _DeviceLock:
         self._line: list[object] = []
 
     def try_take(self, who: object) -> bool:
-        """Take it if nobody holds it."""
+        """Take it if nobody else holds it or waits for it; each time it is taken it is to be given back."""
         with self._mutex:
-            if self._line:
+            if self._line and not (self._line[0] is self._line[-1] is who):
                 return False
             self._line.append(who)
             return True
@@ -169,7 +175,7 @@ class _DeviceLock:
         return self._line[0] is who
 
     def give_back(self, who: object) -> None:
-        """Neither hold it nor wait for it."""
+        """Hold it once less, or wait for it no more."""
         with self._mutex:
             if who in self._line:
                 self._line.remove(who)
