@@ -167,7 +167,7 @@ def test_what_fails_in_flight_is_told_by_the_handle_or_by_the_next_call_on_every
     guilty = comm.size - 1
     session, told = failing(open_session, comm, guilty)
     options = um.ScheduleOptions(scheduler="uncut", tile=8, grid=(comm.size, 1))  # all ranks compute
-    (a, b, d), (c, e, f) = operands(session)
+    (a, b, _), (c, e, f) = operands(session)
     for target in (c, e):
         session.gemm(a, b, target, options=options)
     if comm.rank == guilty:
@@ -222,7 +222,7 @@ def test_an_error_of_one_rank_alone_ends_the_session_and_every_handle(comm, open
 def test_files_chunks_and_plans_that_are_tried_are_right_without_waiting(comm, open_session, tmp_path_factory):
     folder = comm.bcast(str(tmp_path_factory.mktemp("handles")) if comm.rank == 0 else None)
     with open_session(comm) as session:
-        (a, b, _), (c, e, f) = operands(session, size=48)
+        (a, b, _), (_, e, f) = operands(session, size=48)
         file = session.create_file(f"{folder}/c.npy", (48, 48), "f64")
         several = um.ScheduleOptions(tune=2)
         handles = [

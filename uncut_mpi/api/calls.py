@@ -194,12 +194,12 @@ class Call:
         if last and written.file:
             calls.store.end_writing(written)
 
-    def complete(self, step: Callable[[], None]) -> None:
+    def attempt(self, step: Callable[..., None], **how: bool) -> None:
         """Make a step of a product in flight; an error is kept, and ends it. Local but for the end."""
         if self.error is not None:
             return
         try:
-            step()
+            step(**how)
         except BaseException as error:
             release_frames(error)
             self.error = error.with_traceback(None)
@@ -392,7 +392,7 @@ class Calls:
             self.flight.drain()
             call.arm()
             call.start(waits=True)
-            call.complete(call.finish)
+            call.attempt(call.finish)
         except BaseException:
             call.let_go()
             raise

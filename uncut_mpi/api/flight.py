@@ -9,7 +9,6 @@ other calls of the session finish those in flight before they begin (`Gate.open`
 from __future__ import annotations
 
 import collections
-import functools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -55,29 +54,33 @@ class Flight:
         self._group = group
         self._changed = threading.Condition(threading.Lock())
         self._thread: threading.Thread | None = None
+        self._idle = True  # whether the thread waits for calls, or is none
+        self._awaited = 0  # threads that wait for it
         self._failure: BaseException | None = None  # of the last call that failed; on all ranks
         self.unheard = False
         self.calls: collections.deque[Call] = collections.deque()
 
     def add(self, call: Call) -> None:
         """Let a call go on that all ranks have opened, once there are not too many before it. Local."""
-        with self._changed:
-            self._wait(lambda: len(self.calls) < MOST_IN_FLIGHT)
-            self.calls.append(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="uncut_mpi calls")
-                self._thread.start()
-            self._changed.notify_all()
+        if len(self.calls) >= MOST_IN_FLIGHT:
+            self._await(lambda: len(self.calls) <= MOST_IN_FLIGHT // 2)  # one by one the threads would only take turns
+        self.calls.append(call)
+        if self._idle:
+            with self._changed:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._loop, name="uncut_mpi calls")
+                    self._thread.start()
+                self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until none is in flight. Local."""
-        with self._changed:
-            self._wait(lambda: not self.calls)
+        if self.calls:
+            self._await(lambda: not self.calls)
 
     def await_end(self, call: Call) -> None:
         """Wait until a call is over. Local."""
-        with self._changed:
-            self._wait(lambda: call.over)
+        if not call.over:
+            self._await(lambda: call.over)
 
     def drop(self, call: Call) -> None:
         """Note that nobody here will ask what became of a call. Local."""
@@ -97,38 +100,46 @@ class Flight:
         name, message = to_wire(self._failure)
         return from_wire(name, f"a call with wait=False, whose handle was dropped: {message}", rank=self._group.rank)
 
-    def _wait(self, done: Callable[[], object]) -> None:
-        while not done():
-            self._changed.wait(_LOOK_S)
-            self._group.drive()
+    def _await(self, done: Callable[[], object]) -> None:
+        with self._changed:
+            self._awaited += 1
+            while not done():
+                self._changed.wait(_LOOK_S)
+                self._group.drive()
+            self._awaited -= 1
 
     def _loop(self) -> None:
-        started: collections.deque[Call] = collections.deque()
+        calls, started = self.calls, collections.deque[Any]()
         while True:
-            with self._changed:
-                if not self.calls and not self._changed.wait_for(lambda: self.calls, _LINGER_S):
-                    self._thread = None
-                    return
-                following = self.calls[len(started)] if len(started) < len(self.calls) else None
-            if following is not None and (not started or (len(started) < _CHAINED and started[-1].may_be_followed)):
-                following.complete(functools.partial(following.start, chained=True, follows=bool(started)))
+            if not calls:
+                with self._changed:
+                    self._idle = True
+                    if not self._changed.wait_for(lambda: calls, _LINGER_S):
+                        self._thread = None
+                        return
+                    self._idle = False
+            last = started[-1] if started else None
+            if len(started) < len(calls) and (last is None or (len(started) < _CHAINED and last.may_be_followed)):
+                following = calls[len(started)]
+                following.attempt(following.start, chained=True, follows=last is not None)
                 started.append(following)
                 continue
             oldest = started[0]
             # As long as it is alone another one may come and follow it.
-            if following is None and len(started) == 1 and oldest.may_be_followed and not oldest.poll(_SPIN_S):
+            if len(calls) == 1 and oldest.may_be_followed and not oldest.poll(_SPIN_S):
                 continue
-            oldest.complete(oldest.finish)
+            oldest.attempt(oldest.finish)
             oldest.let_go()
             started.popleft()
-            with self._changed:
-                self.calls.popleft()
-                oldest.over = True
-                if oldest.error is not None:
-                    self._failure = oldest.error
-                    self.unheard |= oldest.unheard
-                self._changed.notify_all()
-            del oldest, following
+            calls.popleft()
+            oldest.over = True
+            if oldest.error is not None:
+                self._failure = oldest.error
+                self.unheard |= oldest.unheard
+            if self._awaited:
+                with self._changed:
+                    self._changed.notify_all()
+            del last, oldest  # nothing of it is kept
 
 
 class Handle(Generic[_R]):
@@ -171,8 +182,7 @@ class Handle(Generic[_R]):
             raise ParamError("this handle was waited for before: keep what its wait() has returned")
         self._asked = True
         call = self._call
-        if not call.over:
-            self._flight.await_end(call)
+        self._flight.await_end(call)
         if call.error is not None:
             raise call.error
         return call.result if self._value is None else self._value  # type: ignore[return-value]  # a CallResult
