@@ -99,6 +99,8 @@ class BoundLayout:
     orders : tuple of CyclicOrder or None
         Of rows and of columns: in which order parts have their positions. None where these are indices. A schedule
         counts positions, so that layouts that differ in nothing else are equal, too.
+    blocks : tuple of (int, int)
+        Rows and columns of the blocks on the diagonal, of which alone the parts are (`GemmProblem.batch`); none: all.
 
     Raises
     ------
@@ -112,31 +114,56 @@ class BoundLayout:
     orders: tuple[CyclicOrder | None, CyclicOrder | None] = dataclasses.field(
         default=(None, None), compare=False, repr=False
     )
+    blocks: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
-        rows, cols = self.shape
+        if self.blocks:
+            self._check_blocks()
+        else:
+            _check_cover(self.shape, self.parts, _rectangles(self.parts))
+
+    def __hash__(self) -> int:
+        # Keys of caches are hashed all the time, and a batch has many parts.
+        return hash((self.shape, len(self.parts), len(self.blocks)))
+
+    def _check_blocks(self) -> None:
+        """Check that the parts in each block are all of it, and that there are no others."""
+        sizes = np.array(self.blocks, np.int64).reshape(-1, 2)
+        stops = np.cumsum(sizes, axis=0)
+        starts, (rows, cols) = stops - sizes, stops[-1].tolist()
+        if (rows, cols) != self.shape:
+            raise ParamError(f"blocks on the diagonal of {rows}×{cols} in all are no matrix of {self.shape}")
         edges = _rectangles(self.parts)
-        outside = (edges[:, 0] < 0) | (edges[:, 2] < 0) | (edges[:, 1] > rows) | (edges[:, 3] > cols)
-        outside |= (edges[:, 0] >= edges[:, 1]) | (edges[:, 2] >= edges[:, 3])
-        if outside.any():
-            raise ParamError(f"{_text(self.parts[int(np.argmax(outside))])} is no part of a matrix of {rows}×{cols}")
-        found = np.unique(edges, axis=0)  # replicas once
-        tops, top = np.unique(found[:, :2], return_inverse=True)
-        lefts, left = np.unique(found[:, 2:], return_inverse=True)
-        holders = np.zeros((max(1, len(tops)), max(1, len(lefts))), np.int64)
-        for (first, last), (begin, end) in zip(top.reshape(-1, 2).tolist(), left.reshape(-1, 2).tolist(), strict=True):
-            holders[first:last, begin:end] += 1
-        if holders.max() > 1:
-            raise ParamError(f"parts overlap: {_two_that_overlap(self.parts)}")
-        area = int(((found[:, 1] - found[:, 0]) * (found[:, 3] - found[:, 2])).sum())
-        if area != rows * cols:
-            raise ParamError(f"parts have {area} elements of a matrix of {rows}×{cols}, which has {rows * cols}")
+        # Of blocks that begin in a row, the last one has it.
+        block = np.clip(np.searchsorted(starts[:, 0], edges[:, 0], side="right") - 1, 0, None)
+        inside = edges - np.repeat(starts[block], 2, axis=1)
+        zero = np.zeros(len(block), np.int64)
+        whole = (inside == np.stack([zero, sizes[block, 0], zero, sizes[block, 1]], axis=1)).all(axis=1)
+        whole &= sizes[block].min(axis=1) > 0
+        alone = np.bincount(block[whole], minlength=len(sizes)) == np.bincount(block, minlength=len(sizes))
+        alone &= np.isin(np.arange(len(sizes)), block) | (sizes.min(axis=1) == 0)
+        order = np.argsort(block, kind="stable")
+        for at in np.flatnonzero(~alone).tolist():
+            first, last = np.searchsorted(block[order], (at, at + 1))
+            own = order[first:last]
+            _check_cover(self.blocks[at], [self.parts[one] for one in own.tolist()], inside[own])
 
     @classmethod
     def whole(cls, shape: tuple[int, int], location: Location, order: Order = "F", ld: int = 0) -> BoundLayout:
         """Return the layout of a matrix in one piece."""
         parts = (Part((0, shape[0]), (0, shape[1]), location, order, ld),) if shape[0] and shape[1] else ()
         return cls(shape, parts, "whole")
+
+    @classmethod
+    def diagonal(cls, layouts: Sequence[BoundLayout]) -> BoundLayout:
+        """Return the layout of a matrix that has those of others as the blocks on its diagonal, and nothing else."""
+        parts, top, left = list[Part](), 0, 0
+        for one in layouts:
+            for part in one.parts:
+                rows, cols = (part.rows[0] + top, part.rows[1] + top), (part.cols[0] + left, part.cols[1] + left)
+                parts.append(Part(rows, cols, part.location, part.order, part.ld))
+            top, left = top + one.shape[0], left + one.shape[1]
+        return cls((top, left), tuple(parts), blocks=tuple(one.shape for one in layouts))
 
     def sliced(self, rows: Extent, cols: Extent) -> BoundLayout:
         """Return some of its rows and columns, by position, as a matrix of its own."""
@@ -152,7 +179,8 @@ class BoundLayout:
     def transposed(self) -> BoundLayout:
         """The same memory as the transposed matrix."""
         parts = tuple(part.transposed for part in self.parts)
-        return BoundLayout(self.shape[::-1], parts, self.word, self.orders[::-1])
+        blocks = tuple((rows, cols) for cols, rows in self.blocks)
+        return BoundLayout(self.shape[::-1], parts, self.word, self.orders[::-1], blocks)
 
     @property
     def order(self) -> Order:
@@ -182,22 +210,23 @@ class BoundLayout:
             part if part.order == "F" else Part(part.rows, part.cols, place(part.location, number))
             for number, part in enumerate(self.parts)
         )
-        return BoundLayout(self.shape, tuple(parts), self.word, self.orders)
+        return dataclasses.replace(self, parts=tuple(parts))
 
     def encoded(self) -> list[Any]:
         """Return it as plain values, for JSON."""
         parts = [[*one.rows, *one.cols, str(one.location), one.order, one.ld] for one in self.parts]
-        return [list(self.shape), parts, self.word]
+        return [list(self.shape), parts, self.word, *([[*one] for one in self.blocks],) * bool(self.blocks)]
 
     @classmethod
     def decoded(cls, values: Sequence[Any]) -> BoundLayout:
         """Return what `encoded` was made of; ValueError, TypeError or ParamError for anything else."""
-        (rows, cols), parts, word = values
+        (rows, cols), parts, word, *blocks = values
         made = (
             Part((top, bottom), (left, right), Location.parse(location), order, ld)
             for top, bottom, left, right, location, order, ld in parts
         )
-        return cls((rows, cols), tuple(made), word)
+        (of_batch,) = blocks or ((),)
+        return cls((rows, cols), tuple(made), word, blocks=tuple((height, width) for height, width in of_batch))
 
     def __str__(self) -> str:
         places = dict.fromkeys(str(part.location) for part in self.parts)
@@ -206,6 +235,26 @@ class BoundLayout:
 
 def _rectangles(parts: Iterable[Part]) -> np.ndarray:
     return np.array([(*part.rows, *part.cols) for part in parts], np.int64).reshape(-1, 4)
+
+
+def _check_cover(shape: tuple[int, int], parts: Sequence[Part], edges: np.ndarray) -> None:
+    """Check that the rectangles of parts (rows, then columns) together are all of a shape, each element once."""
+    rows, cols = shape
+    outside = (edges[:, 0] < 0) | (edges[:, 2] < 0) | (edges[:, 1] > rows) | (edges[:, 3] > cols)
+    outside |= (edges[:, 0] >= edges[:, 1]) | (edges[:, 2] >= edges[:, 3])
+    if outside.any():
+        raise ParamError(f"{_text(parts[int(np.argmax(outside))])} is no part of a matrix of {rows}×{cols}")
+    found = np.unique(edges, axis=0)  # replicas once
+    tops, top = np.unique(found[:, :2], return_inverse=True)
+    lefts, left = np.unique(found[:, 2:], return_inverse=True)
+    holders = np.zeros((max(1, len(tops)), max(1, len(lefts))), np.int64)
+    for (first, last), (begin, end) in zip(top.reshape(-1, 2).tolist(), left.reshape(-1, 2).tolist(), strict=True):
+        holders[first:last, begin:end] += 1
+    if holders.max() > 1:
+        raise ParamError(f"parts overlap: {_two_that_overlap(parts)}")
+    area = int(((found[:, 1] - found[:, 0]) * (found[:, 3] - found[:, 2])).sum())
+    if area != rows * cols:
+        raise ParamError(f"parts have {area} elements of a matrix of {rows}×{cols}, which has {rows * cols}")
 
 
 def _text(part: Part) -> str:

@@ -9,12 +9,17 @@ transposition flipped. A C-order result is computed as Cᵀ = op(B)ᵀ op(A)ᵀ,
 A complex operand may be conjugated too. Of an operand in C's order that changes nothing: op C stays C, since Bᴴ
 transposed is conj(B), and B's memory read by columns is Bᵀ. In another order than C's it would be conjugated and not
 transposed, which no BLAS does. Such an operand is read in C's order, and copies transpose it (`planning.staging`).
+
+A batch of products is one product of block-diagonal matrices, of which only the blocks on the diagonal exist
+(`GemmProblem.batch`). An element of C has a sum over the k of its own block.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
+from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
@@ -144,6 +149,9 @@ class GemmProblem:
         True for C := A, where A is m×n as C is, and B and k are nothing: matrices that change their layout.
     part : PartOfC or None
         Which part of C is computed, or scaled; None: all.
+    batch : tuple of (int, int, int)
+        (m, n, k) of each of several products, the blocks on the diagonal one after another; m, n and k are their sums,
+        and nothing exists beside the blocks. Empty: one product.
     """
 
     m: int
@@ -160,6 +168,7 @@ class GemmProblem:
     swapped: bool = False
     copies: bool = False
     part: PartOfC | None = None
+    batch: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         dtypes = three_of(self.dtype)
@@ -177,6 +186,8 @@ class GemmProblem:
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         if self.part is not None and self.copies:
             raise ParamError("C := A has all of C: copy a view of it instead")
+        if self.batch:
+            self._check_batch()
         for down, along in self.part.rectangles if self.part is not None else ():
             if down[1] > self.m or along[1] > self.n:
                 raise ParamError(f"rows {down} and columns {along} are not all in a C of {self.m}×{self.n}")
@@ -198,6 +209,15 @@ class GemmProblem:
                     f"{name} has {ld}×{cols} elements of {dtype.itemsize} bytes, more than can be addressed "
                     f"({MOST_BYTES} bytes): use smaller extents"
                 )
+
+    def _check_batch(self) -> None:
+        if self.copies or self.part is not None:
+            raise ParamError("a batch is multiplied, and all of it: it has no part, nor is it copied")
+        sums = tuple(map(sum, zip(*self.batch, strict=True)))
+        if sums != (self.m, self.n, self.k) or min(map(min, self.batch)) < 0:
+            raise ParamError(
+                f"the products of a batch have {sums} as sums of m, n, k, and not {self.m, self.n, self.k}"
+            )
 
     @property
     def a_shape(self) -> tuple[int, int]:
@@ -224,14 +244,25 @@ class GemmProblem:
         """Types of A, B and C."""
         return self.dtype if isinstance(self.dtype, tuple) else (self.dtype, self.dtype, self.dtype)
 
+    def blocks_of(self, matrix: Matrix) -> tuple[Rectangle, ...]:
+        """Return rows and columns of the blocks of a matrix that exist, as it is stored: of a plain one just one."""
+        if not self.batch:
+            rows, cols = self.shape_of(matrix)
+            return (((0, rows), (0, cols)),)
+        every = zip(*self.batch, strict=True)
+        m, n, k = ([*itertools.pairwise(itertools.accumulate(extents, initial=0))] for extents in every)
+        if matrix is Matrix.C:
+            return tuple(zip(m, n, strict=True))
+        down, along, trans = (m, k, self.trans_a) if matrix is Matrix.A else (k, n, self.trans_b)
+        return tuple(zip(down, along, strict=True) if trans == "N" else zip(along, down, strict=True))
+
     def bytes_of(self, matrix: Matrix) -> int:
         """Return the bytes of a matrix's elements."""
-        rows, cols = self.shape_of(matrix)
-        return rows * cols * self.dtypes[matrix].itemsize
+        return sum(map(elements_of, self.blocks_of(matrix))) * self.dtypes[matrix].itemsize
 
     def elements_used(self, matrix: Matrix, rows: Extent, cols: Extent) -> int:
         """Return how many elements of some rows and columns of a matrix, as it is stored, take part."""
-        if self.part is None:
+        if self.part is None:  # of a batch too, whose parts lie in blocks
             return elements_of((rows, cols))
         if matrix is Matrix.C:
             shared = (common(one, (rows, cols)) for one in self.rectangles)
@@ -271,14 +302,18 @@ class GemmProblem:
         product = self.has_product
         summed = ((0, self.k),) if product else ()
         c_in = CIn.SCALED if self.reads_c else CIn.ABSENT
+        if self.batch:
+            ends = itertools.pairwise(itertools.accumulate((k for _, _, k in self.batch), initial=0))
+            ranges = ((k,) if product and k[0] < k[1] else () for k in ends)
+            return tuple(ResultPart(*one, k, bool(k), c_in) for one, k in zip(self.rectangles, ranges, strict=True))
         computed = [ResultPart(*one, summed, product, c_in, copied=self.copies) for one in self.rectangles]
         beside = () if self.part is None else self.part.beside(self.m, self.n)
         return (*computed, *(ResultPart(*one, (), False, CIn.RAW) for one in beside))
 
     @property
     def rectangles(self) -> tuple[Rectangle, ...]:
-        """Rows and columns of C that are computed: of all of it, or of each rectangle of `part`."""
-        return (((0, self.m), (0, self.n)),) if self.part is None else self.part.rectangles
+        """Rows and columns of C that are computed: of all of it, of each rectangle of `part`, or each of `batch`."""
+        return self.blocks_of(Matrix.C) if self.part is None else self.part.rectangles
 
     @property
     def flops(self) -> int:
@@ -287,6 +322,8 @@ class GemmProblem:
 
         Those of complex types are complex: each is as much work as four real ones, and rates are counted alike.
         """
+        if self.batch:
+            return 2 * sum(m * n * k for m, n, k in self.batch)
         return 2 * sum(map(elements_of, self.rectangles)) * self.k
 
     @property
@@ -296,8 +333,13 @@ class GemmProblem:
 
     @property
     def shape_text(self) -> str:
-        """The same as ``m×n×k``."""
-        return "×".join(map(str, self.callers_shape))
+        """The same as ``m×n×k``; of a batch how many products, and the shape of the first."""
+        if not self.batch:
+            return "×".join(map(str, self.callers_shape))
+        m, n, k = self.batch[0]
+        alike = all(one == self.batch[0] for one in self.batch)
+        first = f"{n}×{m}×{k}" if self.swapped else f"{m}×{n}×{k}"
+        return f"{len(self.batch)} of {first}{'' if alike else ' and others'}"
 
     @classmethod
     def from_operands(
@@ -311,11 +353,13 @@ class GemmProblem:
         trans_b: str = "N",
         reads_c: bool = True,
         alpha_is_zero: bool = False,
+        batch: Sequence[tuple[int, int, int]] = (),
     ) -> GemmProblem:
         """
         Return the column-major problem for the caller's matrices.
 
-        Here ``trans_a`` and ``trans_b`` may be ``"R"`` too: conjugated, not transposed.
+        Here ``trans_a`` and ``trans_b`` may be ``"R"`` too: conjugated, not transposed. The products of a batch have
+        their m, n and k as the caller writes them.
 
         Raises
         ------
@@ -368,6 +412,7 @@ class GemmProblem:
             reads_c=reads_c,
             scales_only=alpha_is_zero,
             swapped=c.order == "C",
+            batch=tuple((m, n, k) if c.order == "F" else (n, m, k) for m, n, k in batch),
         )
 
 

@@ -313,7 +313,8 @@ class Schedule(Remade):
             about = json.loads(about_json)
             dtypes = tuple(DType[name] for name in about["dtypes"])
             part = PartOfC.decoded(about["part"]) if "part" in about else None
-            problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part})
+            batch = tuple((m, n, k) for m, n, k in about.get("batch", ()))
+            problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part, "batch": batch})
             for name, value in _described(problem).items():
                 if about[name] != value:
                     raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")
@@ -469,11 +470,12 @@ class Schedule(Remade):
 
 def _described(problem: GemmProblem) -> dict[str, object]:
     """Return what the header holds of a problem: types of operands, where each begins in its matrix, scalars' kind."""
-    whole = dataclasses.asdict(dataclasses.replace(problem, part=None))
-    del whole["part"]
+    whole = dataclasses.asdict(dataclasses.replace(problem, part=None, batch=()))
+    del whole["part"], whole["batch"]
     return {
         "problem": {**whole, "dtype": problem.arithmetic.name},
         **({} if problem.part is None else {"part": problem.part.encoded()}),
+        **({"batch": [[*one] for one in problem.batch]} if problem.batch else {}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",
