@@ -143,7 +143,7 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         costs nothing here.) With q the time for all those bytes over all of o's links together, the time is at least
         :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`. Where o holds parts, let their bytes take q and
         those of the whole matrices Q. At most the share x of all elements stays, so :math:`q - xQ` has to move, and Q
-        stands for q in the denominator. It is for all of C: of a part some elements of A and B have few operations.
+        stands for q in the denominator. It is for all of C: of a part, and of a batch, some elements of A and B have few operations.
     """
     return _largest(_terms(problem, placement, machine), _basis(problem, machine))
 
@@ -154,7 +154,7 @@ def _terms(problem: GemmProblem, placement: Placement, machine: Machine) -> list
     terms = []
     if problem.has_product:
         terms.append(_compute_term(problem, machine))
-        if machine.num_ranks > 1 and problem.part is None:
+        if machine.num_ranks > 1 and problem.part is None and not problem.batch:
             terms.extend(_owner_terms(problem, reads, writes, machine))
     return [*terms, *_host_terms(reads, writes, machine)]
 
@@ -197,12 +197,13 @@ def _is_read(problem: GemmProblem, matrix: Matrix) -> bool:
 
 def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     rate = float(machine.gemm_rate(problem.arithmetic).sum())
-    m, n, _ = problem.callers_shape
-    elements = f"{m}·{n}" if problem.part is None else f"{problem.flops // (2 * problem.k)}"
+    m, n, k = problem.callers_shape
+    elements = f"{m}·{n}" if problem.part is None else f"{problem.flops // (2 * k)}"
+    count = f"{problem.flops}" if problem.batch else f"2·{elements}·{k}"
     return _Term(
         "compute",
         problem.flops / rate,
-        f"2·{elements}·{problem.k} operations / {rate / 1e12:.4g} TFLOP/s of {counted(machine.num_ranks, 'rank')}",
+        f"{count} operations / {rate / 1e12:.4g} TFLOP/s of {counted(machine.num_ranks, 'rank')}",
     )
 
 

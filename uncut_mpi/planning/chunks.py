@@ -77,7 +77,12 @@ def chunks_of(setting: Setting) -> Chunks | None:
         The machine's host memory stands for files, if matrices lie there.
     """
     problem, straight = setting.problem, setting.but(placement=setting.placement.straight(setting.num_ranks))
-    if not problem.has_product or setting.options.scheduler not in ("auto", "kblocks") or 0 in (problem.m, problem.n):
+    if (
+        not problem.has_product
+        or problem.batch
+        or setting.options.scheduler not in ("auto", "kblocks")
+        or 0 in (problem.m, problem.n)
+    ):
         return None
     if tasks_of(straight) <= MOST_TASKS:
         return None

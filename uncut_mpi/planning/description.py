@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning.blocking import count_blocks, forms_sums
 from uncut_mpi.planning.options import ORDERS_BY_K, Blocking, ScheduleOptions
@@ -17,6 +18,9 @@ def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     match schedule.scheduler:
         case "parts":
             return "each part " + ("copied to who shall have it" if schedule.problem.copies else "scaled where it lies")
+        case "batch":
+            ranks = schedule.grid[1]
+            return f"{counted(len(schedule.problem.batch), 'product')} dealt to {counted(ranks, 'rank')}"
         case "uncut":
             return f"{_ranks_text(schedule, options)}, tile {schedule.tile}"
         case "kblocks":

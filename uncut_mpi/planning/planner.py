@@ -143,7 +143,7 @@ def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, li
         return chunks, [], 0
     options = setting.options
     is_open = options.scheduler == "auto" and not options.search and options.tune < 2 and options.metric == "time"
-    if is_open and setting.problem.has_product:
+    if is_open and setting.problem.has_product and not setting.problem.batch:
         by_rule = plan_several(setting.but(options=changed(options, search="rule")))
         call_s, tasks = by_rule[0].predicted_s, len(by_rule[0].schedule.tasks)
         calls = math.ceil(search_s(call_s, setting.num_ranks, tasks) / (SEARCH_FRACTION * call_s))
@@ -176,7 +176,7 @@ def _all_staged(setting: Setting, beside: Machine) -> list[Planned]:
 def _unstaged(setting: Setting) -> list[Planned]:
     """Return schedules to try as if all could use all matrices as they are, the best first; parts are straight."""
     options, machine = setting.options, setting.machine
-    if not setting.problem.has_product or options.scheduler != "auto":
+    if not setting.problem.has_product or setting.problem.batch or options.scheduler != "auto":
         made = make_schedule(setting)
         return [Planned(made.schedule, made.seconds(machine), setting.callers(made.options))]
     several, refusals = list[Planned](), list[UncutError]()

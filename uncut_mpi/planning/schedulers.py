@@ -6,7 +6,7 @@ import dataclasses
 
 from uncut_mpi.errors import PlanError
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning import kblocks, uncut, without_product
+from uncut_mpi.planning import batch, kblocks, uncut, without_product
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.others import other
@@ -43,13 +43,15 @@ def make_schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> Made:
     """
     Return what the scheduler named by the options of a setting makes of it.
 
-    Without a product it is `without_product`, whichever is named.
+    Without a product it is `without_product`, whichever is named, and of a batch `batch`.
     Pure and deterministic. What the schedulers raise is in `uncut_mpi.planning.planner.plan`; what has more than
     `most_tasks` they give up (PlanError).
     """
     problem, options = setting.problem, setting.options
     if not problem.has_product:
         return Made(without_product.schedule(setting), options)
+    if problem.batch:
+        return Made(batch.schedule(setting), options)
     if problem.part is not None and options.scheduler != "kblocks":
         raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
     if options.scheduler == "uncut":

@@ -11,7 +11,9 @@ cover those.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import itertools
 import re
 from typing import Final
 
@@ -99,17 +101,20 @@ def follower_of(schedule: Schedule) -> _native.Follower:
     """Return a follower for the tasks of `schedule`, which has followed none of them yet."""
     problem, buffers = schedule.problem, schedule.buffers
     follower = _native.Follower(tables_in_core(schedule), Op[problem.trans_a], Op[problem.trans_b], problem.dtypes)
-    for part in problem.result:
+    result = sorted(problem.result, key=lambda part: part.rows)
+    for part in result:
         if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):
             (top, bottom), (left, right) = part.rows, part.cols
             raise ScheduleError(f"C [{top}:{bottom}, {left}:{right}] is to hold something, but is not all there")
+    starts, stops = [part.rows[0] for part in result], [*itertools.accumulate((part.rows[1] for part in result), max)]
     for at, turned, row, col, height, width, top, left in schedule.pieces.tolist():
         matrix, by = int(buffers["matrix"][at]), (top - col, left - row) if turned else (top - row, left - col)
         if matrix != Matrix.C:
             given = matrix if problem.has_product or problem.copies else -1
             follower.give(at, (row, row + height), (col, col + width), by, bool(turned), given)
             continue
-        for part in problem.result:
+        bottom = top + (width if turned else height)
+        for part in result[bisect.bisect_right(stops, top) : bisect.bisect_left(starts, bottom)]:
             spans = (part.rows, by[0]), (part.cols, by[1])
             down, along = ((start - ahead, stop - ahead) for (start, stop), ahead in (spans[::-1] if turned else spans))
             rows = max(row, down[0]), min(row + height, down[1])
