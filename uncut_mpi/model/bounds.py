@@ -143,7 +143,8 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         costs nothing here.) With q the time for all those bytes over all of o's links together, the time is at least
         :math:`\min_x \max(xF/r_o, (1-x)q) = q\,(F/r_o)/(F/r_o + q)`. Where o holds parts, let their bytes take q and
         those of the whole matrices Q. At most the share x of all elements stays, so :math:`q - xQ` has to move, and Q
-        stands for q in the denominator. It is for all of C: of a part, and of a batch, some elements of A and B have few operations.
+        stands for q in the denominator. It is for all of one C: of a part, or in a batch, some elements of A and B have
+        few operations.
     """
     return _largest(_terms(problem, placement, machine), _basis(problem, machine))
 

@@ -1,13 +1,13 @@
 """
 A batch of products: whole products are dealt to ranks, and few large ones are cut.
 
-A product stays where its C lies, or else the larger of its operands. Those in host memory are dealt by their operations,
-in runs, so that what a rank has lies together. So are those of which others take some, where simulation expects it to be
-faster. A cut product's parts are columns or rows of its C.
+A product stays where its C lies, or else the larger of its operands. Those in host memory are dealt by their
+operations, in runs, so that what a rank has lies together. So are those of a few ranks where simulation expects that to
+be faster. A cut product's parts are columns or rows of its C.
 
-Each rank goes through its parts in groups: copies in, products, copies out. Copies of a group follow one another on their
-lanes, and so do products, so that executors make one call of many. Groups take turns at a few slots, if there is no room
-for all.
+Each rank goes through its parts in groups: copies in, products, copies out. Copies of a group follow one another on
+their lanes, and so do products, so that executors make one call of many. Groups take turns at a few slots, if there is
+no room for all.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from uncut_mpi.errors import PlanError
-from uncut_mpi.model.locations import Location
+from uncut_mpi.model.locations import Location, location_index
 from uncut_mpi.model.parts import Extent, Part, Rectangle, common, elements_of
 from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, Buffers, panel_bytes
@@ -61,7 +62,7 @@ class _Unit(NamedTuple):
 
     def between(self, axis: str, start: int, stop: int) -> _Unit:
         """Return some of its rows, or columns."""
-        return self._replace(**{axis: (start, stop)})
+        return self._replace(rows=(start, stop)) if axis == "rows" else self._replace(cols=(start, stop))
 
 
 _Shares: TypeAlias = dict[int, list[_Unit]]
@@ -105,7 +106,7 @@ class _Batch:
                     held[bisect.bisect_right(starts, part.rows[0]) - 1].append((part, buffer))
             self.held[matrix] = held
         self._devices = setting.options.computing_ranks(setting.num_ranks)
-        self._rates = setting.machine.gemm_rate(self.problem.arithmetic).tolist()
+        self._rates: list[float] = setting.machine.gemm_rate(self.problem.arithmetic).tolist()
         self._work = [float(m * n * max(k, 1)) for m, n, k in self.problem.batch]
         self._products = [product for product, work in enumerate(self._work) if work]
 
@@ -137,7 +138,7 @@ class _Batch:
                 work[home] += self._work[product]
         longest, busiest = max((amount / self._rates[rank], rank) for rank, amount in work.items())
         evenly = sum(self._work) / sum(self._rates[rank] for rank in self._devices)
-        links = self.setting.machine.bandwidth_gb_per_s[busiest]
+        links: list[float] = self.setting.machine.bandwidth_gb_per_s[busiest].tolist()
         rate = 1e9 * sum(links[rank] for rank in self._devices if rank != busiest)
         moved = sum(map(self.problem.bytes_of, MATRICES))
         return evenly < longest / 2**0.5 and moved / len(self._devices) / rate < 2 * longest
@@ -179,6 +180,11 @@ class _Need(NamedTuple):
     in_place: RegionRef | None
 
     @property
+    def height(self) -> int:
+        """Rows of a panel that it takes."""
+        return 0 if self.in_place is not None else _size(self.rectangle[0])
+
+    @property
     def width(self) -> int:
         """Columns of a panel that it takes."""
         return 0 if self.in_place is not None else _size(self.rectangle[1])
@@ -195,6 +201,20 @@ class _Slot:
     panels: list[int]
     product: list[int] = dataclasses.field(default_factory=list)
     results: list[int] = dataclasses.field(default_factory=list)
+
+
+class _Once:
+    """Tasks that the first one of some on each lane awaits, and so the others on that lane do."""
+
+    def __init__(self, tasks: Sequence[int]) -> None:
+        self._tasks, self._lanes = tasks, set[int]()
+
+    def awaited_on(self, lane: int) -> Sequence[int]:
+        """Return what the next one on a lane awaits."""
+        if lane in self._lanes:
+            return ()
+        self._lanes.add(lane)
+        return self._tasks
 
 
 class _Groups:
@@ -221,35 +241,36 @@ class _Groups:
 
     def _groups(self, rank: int, units: Sequence[_Unit]) -> list[tuple[int, _Slot, list[_Job]]]:
         """Return a rank's groups, each with the slot it takes."""
-        room = self._setting.room[rank] - 3 * GROUPS * BUFFER_ALIGNMENT
-        jobs = [*self._fitting(rank, units, room // 2)]
-        heights = [
-            max((_size(needs[of].rectangle[0]) for _, needs in jobs if needs[of].width), default=0) for of in MATRICES
-        ]
-        columns = [panel_bytes((rows, 1), dtype) for rows, dtype in zip(heights, self._problem.dtypes, strict=True)]
-        sizes = [sum(column * need.width for column, need in zip(columns, needs, strict=True)) for _, needs in jobs]
-        total = sum(sizes)
-        limit = max(total // GROUPS, LEAST_GROUP_BYTES)
-        if total > room:
-            limit = max(room // SLOTS, *sizes)
-        groups, filled = [list[_Job]()], 0
-        for job, size in zip(jobs, sizes, strict=True):
-            if groups[-1] and filled + size > limit:
-                groups.append([])
-                filled = 0
-            groups[-1].append(job)
-            filled += size
-        count = len(groups) if total <= room else max(2, min(SLOTS, room // limit))
-        slots = [self._slot(rank, heights, groups[number::count]) for number in range(min(count, len(groups)))]
-        return [(rank, slots[number % count], group) for number, group in enumerate(groups)]
+        room = self._setting.room[rank]
+        share = room
+        while True:
+            share //= 2
+            jobs = [*self._fitting(rank, units, share)]
+            heights = [max((needs[of].height for _, needs in jobs), default=0) for of in MATRICES]
+            columns = [panel_bytes((rows, 1), dtype) for rows, dtype in zip(heights, self._problem.dtypes, strict=True)]
+            sizes = [sum(column * need.width for column, need in zip(columns, needs, strict=True)) for _, needs in jobs]
+            for limit, most in (
+                (max(sum(sizes) // GROUPS, LEAST_GROUP_BYTES), len(jobs)),
+                (room // SLOTS, SLOTS),
+                (room // (2 * SLOTS), SLOTS),
+                (0, 2),
+            ):
+                groups = _grouped(jobs, sizes, limit)
+                count = min(most, len(groups))
+                widths = [_widths(groups[number::count]) for number in range(count)]
+                needed = sum(sum(map(operator.mul, columns, its)) + 3 * BUFFER_ALIGNMENT for its in widths)
+                if needed <= room or not sum(sizes):
+                    slots = [self._slot(rank, heights, its) for its in widths]
+                    return [(rank, slots[number % count], group) for number, group in enumerate(groups)]
 
-    def _slot(self, rank: int, heights: Sequence[int], groups: Sequence[list[_Job]]) -> _Slot:
-        panels = []
-        for of, rows in zip(MATRICES, heights, strict=True):
-            width = max(sum(needs[of].width for _, needs in group) for group in groups)
-            dtype = self._problem.dtypes[of]
-            panels.append(self._buffers.add(rank, (rows, width), dtype, of, Role.PANEL) if width else -1)
-        return _Slot(panels)
+    def _slot(self, rank: int, heights: Sequence[int], widths: Sequence[int]) -> _Slot:
+        every = zip(MATRICES, heights, widths, self._problem.dtypes, strict=True)
+        return _Slot(
+            [
+                self._buffers.add(rank, (rows, cols), dtype, of, Role.PANEL) if cols else -1
+                for of, rows, cols, dtype in every
+            ]
+        )
 
     def _fitting(self, rank: int, units: Sequence[_Unit], room: int) -> Iterator[_Job]:
         """Yield units with what they need; in parts those for which a rank has not so much room."""
@@ -258,7 +279,7 @@ class _Groups:
             unit = todo.pop()
             needs = self._needs(rank, unit)
             size = sum(
-                panel_bytes((_size(need.rectangle[0]), need.width), dtype)
+                panel_bytes((need.height, need.width), dtype)
                 for need, dtype in zip(needs, self._problem.dtypes, strict=True)
             )
             axis = unit.longer
@@ -266,7 +287,8 @@ class _Groups:
             if size <= room:
                 yield unit, needs
             elif stop - start > 1:
-                middle = start + max(1, (stop - start) // 2 // STEP * STEP)
+                half = (stop - start) // 2
+                middle = start + (half // STEP * STEP or half)
                 todo += [unit.between(axis, middle, stop), unit.between(axis, start, middle)]
             else:
                 self._setting.check_capacity([0] * rank + [2 * size], least="needs at least")
@@ -296,8 +318,9 @@ class _Groups:
         """Add the tasks of a group: copies in, matrix after matrix, products, and copies out."""
         places = [self._placed(group, matrix, slot.panels[matrix]) for matrix in MATRICES]
         came: dict[int, int] = {}
+        read, gone = _Once(slot.product), _Once(slot.results)
         for matrix in MATRICES if self._problem.reads_c else (Matrix.A, Matrix.B):
-            free = slot.results if matrix is Matrix.C else slot.product
+            free = gone if matrix is Matrix.C else read
             for (unit, needs), place in zip(group, places[matrix], strict=True):
                 if needs[matrix].in_place is None:
                     self._bring(
@@ -307,9 +330,9 @@ class _Groups:
         for number, (unit, _) in enumerate(group):
             product = self._multiply(rank, unit, [place[number] for place in places], awaits)
             awaits = []
-        slot.product, left = [product], dict[int, int]()
+        slot.product, made, left = [product], _Once([product]), dict[int, int]()
         for (unit, needs), place in zip(group, places[Matrix.C], strict=True):
-            self._hand_out(rank, unit, needs[Matrix.C], place, product, left)
+            self._hand_out(rank, unit, needs[Matrix.C], place, made, left)
         slot.results = [*left.values()]
 
     def _placed(self, group: Sequence[_Job], matrix: Matrix, panel: int) -> list[RegionRef]:
@@ -328,7 +351,7 @@ class _Groups:
         held: Sequence[tuple[Part, int]],
         rectangle: Rectangle,
         place: RegionRef,
-        free: Sequence[int],
+        free: _Once,
         came: dict[int, int],
     ) -> None:
         """Copy a rectangle to a place that is free when some tasks are over, and note the last copy of each lane."""
@@ -339,11 +362,10 @@ class _Groups:
             if shared is None or own in done:  # by another holder
                 continue
             done.add(own)
-            at = part.location
-            source = build.host if at.space == "host" else at.rank
-            lane = build.copy_lane(rank if at.space == "device" or at.rank is None else at.rank, source, rank)
+            issuer, source = self._reached(rank, part.location)
+            lane = build.copy_lane(issuer, source, rank)
             to, read = _region(place.buffer, rectangle, shared, place), _region(buffer, own, shared)
-            came[lane] = build.task(Kind.COPY, lane, to, [(read, Factor.ONE, Op.N)], () if lane in came else free)
+            came[lane] = build.task(Kind.COPY, lane, to, [(read, Factor.ONE, Op.N)], free.awaited_on(lane))
 
     def _multiply(self, rank: int, unit: _Unit, places: Sequence[RegionRef], awaits: Sequence[int]) -> int:
         a, b, c = places
@@ -356,7 +378,7 @@ class _Groups:
         return self._build.task(Kind.GEMM, lane, c, reads, awaits)
 
     def _hand_out(
-        self, rank: int, unit: _Unit, need: _Need, place: RegionRef, product: int, left: dict[int, int]
+        self, rank: int, unit: _Unit, need: _Need, place: RegionRef, made: _Once, left: dict[int, int]
     ) -> None:
         """Copy a part of C to all who hold it elsewhere, and note the last copy of each lane."""
         build = self._build
@@ -365,14 +387,34 @@ class _Groups:
             shared = common(own, need.rectangle)
             if shared is None or (need.in_place is not None and buffer == need.in_place.buffer):
                 continue
-            at = part.location
-            if at.space == "host":
-                lane = build.copy_lane(rank if at.rank is None else at.rank, rank, build.host)
-            else:
-                lane = build.result_lane(rank, rank, at.rank)
+            issuer, to_end = self._reached(rank, part.location)
+            lane = (build.copy_lane if to_end == build.host else build.result_lane)(issuer, rank, to_end)
             to, read = _region(buffer, own, shared), _region(place.buffer, need.rectangle, shared, place)
-            awaits = () if lane in left else (product,)
-            left[lane] = build.task(Kind.COPY, lane, to, [(read, Factor.ONE, Op.N)], awaits)
+            left[lane] = build.task(Kind.COPY, lane, to, [(read, Factor.ONE, Op.N)], made.awaited_on(lane))
+
+    def _reached(self, rank: int, at: Location) -> tuple[int, int]:
+        """Return who copies between a rank's device and a memory, and the lane's end there."""
+        if at.space == "device":
+            return rank, location_index(at, self._setting.num_ranks)
+        return rank if at.rank is None else at.rank, self._build.host
+
+
+def _grouped(jobs: Sequence[_Job], sizes: Sequence[int], limit: int) -> list[list[_Job]]:
+    """Return runs of jobs of so many bytes at most, or of one each."""
+    groups, filled = [list[_Job]()], 0
+    for job, size in zip(jobs, sizes, strict=True):
+        if groups[-1] and filled + size > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(job)
+        filled += size
+    return groups
+
+
+def _widths(groups: Iterable[Iterable[_Job]]) -> list[int]:
+    """Return how many columns of panels of A, B and C groups take at most."""
+    every = [[sum(needs[of].width for _, needs in group) for of in MATRICES] for group in groups]
+    return [*map(max, zip(*every, strict=True))]
 
 
 def _region(buffer: int, own: Rectangle, wanted: Rectangle, at: RegionRef | None = None) -> RegionRef:

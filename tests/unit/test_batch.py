@@ -1,0 +1,119 @@
+"""Batches: plans of random ones are proved and interpreted, and a product of two products' operands is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers.interpret import mismatch, random_data, random_order
+from tests.helpers.layouts import random_layout
+from uncut_mpi.errors import ParamError, ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import BoundLayout, Order, Part
+from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import Planned, plan
+from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.verify import verify
+
+MACHINES = {ranks: Machine.uniform(ranks) for ranks in range(1, 9)}
+
+
+def _problem(shapes: list[tuple[int, int, int]], dtype: DType = DType.f64, **about: object) -> GemmProblem:
+    m, n, k = map(sum, zip(*shapes, strict=True))
+    return GemmProblem(m, n, k, dtype, batch=tuple(shapes), **about)  # type: ignore[arg-type]
+
+
+def _placement(problem: GemmProblem, layout_of: object) -> Placement:
+    """Return where a batch lies, by the shape of each block of each matrix."""
+    blocks = ([tuple(stop - start for start, stop in one) for one in problem.blocks_of(matrix)] for matrix in MATRICES)
+    return Placement(*(BoundLayout.diagonal([layout_of(shape) for shape in its]) for its in blocks))  # type: ignore[operator]
+
+
+def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 8)
+    count = rng.choice((1, 2, 3, 12))
+    shapes = [tuple(rng.choice((0, 1, 5, 40, 130)) for _ in range(3)) for _ in range(count)]
+    shapes = shapes if rng.random() < 0.6 else [shapes[0]] * count
+    trans = {f"trans_{one}": rng.choice("NT") for one in "ab"}
+    about = {"reads_c": rng.random() < 0.5, "scales_only": rng.random() < 0.1, **trans}
+    problem = _problem(shapes, rng.choice((DType.f64, DType.f32, DType.bf16, DType.c128)), **about)  # type: ignore[arg-type]
+    orders: tuple[Order, ...] = rng.choice((("F",), ("F",), ("F", "C")))
+    alike = rng.choice((None, Location.host(), Location.device(0)))
+
+    def layout_of(shape: tuple[int, int]) -> BoundLayout:
+        return random_layout(rng, shape, ranks, orders) if alike is None else BoundLayout.whole(shape, alike)
+
+    return problem, _placement(problem, layout_of), ranks
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_batches_are_proved_and_right(seed: int) -> None:
+    problem, placement, ranks = _random(seed)
+    made = plan(problem, placement, ranks, MACHINES[ranks]).schedule
+    verify(made, lower(made))
+    assert mismatch(made, random_data(problem, seed), random_order(made, seed)) == ""
+    assert Schedule.decode(made.encode()).digest() == made.digest()
+
+
+def _planned(
+    shapes: list[tuple[int, int, int]], where: Location, ranks: int = 2, options: ScheduleOptions | None = None
+) -> Planned:
+    problem = _problem(shapes)
+    placement = _placement(problem, lambda shape: BoundLayout.whole(shape, where))
+    return plan(problem, placement, ranks, MACHINES[ranks], options)
+
+
+def test_a_product_of_operands_of_two_products_is_refused() -> None:
+    made = _planned([(8, 8, 8)] * 3, Location.device(0), 1).schedule
+    regions, tasks = made.regions.copy(), made.operands["region"][made.tasks["first_operand"][1] + 1]
+    other = made.operands["region"][made.tasks["first_operand"][0] + 1]  # A of the first product for that of the second
+    regions[int(tasks)] = regions[int(other)]
+    with pytest.raises(ScheduleError, match=r"op\(A\) holds k \[0, 8\) and op\(B\) holds k \[8, 16\)"):
+        verify(dataclasses.replace(made, regions=regions))
+
+
+def test_products_are_dealt_whole_where_there_are_many_and_cut_where_there_are_few() -> None:
+    many = _planned([(128, 128, 128)] * 100, Location.host()).schedule
+    of_ranks = np.bincount(many.tasks["rank"][many.tasks["kind"] == Kind.GEMM], minlength=2)
+    assert of_ranks.tolist() == [50, 50]
+    few = _planned([(2048, 2048, 2048)] * 3, Location.host()).schedule
+    assert np.bincount(few.tasks["rank"][few.tasks["kind"] == Kind.GEMM], minlength=2).tolist() == [2, 2]
+    at_home = _planned([(128, 128, 128)] * 100, Location.device(1)).schedule
+    assert {*at_home.tasks["rank"].tolist()} == {1}
+    assert len(at_home.tasks) == 100
+
+
+def test_little_memory_is_used_again() -> None:
+    shapes = [(100, 80, 60)] * 8 + [(30, 90, 70)]
+    plenty = _planned(shapes, Location.host(), 1).schedule
+    room = int(plenty.softbuf_bytes()[0]) // 4
+    problem = plenty.problem
+    for device_memory in (room, 70 << 10):  # the second has not room for a product
+        tight = _planned(shapes, Location.host(), 1, ScheduleOptions(device_memory=device_memory)).schedule
+        assert 0 < tight.softbuf_bytes()[0] <= device_memory
+        verify(tight, lower(tight))
+        assert mismatch(tight, random_data(problem), random_order(tight, 1)) == ""
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([Part((0, 2), (0, 2), Location.host())], "0 elements of a matrix of 3×3"),
+        (
+            [Part((0, 2), (0, 2), Location.host()), Part((2, 5), (1, 5), Location.host())],
+            "is no part of a matrix of 3×3",
+        ),
+    ],
+)
+def test_parts_are_the_blocks_of_a_batch(parts: list[Part], message: str) -> None:
+    with pytest.raises(ParamError, match=message):
+        BoundLayout((5, 5), tuple(parts), blocks=((2, 2), (3, 3)))
