@@ -3,6 +3,7 @@
 // Streams are queues: an operation runs when everything before it on its stream has run and, for a
 // wait, its flag or event has come. Device addresses are host addresses. A kernel's handle is
 // 2^48 + its signature. Every call can be made to fail, and what was issued is logged.
+#include <array>
 #include <complex>
 #include <cstdio>
 #include <cstring>
@@ -159,6 +160,48 @@ Code gemm(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, s
                    "gemm " + number(m) + "x" + number(n) + "x" + number(k) + (beta != 0.0 ? " +C" : ""), [=] {
                        ticks += product_ticks[0];
                        multiply(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, dtype, dtype_c);
+                       return true;
+                   });
+}
+
+// The types of a bundle as our own, or -1.
+int bundled_type(int type, int compute) {
+    switch (type) {
+        case type_r_64f: return compute == blas_compute_64f ? dtype_f64 : -1;
+        case type_c_64f: return compute == blas_compute_64f ? dtype_c128 : -1;
+        case type_c_32f: return compute == blas_compute_32f ? dtype_c64 : -1;
+        case type_r_16bf: return compute == blas_compute_32f ? dtype_bf16 : -1;
+        case type_r_32f:
+            return compute == blas_compute_32f ? dtype_f32 : compute == blas_compute_32f_fast_tf32 ? dtype_tf32 : -1;
+        default: return -1;
+    }
+}
+
+Number factor_of(const void *factor, int dtype) {
+    if (dtype == dtype_f64) return *static_cast<const double *>(factor);
+    if (dtype == dtype_c128) return *static_cast<const Number *>(factor);
+    if (dtype == dtype_c64) return Number(*static_cast<const std::complex<float> *>(factor));
+    return *static_cast<const float *>(factor);
+}
+
+template <typename Places>
+Code bundle(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
+            const void *alpha, int type, std::int64_t lda, std::int64_t ldb, const void *beta, int type_c,
+            std::int64_t ldc, std::int64_t count, int compute, Places places) {
+    auto *blas = reinterpret_cast<FakeBlas *>(handle);
+    const int dtype = bundled_type(type, compute);
+    if (dtype < 0 || (type_c != type && (dtype != dtype_bf16 || type_c != type_r_32f))) return 15;
+    if (!blas->workspace || lda < (ta != 0 ? k : m) || ldb < (tb != 0 ? n : k) || ldc < m || count < 2) return 7;
+    const int dtype_c = type_c == type ? dtype : dtype_f32;
+    const Number of_a = factor_of(alpha, dtype), of_c = factor_of(beta, dtype);
+    return enqueue(name, reinterpret_cast<Stream>(blas->stream),
+                   number(count) + " of gemm " + number(m) + "x" + number(n) + "x" + number(k) +
+                       (std::strstr(name, "Strided") != nullptr ? " in steps" : ""),
+                   [=] {
+                       for (std::int64_t i = 0; i < count; ++i) {
+                           const auto [a, b, c] = places(i);
+                           multiply(ta, tb, m, n, k, of_a, a, lda, b, ldb, of_c, c, ldc, dtype, dtype_c);
+                       }
                        return true;
                    });
 }
@@ -458,6 +501,33 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
     return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const float *>(alpha), reinterpret_cast<Address>(a),
                 lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta), reinterpret_cast<Address>(c),
                 ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
+}
+
+Code cublasGemmStridedBatchedEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                                   const void *alpha, const void *a, int type_a, std::int64_t lda, long long step_a,
+                                   const void *b, int, std::int64_t ldb, long long step_b, const void *beta, void *c,
+                                   int type_c, std::int64_t ldc, long long step_c, std::int64_t count, int compute,
+                                   int) {
+    const auto bytes = [](int type) {
+        return type == type_c_64f ? 16 : type == type_r_64f || type == type_c_32f ? 8 : type == type_r_32f ? 4 : 2;
+    };
+    const auto at = [](const void *first, std::int64_t step, std::int64_t i) {
+        return reinterpret_cast<Address>(first) + static_cast<Address>(i * step);
+    };
+    return bundle("cublasGemmStridedBatchedEx_64", h, ta, tb, m, n, k, alpha, type_a, lda, ldb, beta, type_c, ldc,
+                  count, compute, [=, item = bytes(type_a), item_c = bytes(type_c)](std::int64_t i) {
+                      return std::array{at(a, step_a * item, i), at(b, step_b * item, i), at(c, step_c * item_c, i)};
+                  });
+}
+Code cublasGemmBatchedEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                            const void *alpha, const void *const *a, int type_a, std::int64_t lda, const void *const *b,
+                            int, std::int64_t ldb, const void *beta, void *const *c, int type_c, std::int64_t ldc,
+                            std::int64_t count, int compute, int) {
+    return bundle("cublasGemmBatchedEx_64", h, ta, tb, m, n, k, alpha, type_a, lda, ldb, beta, type_c, ldc, count,
+                  compute, [=](std::int64_t i) {
+                      return std::array{reinterpret_cast<Address>(a[i]), reinterpret_cast<Address>(b[i]),
+                                        reinterpret_cast<Address>(c[i])};
+                  });
 }
 
 // cublasLt proposes options 7, 4, 7 once more, and 1; of a k of 1 it supports nothing. A product checks what was said

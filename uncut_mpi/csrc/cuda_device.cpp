@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <bit>
+#include <complex>
 #include <cstring>
 #include <limits>
 
 namespace uncut::cuda {
 namespace {
+
+constexpr std::int64_t bundle_alignment = 256;  // of what the library looks at at most
 
 // How kernels of products are timed.
 // Longer ones run at the power limit, where kernels differ by 3 % and less, and take long to time.
@@ -267,10 +270,8 @@ Address DeviceState::allocation_of(Address address) const {
     return code == success && begin != 0 ? begin : address;
 }
 
-std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
-    const Driver &d = *driver_;
+std::shared_ptr<void> DeviceState::lend(std::size_t bytes) {
     const std::size_t size = std::bit_ceil(std::max(bytes, least_table_bytes));
-    const Stream stream = own_stream();
     Address address = 0;
     {
         const std::lock_guard lock(tables_->mutex);
@@ -281,18 +282,57 @@ std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
         }
     }
     if (address == 0) {
-        d.check("cuMemAlloc", d.cuMemAlloc(&address, size));
+        driver_->check("cuMemAlloc", driver_->cuMemAlloc(&address, size));
         const std::lock_guard lock(tables_->mutex);
         tables_->all.push_back(address);
     }
     // Who holds it may outlive this object.
-    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [tables = tables_, size](void *at) {
-        const std::lock_guard lock(tables->mutex);
-        tables->unused.emplace(size, reinterpret_cast<Address>(at));
-    });
-    d.check("cuMemcpyAsync", d.cuMemcpyAsync(address, reinterpret_cast<Address>(table), bytes, stream));
+    return {reinterpret_cast<void *>(address), [tables = tables_, size](void *at) {
+                const std::lock_guard lock(tables->mutex);
+                tables->unused.emplace(size, reinterpret_cast<Address>(at));
+            }};
+}
+
+std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
+    const Driver &d = *driver_;
+    const Stream stream = own_stream();
+    std::shared_ptr<void> kept = lend(bytes);
+    d.check("cuMemcpyAsync",
+            d.cuMemcpyAsync(reinterpret_cast<Address>(kept.get()), reinterpret_cast<Address>(table), bytes, stream));
     d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
     return kept;
+}
+
+void DeviceState::warm_up(const ProductShape &shape, Bundle bundle, bool accumulates) {
+    const std::int64_t of_inputs = bytes_of(shape.dtype), of_c = bytes_of(shape.dtype_c);
+    const auto offset = [](std::int64_t bytes) { return (bytes - 1) % bundle_alignment + 1; };  // of a step, but not 0
+    const std::array steps{offset(bundle.step_a * of_inputs), offset(bundle.step_b * of_inputs),
+                           offset(bundle.step_c * of_c)};
+    if (!warm_bundles_.emplace(shape, bundle.count, bundle.strided, steps, accumulates).second) return;
+    const Scope scope(*this);
+    scope.check();
+    const ComputeLane &lane = compute_lane(0);
+    const auto spread = static_cast<std::size_t>(bundle.strided ? bundle.count * steps[2] : 0);
+    const std::shared_ptr<void> written = lend(shape.bytes_of_c() + spread + bundle_alignment);
+    std::shared_ptr<void> table;
+    bundle.c = reinterpret_cast<Address>(written.get()) + shape.alignment_c % bundle_alignment;
+    bundle.step_c = steps[2] / of_c;
+    if (!bundle.strided) {
+        const std::vector<Address> everywhere(static_cast<std::size_t>(bundle.count), bundle.c);
+        table = keep(everywhere.data(), everywhere.size() * sizeof(Address));
+        bundle.c = reinterpret_cast<Address>(table.get());
+    }
+    alignas(16) const std::array<std::complex<double>, 2> wide{0.0, 1.0};
+    alignas(16) const std::array<std::complex<float>, 2> narrow{0.0F, 1.0F};
+    const bool in_doubles = shape.dtype == dtype_f64 || shape.dtype == dtype_c128;
+    const auto factor = [&](std::size_t value) -> const void * {
+        return in_doubles ? static_cast<const void *>(&wide[value]) : &narrow[value];
+    };
+    for (std::size_t beta = 0; beta <= (accumulates ? 1 : 0); ++beta) {
+        const Called called = bundled_product(*blas_, lane.handle, shape, factor(1), factor(beta), bundle);
+        blas_->check(called.name, called.code);
+    }
+    driver_->check("cuStreamSynchronize", driver_->cuStreamSynchronize(lane.stream));
 }
 
 void DeviceState::close() {
@@ -320,6 +360,7 @@ void DeviceState::close() {
     }
     tables_ = std::make_shared<Tables>();  // who still holds one gives it back to nobody
     tuned_products_.clear();
+    warm_bundles_.clear();
     compute_lanes_.clear();
     copy_streams_.clear();
     events_.clear();

@@ -1,11 +1,14 @@
 // One device of this process: its primary context and what all executors of a backend share.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <tuple>
 #include <vector>
 
 #include "cuda_driver.hpp"
@@ -110,6 +113,10 @@ class DeviceState {
     // Which set of words the next run has: not that of the one before.
     std::size_t next_set() { return set_ = 1 - set_; }
 
+    // Call a bundle once, with results that nobody reads, if none like it was: what its first call loads may wait for
+    // the whole device. `accumulates`: it may add to C.
+    void warm_up(const ProductShape &shape, Bundle bundle, bool accumulates);
+
     // For lanes of the host; made when it is first asked for.
     HostWorker &host_worker();
 
@@ -124,7 +131,8 @@ class DeviceState {
     std::uint64_t pointer_attribute(int attribute, Address address) const;
     // Where the allocation with an address begins: the address itself if the driver knows of none.
     Address allocation_of(Address address) const;
-    // A copy of a table in the device's memory, which it keeps as long as it is asked to and is open.
+    // Some of the device's memory, which it keeps as long as it is asked to and is open; and a copy of a table there.
+    std::shared_ptr<void> lend(std::size_t bytes);
     std::shared_ptr<void> keep(const void *table, std::size_t bytes);
 
     // Release everything; a second call does nothing. After a stall the streams still wait, and
@@ -155,6 +163,8 @@ class DeviceState {
         std::vector<Address> all;
     };
     std::shared_ptr<Tables> tables_ = std::make_shared<Tables>();
+    // Bundles that were called: shape and number, whether by steps, and how these are aligned, whether C was read.
+    std::set<std::tuple<ProductShape, std::int64_t, bool, std::array<std::int64_t, 3>, bool>> warm_bundles_;
     double least_operations_ = std::numeric_limits<double>::infinity();
     bool timing_ = false;
     std::size_t most_tuned_ = 0;

@@ -119,7 +119,14 @@ enum BlasPointerMode : int { blas_pointer_mode_host = 0 };
 enum BlasMathMode : int { blas_exact_reductions = 16 };
 enum BlasCompute : int { blas_compute_32f = 68, blas_compute_64f = 70, blas_compute_32f_fast_tf32 = 77 };
 enum BlasAlgorithm : int { blas_gemm_default = -1 };
-enum DataType : int { type_r_32f = 0, type_r_16f = 2, type_c_32f = 4, type_c_64f = 5, type_r_16bf = 14 };
+enum DataType : int {
+    type_r_32f = 0,
+    type_r_64f = 1,
+    type_r_16f = 2,
+    type_c_32f = 4,
+    type_c_64f = 5,
+    type_r_16bf = 14
+};
 
 // Every driver function in use: X(name, version of the prototype, return type and parameters). The
 // version is the newest up to `stated_version`.
@@ -180,6 +187,13 @@ enum DataType : int { type_r_32f = 0, type_r_16f = 2, type_c_32f = 4, type_c_64f
     X(cublasGemmEx_64,                                                                                                 \
       Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *, const void *, int,            \
            std::int64_t, const void *, int, std::int64_t, const void *, void *, int, std::int64_t, int, int))          \
+    X(cublasGemmStridedBatchedEx_64,                                                                                   \
+      Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *, const void *, int,            \
+           std::int64_t, long long, const void *, int, std::int64_t, long long, const void *, void *, int,             \
+           std::int64_t, long long, std::int64_t, int, int))                                                           \
+    X(cublasGemmBatchedEx_64, Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *,       \
+                                   const void *const *, int, std::int64_t, const void *const *, int, std::int64_t,     \
+                                   const void *, void *const *, int, std::int64_t, std::int64_t, int, int))            \
     X(cublasLtMatmulDescCreate, Code(LtProduct *, int, int))                                                           \
     X(cublasLtMatmulDescDestroy, Code(LtProduct))                                                                      \
     X(cublasLtMatmulDescSetAttribute, Code(LtProduct, int, const void *, std::size_t))                                 \

@@ -293,12 +293,19 @@ void Run::issue_gemm(const Step &step) {
     if (g.shape.m == 0 || g.shape.n == 0) return;
     if (g.shape.k == 0 || factors_[g.factor_product] == 0.0) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
-        if (factors_[g.factor_c] != 1.0) launch(executor_->combines_[g.scale], step);
+        if (factors_[g.factor_c] == 1.0) return;
+        launch(executor_->combines_[g.scale], step);
+        if (g.bundled) ++lanes_[step.lane].issued, ++outstanding_;  // by itself after all
         return;
     }
+    if (g.bundled) return;  // what makes it stands before it
     const Executor::Lane &lane = executor_->lanes_[step.lane];
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
-    if (g.tuned != nullptr) {
+    if (g.bundle >= 0) {
+        const Called called =
+            bundled_product(device_.blas(), lane.handle, g.shape, alpha, beta, executor_->bundles_[g.bundle]);
+        fail(called.name, called.code, &step, true);
+    } else if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(lane.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta),
                           g.c, lane.workspace, lane.stream),

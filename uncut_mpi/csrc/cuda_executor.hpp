@@ -20,6 +20,7 @@
 #include <complex>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -124,6 +125,8 @@ class Executor {
         bool tunable;
         std::shared_ptr<const TunedProduct> tuned;  // null: by cuBLAS's own choice
         std::uint32_t scale;                        // index of the COMBINE that replaces it when the product is zero
+        bool bundled = false;                       // made with an earlier one
+        std::int32_t bundle = -1;                   // of which it is the first
     };
     struct Combine {
         CombineArguments arguments;
@@ -152,6 +155,9 @@ class Executor {
         Series series;
         std::vector<std::size_t> others;       // of the series, behind the first
         std::array<Address, 2> allocations{};  // that it writes and reads
+        std::vector<std::uint32_t> bundle;     // products that the next one may join
+        double bundled_operations = 0;
+        std::map<Address, Address> bundled_c;  // where each of them writes, and where that ends
     };
 
     void bind_lanes(const Program &program);
@@ -168,6 +174,10 @@ class Executor {
     Address allocation_of(std::int32_t buffer, Address within);
     void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
+    bool may_join(const Lane &lane, const Gemm &gemm) const;
+    void add_to_bundle(Lane &lane);
+    void end_bundle(Lane &lane);
+    void upload_bundles();
     void tune_products();
     void add_combine(const Program &program, const Operation &operation);
     void add_transposition(const Program &program, const Operation &operation);
@@ -187,6 +197,8 @@ class Executor {
     std::vector<Copy> copies_;
     std::vector<Memcpy3D> series_;
     std::vector<Gemm> gemms_;
+    std::vector<Bundle> bundles_;
+    std::vector<Address> pointers_;  // tables of bundles, as they stand in the device's memory
     std::vector<Combine> combines_;
     std::vector<Signal> signals_;
     std::vector<MemOp> mem_ops_;          // values of waits are those of the latest run
@@ -196,7 +208,7 @@ class Executor {
     std::unordered_map<std::uint64_t, Function> kernels_;    // by signature
     std::vector<PackedCopy> packed_;                         // as they stand in the device's memory
     std::vector<std::uint32_t> packs_;
-    std::shared_ptr<void> table_;
+    std::shared_ptr<void> table_, pointer_table_;
     std::uint32_t *board_;
     std::size_t board_words_, rank_;
     std::size_t num_bodies_ = 0;

@@ -57,6 +57,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
         Operation issued = operation;
         if (operation.code == code_copy && transposes(program, operation)) issued.code = code_combine;  // by a kernel
         if (issued.code != code_copy) end_series(lanes_[operation.lane]);
+        if (issued.code != code_gemm) end_bundle(lanes_[operation.lane]);
         if (issued.code != code_copy && issued.code != code_record && issued.code != code_signal)
             end_pack(program, lanes_[operation.lane]);
         switch (issued.code) {
@@ -64,7 +65,10 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 add_copy(program, operation);
                 pack(program, operation);
                 break;
-            case code_gemm: add_gemm(program, operation); break;
+            case code_gemm:
+                add_gemm(program, operation);
+                add_to_bundle(lanes_[operation.lane]);
+                break;
             case code_combine:
                 operation.code == code_copy ? add_transposition(program, operation) : add_combine(program, operation);
                 break;
@@ -86,10 +90,12 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
     for (Lane &lane : lanes_) {
         end_pack(program, lane);
         end_series(lane);
+        end_bundle(lane);
     }
     bind_ends(program);
     if (!host_lanes_.empty()) device_->host_worker().reserve(host_lanes_);
     upload_packs();
+    upload_bundles();
     tune_products();
 }
 
@@ -189,6 +195,7 @@ void Executor::add_step(const Operation &operation, std::uint32_t index, std::ui
 std::uint8_t Executor::weight_of(const Operation &operation, std::uint32_t payload) const {
     double more = 0.0;
     if (operation.code == code_copy) more = static_cast<double>(copies_[payload].bytes) / bytes_per_step;
+    if (operation.code == code_gemm && gemms_[payload].bundled) return 0;
     if (operation.code == code_gemm) more = gemms_[payload].shape.operations() / operations_per_step;
     return static_cast<std::uint8_t>(std::min(1.0 + more, most_weight));
 }

@@ -11,6 +11,7 @@ constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
 int type_of(int dtype) {
     switch (dtype) {
+        case dtype_f64: return type_r_64f;
         case dtype_f16: return type_r_16f;
         case dtype_bf16: return type_r_16bf;
         case dtype_c64: return type_c_32f;
@@ -20,7 +21,8 @@ int type_of(int dtype) {
 }
 
 int compute_of(int dtype) {
-    return dtype == dtype_tf32 ? blas_compute_32f_fast_tf32 : dtype == dtype_c128 ? blas_compute_64f : blas_compute_32f;
+    if (dtype == dtype_tf32) return blas_compute_32f_fast_tf32;
+    return dtype == dtype_f64 || dtype == dtype_c128 ? blas_compute_64f : blas_compute_32f;
 }
 
 }  // namespace
@@ -49,6 +51,25 @@ Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &sh
                                  reinterpret_cast<const void *>(a), type, shape.lda, reinterpret_cast<const void *>(b),
                                  type, shape.ldb, beta, reinterpret_cast<void *>(c), type_of(shape.dtype_c), shape.ldc,
                                  compute_of(shape.dtype), blas_gemm_default)};
+}
+
+Called bundled_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha,
+                       const void *beta, const Bundle &bundle) {
+    const int type = type_of(shape.dtype), type_c = type_of(shape.dtype_c), compute = compute_of(shape.dtype);
+    if (bundle.strided)
+        return {
+            "cublasGemmStridedBatchedEx_64",
+            blas.cublasGemmStridedBatchedEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
+                                               reinterpret_cast<const void *>(bundle.a), type, shape.lda, bundle.step_a,
+                                               reinterpret_cast<const void *>(bundle.b), type, shape.ldb, bundle.step_b,
+                                               beta, reinterpret_cast<void *>(bundle.c), type_c, shape.ldc,
+                                               bundle.step_c, bundle.count, compute, blas_gemm_default)};
+    return {"cublasGemmBatchedEx_64",
+            blas.cublasGemmBatchedEx_64(handle, shape.op_a, shape.op_b, shape.m, shape.n, shape.k, alpha,
+                                        reinterpret_cast<const void *const *>(bundle.a), type, shape.lda,
+                                        reinterpret_cast<const void *const *>(bundle.b), type, shape.ldb, beta,
+                                        reinterpret_cast<void *const *>(bundle.c), type_c, shape.ldc, bundle.count,
+                                        compute, blas_gemm_default)};
 }
 
 TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductShape &shape, std::size_t workspace_bytes)

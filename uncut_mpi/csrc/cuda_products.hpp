@@ -41,6 +41,19 @@ struct Called {
 Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
                      Address b, const void *beta, Address c);
 
+// Products of one shape. Those of A, B and C follow one another at steps of so many elements, or tables in the device's
+// memory say where they are.
+struct Bundle {
+    std::int64_t count = 0;
+    bool strided = false;
+    Address a = 0, b = 0, c = 0;  // the first, or where the table begins
+    std::int64_t step_a = 0, step_b = 0, step_c = 0;
+};
+
+// The same for each product of a bundle.
+Called bundled_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha,
+                       const void *beta, const Bundle &bundle);
+
 // One shape's descriptions, and what the library proposes for it.
 class TunedProduct {
   public:

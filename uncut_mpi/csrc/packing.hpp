@@ -1,6 +1,6 @@
-// Copies of one lane that follow one another and are made together: where the first is issued, since the later ones
-// wait for nothing that it does not. Issued one by one each takes some us (docs/performance.md, 2026-11-26 and
-// 2026-11-27).
+// Copies or products of one lane that follow one another and are made together: where the first is issued, since the
+// later ones wait for nothing that it does not. Issued one by one each takes some us (docs/performance.md, 2026-11-26
+// and 2026-11-27).
 #pragma once
 
 #include <cstddef>
@@ -123,5 +123,14 @@ struct Series {
         return to_step > 0 && from_step > 0 && fits_at(one.to_apart, to_step) && fits_at(one.from_apart, from_step);
     }
 };
+
+// Small products of one shape, each with a C of its own, which one call makes. A larger one fills a device alone. So
+// many operations take some ms, after which others see that the lane gets on.
+constexpr double most_operations_of_one = 2.2e9, most_operations_bundled = 1e11;
+
+// Whether products of so many operations may be in a bundle that has so many already.
+inline bool may_be_bundled(double operations, double so_far = 0) {
+    return operations > 0 && operations <= most_operations_of_one && so_far + operations <= most_operations_bundled;
+}
 
 }  // namespace uncut

@@ -1,0 +1,90 @@
+"""Batches on the CUDA executor: one call makes many products, with a library that stands in for the real one."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from tests.dev.fake import FakeCluster, filled_with_numbers, succeed
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.locations import Location
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import BoundLayout
+from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import Schedule
+
+SHAPE, COUNT = (16, 24, 8), 12
+HERE = Location.device(0)
+OF_SHAPE = "12 of gemm 16x24x8"
+
+
+def batch(where=HERE, ranks=1, dtype=DType.f64, shapes=(SHAPE,) * COUNT, **about) -> Schedule:
+    """Return the plan of a batch whose matrices all lie in one memory."""
+    problem = GemmProblem(*map(sum, zip(*shapes, strict=True)), dtype, batch=shapes, **about)
+    layouts = (
+        BoundLayout.diagonal(
+            [BoundLayout.whole((bottom - top, right - left), where) for (top, bottom), (left, right) in blocks]
+        )
+        for blocks in map(problem.blocks_of, MATRICES)
+    )
+    return plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
+
+
+def bound(fake, schedule, *, in_steps=False) -> FakeCluster:
+    """Return a plan bound to memories that each lie anywhere, or follow one another."""
+    block = np.zeros((len(schedule.buffers), 8192), np.uint8) if in_steps else None
+    cluster = FakeCluster(fake, schedule, block=block)
+    fake.reset()
+    return cluster
+
+
+def calls(fake) -> list[str]:
+    """Return the products that were made, as the library was asked for them."""
+    return [line for line in fake.log() if "gemm" in line]
+
+
+@pytest.mark.parametrize("in_steps", [False, True], ids=["anywhere", "in steps"])
+@pytest.mark.parametrize("dtype", [DType.f64, DType.f32, DType.tf32, DType.bf16, DType.c64, DType.c128], ids=str)
+def test_products_of_one_shape_are_one_call(fake, dtype, in_steps):
+    cluster = bound(fake, batch(dtype=dtype, trans_a="T", trans_b="C" if dtype.is_complex else "N"), in_steps=in_steps)
+    (alpha, beta), is_right = filled_with_numbers(cluster, 1)
+    for _ in range(2):
+        fake.reset()
+        succeed(cluster.run(alpha, beta))
+        assert is_right()
+        (line,) = calls(fake)
+        assert OF_SHAPE in line
+        assert ("in steps" in line) == in_steps
+
+
+def test_without_a_product_each_c_is_scaled(fake):
+    cluster = bound(fake, batch())
+    (_, beta), _ = filled_with_numbers(cluster, 2)
+    before = [cluster.buffer(2 * COUNT + i).copy() for i in range(COUNT)]
+    succeed(cluster.run(0.0, beta))
+    assert not calls(fake)
+    assert all(np.array_equal(cluster.buffer(2 * COUNT + i), beta * c) for i, c in enumerate(before))
+
+
+def test_other_shapes_and_copies_end_a_call(fake):
+    shapes = (SHAPE,) * 3 + ((8, 8, 8),) + (SHAPE,) * 2 + ((8, 0, 8), (8, 8, 0))
+    cluster = bound(fake, batch(Location.host(), 2, shapes=shapes))
+    (alpha, beta), is_right = filled_with_numbers(cluster, 3)
+    succeed(cluster.run(alpha, beta))
+    assert is_right()
+    made = sum(int(count or 1) for line in calls(fake) for count in re.findall(r"(?:(\d+) of )?gemm", line))
+    assert made == 6
+    assert len(calls(fake)) < 6
+
+
+def test_a_traced_run_knows_each_product(fake):
+    cluster = bound(fake, batch())
+    cluster.prepare_trace()
+    (alpha, beta), is_right = filled_with_numbers(cluster, 4)
+    (report,) = cluster.run(alpha, beta, traced=True).values()
+    assert is_right()
+    assert len(report.times.start_s) == COUNT
