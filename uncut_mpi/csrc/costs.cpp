@@ -14,11 +14,12 @@ bool is_uneven(std::int64_t m, std::int64_t n) {
 }
 
 ProductCost::Work ProductCost::work(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t multiprocessors,
-                                    bool aligned) const {
+                                    bool aligned, std::int64_t count) const {
+    const auto number = static_cast<double>(count);
     const auto rows = static_cast<double>(m), cols = static_cast<double>(n), depth = static_cast<double>(k);
-    double elements = rows * cols, occupancy = 1;
+    double elements = number * rows * cols, occupancy = 1;
     if (block_rows > 1 || block_cols > 1) {
-        const double blocks = std::ceil(rows / block_rows) * std::ceil(cols / block_cols);
+        const double blocks = number * std::ceil(rows / block_rows) * std::ceil(cols / block_cols);
         const auto width = static_cast<double>(multiprocessors);
         const double places = waves ? std::ceil(blocks / width) * width : blocks;
         elements = places * block_rows * block_cols;

@@ -17,7 +17,9 @@ struct ProductCost {
     struct Work {
         double operations, occupancy;
     };
-    Work work(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t multiprocessors, bool aligned) const;
+    // Of so many products that one call makes.
+    Work work(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t multiprocessors, bool aligned,
+              std::int64_t count = 1) const;
     double moving_s(double extra_bytes, std::int64_t k) const;
     // Of one block on its multiprocessor.
     double block_s(std::int64_t k, std::int64_t multiprocessors, double flop_per_s) const;

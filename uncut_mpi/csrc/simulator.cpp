@@ -20,6 +20,7 @@ void Simulator::run(const ScheduleTables &tables, Simulated &result) {
     make_bodies();
     count_waits();
     pack_copies();
+    bundle_products();
     link_tasks();
     issue();
     while (finished_ < count) {

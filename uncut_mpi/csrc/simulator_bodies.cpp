@@ -227,7 +227,84 @@ bool Simulator::is_aligned(const TaskRecord &task) const {
     return b.rows % step == 0 && (!turned || a.rows % step == 0);
 }
 
-Simulator::Body Simulator::gemm_body(const TaskRecord &task) {
+// One call makes small products of one shape, as long as nobody waits or is told between them.
+void Simulator::bundle_products() {
+    bundles_.resize(t_.lanes.size());
+    for (Bundled &bundled : bundles_)  // a simulation that was given up may have left some
+        bundled.open = false, bundled.others.clear();
+    for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
+        Bundled &bundled = bundles_[t_.tasks[i].lane];
+        if (t_.tasks[i].kind == gemm_task) {
+            add_to_bundle(i);
+        } else if (bundled.open) {
+            end_bundle(bundled);
+        }
+    }
+    for (Bundled &bundled : bundles_)
+        end_bundle(bundled);
+}
+
+void Simulator::add_to_bundle(std::size_t task) {
+    const TaskRecord &record = t_.tasks[task];
+    Bundled &bundled = bundles_[record.lane];
+    const RegionRecord &c = t_.regions[operand(record, 0).region], &a = t_.regions[operand(record, 1).region];
+    const BufferRecord &written = t_.buffers[c.buffer];
+    const std::int64_t k = operand(record, 1).op != 0 ? a.rows : a.cols;
+    const double operations = 2.0 * static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(k);
+    constexpr std::int64_t apart = std::int64_t{1} << 42;  // elements, from one buffer to the next
+    const std::int64_t begin = c.buffer * apart + c.col * written.ld + c.row, end = begin + c.cols * written.ld;
+    const bool joins = bundled.open && !issues_[task].waits && may_be_bundled(operations, bundled.operations) &&
+                       (begin >= bundled.end || end <= bundled.begin) && same_call(t_.tasks[bundled.first], record);
+    if (joins) {
+        bundled.others.push_back(task);
+        bundled.operations += operations;
+        bundled.begin = std::min(bundled.begin, begin);
+        bundled.end = std::max(bundled.end, end);
+    } else {
+        end_bundle(bundled);
+        if (!may_be_bundled(operations)) return;
+        bundled.open = true;
+        bundled.first = task;
+        bundled.operations = operations;
+        bundled.begin = begin, bundled.end = end;
+    }
+    if (issues_[task].told != 0) end_bundle(bundled);
+}
+
+void Simulator::end_bundle(Bundled &bundled) {
+    if (!bundled.others.empty()) {
+        const auto count = static_cast<std::int64_t>(bundled.others.size() + 1);
+        const TaskRecord &record = t_.tasks[bundled.first];
+        Multiplied &all = multiplied_[static_cast<std::size_t>(record.rank)];
+        const Body alone = tasks_[bundled.first].body;
+        const int dtype = t_.buffers[t_.regions[operand(record, 1).region].buffer].dtype;
+        const double longer = m_.products[static_cast<std::size_t>(dtype)].sustained - 1;
+        all.alone_s -= static_cast<double>(count) * alone.amount;
+        all.longer_s -= static_cast<double>(count) * longer * alone.amount;
+        tasks_[bundled.first].body = gemm_body(record, count);
+        for (const std::size_t other : bundled.others) {
+            tasks_[other].packed = true;
+            tasks_[other].body = {};
+        }
+        bundled.others.clear();
+    }
+    bundled.open = false;
+}
+
+bool Simulator::same_call(const TaskRecord &one, const TaskRecord &other) const {
+    if (one.num_operands != other.num_operands) return false;
+    for (std::size_t at = 0; at < one.num_operands; ++at) {
+        const OperandRecord &x = operand(one, at), &y = operand(other, at);
+        const RegionRecord &of_x = t_.regions[x.region], &of_y = t_.regions[y.region];
+        if (x.factor != y.factor || x.op != y.op || of_x.rows != of_y.rows || of_x.cols != of_y.cols ||
+            t_.buffers[of_x.buffer].ld != t_.buffers[of_y.buffer].ld ||
+            t_.buffers[of_x.buffer].dtype != t_.buffers[of_y.buffer].dtype)
+            return false;
+    }
+    return true;
+}
+
+Simulator::Body Simulator::gemm_body(const TaskRecord &task, std::int64_t count) {
     const OperandRecord &a = operand(task, 1);
     const RegionRecord &c = t_.regions[operand(task, 0).region], &left = t_.regions[a.region];
     const int dtype = t_.buffers[left.buffer].dtype;
@@ -237,7 +314,8 @@ Simulator::Body Simulator::gemm_body(const TaskRecord &task) {
     Body body;
     if (c.rows == 0 || c.cols == 0 || k == 0) return body;
     const ProductCost &cost = m_.products[static_cast<std::size_t>(dtype)];
-    const auto [operations, occupancy] = cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task));
+    const auto [operations, occupancy] =
+        cost.work(c.rows, c.cols, k, m_.multiprocessors[task.rank], is_aligned(task), count);
     body.demand = 1 - cost.idle_use * (1 - occupancy);  // what another kernel cannot have
     body.copy_share = cost.copy_share;
     body.is_product = true;
@@ -245,7 +323,8 @@ Simulator::Body Simulator::gemm_body(const TaskRecord &task) {
     // C is written once in any case, which is part of `half_depth`.
     const std::int64_t item = bytes_of(t_.buffers[c.buffer].dtype);
     const std::int64_t moved = (task.num_operands > 3 ? 2 * item : item) - bytes_of(accumulator_of(dtype));
-    const double extra_bytes = static_cast<double>(c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
+    const double extra_bytes =
+        static_cast<double>(count * c.rows) * static_cast<double>(c.cols) * static_cast<double>(moved);
     body.amount = cost.seconds(operations, rate, extra_bytes, k);
     Multiplied &all = multiplied_[static_cast<std::size_t>(task.rank)];
     all.alone_s += body.amount;

@@ -91,7 +91,7 @@ class Simulator {
         std::int32_t first_after = 0;  // in after_, whose waiters end where the next task's begin
         std::int32_t rank = 0;
         bool is_kernel = false, of_host = false;  // on a lane of the host
-        bool packed = false;                      // a copy that is made with an earlier one
+        bool packed = false;                      // made with an earlier one
     };
 
     // Copies of a lane that one copy makes so far, and buffers that the last of them writes and reads.
@@ -99,6 +99,15 @@ class Simulator {
         Series series;
         std::vector<std::size_t> others;  // tasks behind the first
         std::array<std::int32_t, 2> buffers{-1, -1};
+    };
+
+    // Products of a lane that one call makes so far, and from where to where they write: buffers follow one another.
+    struct Bundled {
+        std::size_t first = 0;
+        std::vector<std::size_t> others;
+        bool open = false;
+        double operations = 0;
+        std::int64_t begin = 0, end = 0;
     };
 
     // A rank's products: their time if each is alone, and what they take longer on a device that never rests.
@@ -126,7 +135,11 @@ class Simulator {
 
     void make_bodies();
     Body copy_body(const TaskRecord &task);
-    Body gemm_body(const TaskRecord &task);
+    Body gemm_body(const TaskRecord &task, std::int64_t count = 1);
+    void bundle_products();
+    void add_to_bundle(std::size_t task);
+    void end_bundle(Bundled &bundled);
+    bool same_call(const TaskRecord &one, const TaskRecord &other) const;
     Body combine_body(const TaskRecord &task) const;
     Body transposing_body(const TaskRecord &task) const;
     void pack_copies();
@@ -185,6 +198,7 @@ class Simulator {
     std::vector<Issue> issues_;
     std::vector<Pack> packs_;  // by lane
     std::vector<Serial> series_;
+    std::vector<Bundled> bundles_;
     KeptWaits kept_;
     std::vector<double> clock_;
 
