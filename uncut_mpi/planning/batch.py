@@ -267,7 +267,7 @@ class _Groups:
         every = zip(MATRICES, heights, widths, self._problem.dtypes, strict=True)
         return _Slot(
             [
-                self._buffers.add(rank, (rows, cols), dtype, of, Role.PANEL) if cols else -1
+                self._buffers.add(rank, (rows, cols), dtype, of, Role.PANEL) if rows and cols else -1
                 for of, rows, cols, dtype in every
             ]
         )
