@@ -8,14 +8,16 @@ import random
 import numpy as np
 import pytest
 
-from tests.helpers.interpret import mismatch, random_data, random_order
-from tests.helpers.layouts import random_layout
+from tests.helpers.interpret import mismatch, random_data, random_order, reference
+from tests.helpers.layouts import random_layout, user_parts
+from uncut_mpi.device.files import FileWindows
+from uncut_mpi.device.host.bodies import Made, bind_bodies
 from uncut_mpi.errors import ParamError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Order, Part
-from uncut_mpi.model.placement import MATRICES, Placement
+from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
@@ -117,3 +119,39 @@ def test_little_memory_is_used_again() -> None:
 def test_parts_are_the_blocks_of_a_batch(parts: list[Part], message: str) -> None:
     with pytest.raises(ParamError, match=message):
         BoundLayout((5, 5), tuple(parts), blocks=((2, 2), (3, 3)))
+
+
+@pytest.mark.parametrize("dtype", [DType.f32, DType.c128, DType.bf16], ids=str)
+@pytest.mark.parametrize("factors", [(1.0, 0.0), (0.5, 1.0), (-1.5, 0.25), (0.0, 2.0)], ids=str)
+def test_numpy_makes_products_of_one_shape_at_once(dtype: DType, factors: tuple[float, float]) -> None:
+    problem = _problem([(7, 5, 6)] * 4 + [(5, 5, 6)] * 3, dtype, trans_a="T")
+    lds = {Matrix.A: 9, Matrix.B: 6, Matrix.C: 8}
+    placement = Placement(
+        *(
+            BoundLayout.diagonal(
+                [
+                    BoundLayout.whole((bottom - top, right - left), Location.device(0), "F", lds[matrix])
+                    for (top, bottom), (left, right) in problem.blocks_of(matrix)
+                ]
+            )
+            for matrix in MATRICES
+        )
+    )
+    made = plan(problem, placement, 1, MACHINES[1]).schedule
+    alpha, beta = factors
+    data = random_data(problem, alpha=alpha, beta=beta)
+    memory = np.full((len(made.buffers), 2048), 0xFF, np.uint8)  # at equal steps
+    held = [
+        np.ndarray((ld, cols), dtype.numpy, row, order="F")
+        for row, (ld, cols) in zip(memory, made.buffers[["ld", "cols"]].tolist(), strict=True)
+    ]
+    for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
+        for _, part, place in user_parts(made, matrix, held):
+            part[...] = values[place]
+    bound = bind_bodies(lower(made).rank_list(0), np.array([row.ctypes.data for row in memory]), FileWindows())
+    assert sum(isinstance(one, Made) for one in bound.values()) == (0 if dtype is DType.bf16 else 5)
+    for body in bound.values():
+        body([0.0, 1.0, alpha, beta], lambda: None)
+    result, error = reference(problem, data)
+    for _, part, place in user_parts(made, Matrix.C, held):
+        assert (np.abs(part - result[place]) <= error[place]).all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -220,6 +220,82 @@ def round_to_tf32(array: Array, out: Array) -> None:
         out[not_numbers] = np.nan
 
 
+class Gemms(Body):
+    """Products of one shape whose A, B and C follow one another at equal steps: each step of numpy's makes them all."""
+
+    def __init__(self, run: Sequence[Sequence[BodyOperand]], scratch: Scratch) -> None:
+        (write, a, b, *_), count = run[0], len(run)
+        super().__init__(write)
+        self._factor_a, self._factor_c = _factors(run[0])
+        # Transposed, because numpy hands row-major results straight to BLAS.
+        self._c, self._a, self._b = (
+            np.lib.stride_tricks.as_strided(
+                one.array.T, (count, *one.array.shape[::-1]), (step, *one.array.strides[::-1])
+            )
+            for one, step in zip((write, a, b), _steps(run[0], run[1]), strict=True)
+        )
+        self._at_once = max(1, _BLOCK_ELEMENTS // write.array.size)
+        self._scratch = scratch
+        if self._factor_c != Factor.ZERO:
+            scratch.reserve("product", write.dtype, min(count, self._at_once) * write.array.size)
+
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
+        """See `Body`."""
+        factor_a, factor_c = scalars[self._factor_a], scalars[self._factor_c]
+        for start in range(0, len(self._c), self._at_once):
+            c, a, b = (one[start : start + self._at_once] for one in (self._c, self._a, self._b))
+            if factor_c == 0.0:
+                product = c
+            else:
+                np.multiply(c, factor_c, out=c)
+                product = self._scratch.matrix("product", self.write.dtype, c.shape[2], c.shape[0] * c.shape[1])
+                product = product.T.reshape(c.shape)
+            if factor_a == 0.0:
+                if factor_c == 0.0:
+                    c[...] = 0
+                continue
+            np.matmul(b, a, out=product)
+            if factor_a != 1.0:
+                np.multiply(product, factor_a, out=product)
+            if product is not c:
+                np.add(c, product, out=c)
+
+    @staticmethod
+    def join(run: Sequence[Sequence[BodyOperand]], operands: Sequence[BodyOperand]) -> bool:
+        """Whether a product goes on with a run of others: each has a C of its own, and together they are short."""
+        first, (write, a, b, *_) = run[0], operands
+        (m, n), k = write.array.shape, a.array.shape[1]
+        alike = m * n * k > 0 and [(*one.place[1:], one.factor) for one in first] == [
+            (*one.place[1:], one.factor) for one in operands
+        ]
+        steps = _steps(run[-1], operands)
+        return (
+            alike
+            and write.dtype is write.dtype.accumulator
+            and all(one.dtype is write.dtype and one.dtype is not DType.tf32 and not one.conjugated for one in (a, b))
+            and steps[0] >= (write.array.strides[1] * (n - 1) + m * write.array.itemsize)
+            and (len(run) == 1 or steps == _steps(run[0], run[1]))
+            and 2 * m * n * k * (len(run) + 1) <= _PART_OPERATIONS
+        )
+
+
+class Made(Body):
+    """What another body does with its own."""
+
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
+        """See `Body`."""
+
+
+def _steps(one: Sequence[BodyOperand], other: Sequence[BodyOperand]) -> tuple[int, ...]:
+    """Return how far behind C, A and B of a product those of another one lie (bytes)."""
+    return tuple(after.place[0] - before.place[0] for before, after in zip(one[:3], other[:3], strict=True))
+
+
+def _factors(operands: Sequence[BodyOperand]) -> tuple[Factor, Factor]:
+    """Return the factors of a product and of its C."""
+    return operands[1].factor, operands[3].factor if len(operands) == 4 else Factor.ZERO
+
+
 class Combine(Summing):
     """Write := the sum of factor × region."""
 
@@ -250,16 +326,25 @@ class Combine(Summing):
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:
     """Return the bodies by operation: waits, records and signals have none. The list is checked (`check_program`)."""
     scratch = Scratch()
-    columns = (program.operations[name].tolist() for name in ("code", "first_operand", "num_operands"))
+    columns = (program.operations[name].tolist() for name in ("code", "lane", "first_operand", "num_operands"))
     bodies: dict[int, Body] = {}
-    for index, (code, first, count) in enumerate(zip(*columns, strict=True)):
-        if code > Code.COMBINE:
+    runs: dict[int, list[list[BodyOperand]]] = {}  # of products that follow one another on a lane
+    firsts: dict[int, list[list[BodyOperand]]] = {}
+    for index, (code, lane, first, count) in enumerate(zip(*columns, strict=True)):
+        operands = [_operand(program, addresses, first + i) for i in range(count)] if code <= Code.COMBINE else []
+        if code != Code.GEMM:
+            runs.pop(lane, None)
+        elif lane in runs and Gemms.join(runs[lane], operands):
+            runs[lane].append(operands)
+            bodies[index] = Made(operands[0])
             continue
-        write, *reads = (_operand(program, addresses, first + i) for i in range(count))
-        if code == Code.COPY:
-            bodies[index] = Copy(write, reads, files)
         else:
-            bodies[index] = (Gemm if code == Code.GEMM else Combine)(write, reads, scratch)
+            runs[lane] = firsts[index] = [operands]
+        if code == Code.COPY:
+            bodies[index] = Copy(operands[0], operands[1:], files)
+        elif code <= Code.COMBINE:
+            bodies[index] = (Gemm if code == Code.GEMM else Combine)(operands[0], operands[1:], scratch)
+    bodies.update((index, Gemms(run, scratch)) for index, run in firsts.items() if len(run) > 1)
     scratch.allocate()
     return bodies
 
