@@ -8,15 +8,19 @@ of its rows and one of its columns (`uncut_mpi.model.cyclic`).
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.cyclic import CyclicOrder
 from uncut_mpi.model.locations import Location
+
+_T = TypeVar("_T")
 
 Order: TypeAlias = Literal["F", "C"]
 """How a matrix is stored: by columns or by rows."""
@@ -38,6 +42,22 @@ def common(one: Rectangle, other: Rectangle) -> Rectangle | None:
     """Return what two rectangles have in common, None if that is nothing."""
     (top, bottom), (left, right) = ((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(one, other, strict=True))
     return ((top, bottom), (left, right)) if top < bottom and left < right else None
+
+
+class ByRows(Generic[_T]):
+    """What has some rows each, found by rows."""
+
+    def __init__(self, items: Iterable[_T], rows_of: Callable[[_T], Extent]) -> None:
+        self._items = sorted(items, key=rows_of)
+        rows = [rows_of(one) for one in self._items]
+        self._starts, self._stops = (
+            [start for start, _ in rows],
+            [*itertools.accumulate((stop for _, stop in rows), max)],
+        )
+
+    def within(self, top: int, bottom: int) -> Sequence[_T]:
+        """Return those that have some of these rows, and maybe others, by their first rows."""
+        return self._items[bisect.bisect_right(self._stops, top) : bisect.bisect_left(self._starts, bottom)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -95,20 +95,22 @@ def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Sched
     turned = np.zeros(len(schedule.buffers), np.uint8)
     turned[made.pieces["buffer"]] = made.pieces["turned"]
     core = _native.Staging(tables_in_core(schedule), turned, schedule.problem.reads_c)
-    moved = [at for at, used in enumerate(core.used_by_others) if used and (turned[at] or at in users)]
+    meant = {*users, *np.flatnonzero(turned).tolist()}
+    moved = [at for at, used in enumerate(core.used_by_others) if used and at in meant]
     pieces = bytes_of_pieces(schedule.buffers, schedule.locations, moved, room)
     if pieces:
         items = ITEMSIZES[schedule.buffers["dtype"]].tolist()
         _check_number(core.divide([pieces.get(at, 0) // item for at, item in enumerate(items)]), len(schedule.tasks))
     columns = _columns_of_rings(schedule, core, pieces, room)
     buffers, stand_ins, owners, of_hosts = Buffers.of(made), [], schedule.owners(), schedule.in_host()
+    with_lanes = {*columns, *files}
     for user in moved:
         at, matrix = int(schedule.buffers["location"][user]), Matrix(int(schedule.buffers["matrix"][user]))
         rows, cols = schedule.buffers[SHAPE][user].tolist()
         shape = (core.rows[user], columns[user]) if user in columns else (rows, cols)
         ours = buffers.add(at, shape, schedule.problem.dtypes[matrix], matrix, Role.STAGING)
         # What goes through rings or files has lanes of its own in and out.
-        numbers = [1 + 2 * (user % MOST_RINGS), 2 + 2 * (user % MOST_RINGS)] if user in {*columns, *files} else [0, 0]
+        numbers = [1 + 2 * (user % MOST_RINGS), 2 + 2 * (user % MOST_RINGS)] if user in with_lanes else [0, 0]
         owner, of_host = int(owners[user]), bool(of_hosts[user])
         lane_in, lane_out = (
             (owner, int(LaneKind.HOST), NO_SOURCE, number) if of_host else (owner, int(LaneKind.COPY), at, at)

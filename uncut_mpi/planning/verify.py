@@ -11,9 +11,7 @@ cover those.
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import itertools
 import re
 from typing import Final
 
@@ -22,6 +20,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.locations import location_at
+from uncut_mpi.model.parts import ByRows
 from uncut_mpi.planning.lower import Lowering, tables_in_core
 from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify_lists import verify_lists
@@ -101,20 +100,18 @@ def follower_of(schedule: Schedule) -> _native.Follower:
     """Return a follower for the tasks of `schedule`, which has followed none of them yet."""
     problem, buffers = schedule.problem, schedule.buffers
     follower = _native.Follower(tables_in_core(schedule), Op[problem.trans_a], Op[problem.trans_b], problem.dtypes)
-    result = sorted(problem.result, key=lambda part: part.rows)
-    for part in result:
+    for part in problem.result:
         if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):
             (top, bottom), (left, right) = part.rows, part.cols
             raise ScheduleError(f"C [{top}:{bottom}, {left}:{right}] is to hold something, but is not all there")
-    starts, stops = [part.rows[0] for part in result], [*itertools.accumulate((part.rows[1] for part in result), max)]
+    result = ByRows(problem.result, lambda part: part.rows)
     for at, turned, row, col, height, width, top, left in schedule.pieces.tolist():
         matrix, by = int(buffers["matrix"][at]), (top - col, left - row) if turned else (top - row, left - col)
         if matrix != Matrix.C:
             given = matrix if problem.has_product or problem.copies else -1
             follower.give(at, (row, row + height), (col, col + width), by, bool(turned), given)
             continue
-        bottom = top + (width if turned else height)
-        for part in result[bisect.bisect_right(stops, top) : bisect.bisect_left(starts, bottom)]:
+        for part in result.within(top, top + (width if turned else height)):
             spans = (part.rows, by[0]), (part.cols, by[1])
             down, along = ((start - ahead, stop - ahead) for (start, stop), ahead in (spans[::-1] if turned else spans))
             rows = max(row, down[0]), min(row + height, down[1])

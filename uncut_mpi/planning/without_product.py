@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import Part, common
+from uncut_mpi.model.parts import ByRows, Part, common
 from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, Buffers, panel_bytes, user_pieces
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
@@ -161,11 +161,12 @@ class _Passage:
             slot.users = [self._copied(lane, there.part(*block), inside, [came])]
 
     def _scale_all(self) -> None:
+        computed = ByRows(self._problem.rectangles, lambda one: one[0])
         for holders in self._held[Matrix.C].values():
             # A device scales what it holds in place.
             holders.sort(key=lambda one: one[0].location.space == "host")
             first, _ = holders[0]
-            for one in self._problem.rectangles:
+            for one in computed.within(*first.rows):
                 shared = common(one, (first.rows, first.cols))
                 if shared is not None:
                     (top, bottom), (left, right) = shared
