@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.interpret import mismatch, random_data, random_order, reference
 from tests.helpers.layouts import random_layout, user_parts
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.host.bodies import Made, bind_bodies
+from uncut_mpi.device.host.bodies import Bundled, bind_bodies
 from uncut_mpi.errors import ParamError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -149,7 +149,7 @@ def test_numpy_makes_products_of_one_shape_at_once(dtype: DType, factors: tuple[
         for _, part, place in user_parts(made, matrix, held):
             part[...] = values[place]
     bound = bind_bodies(lower(made).rank_list(0), np.array([row.ctypes.data for row in memory]), FileWindows())
-    assert sum(isinstance(one, Made) for one in bound.values()) == (0 if dtype is DType.bf16 else 5)
+    assert sum(isinstance(one, Bundled) for one in bound.values()) == (0 if dtype is DType.bf16 else 5)
     for body in bound.values():
         body([0.0, 1.0, alpha, beta], lambda: None)
     result, error = reference(problem, data)

@@ -94,19 +94,19 @@ def square(size: int, dtype: DType) -> GemmSignature:
 
 def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSignature]:
     """Return the distinct signatures of a list's GEMMs; beta may be zero or not, so both are taken."""
-
-    def region(operand: np.void) -> Region:
-        alignment = int((addresses[operand["buffer"]] + operand["offset"]) % _ALIGNMENT)
-        extents = (int(operand[name]) for name in ("rows", "cols", "ld"))
-        return Region(DType(int(operand["dtype"])), int(operand["op"]), int(operand["spare_rows"]), alignment, *extents)
-
+    gemms, operands = program.operations[program.operations["code"] == Code.GEMM], program.operands
+    first, adds = gemms["first_operand"], gemms["num_operands"] == 4
+    columns = [np.where(adds, operands["factor"][np.where(adds, first + 3, first)], Factor.ZERO)]
+    for at in (first, first + 1, first + 2):
+        of = operands[at]
+        columns += [of["dtype"], of["op"], of["spare_rows"], (addresses[of["buffer"]] + of["offset"]) % _ALIGNMENT]
+        columns += [of[name] for name in ("rows", "cols", "ld")]
     found: set[GemmSignature] = set()
-    gemms = program.operations[program.operations["code"] == Code.GEMM]
-    for first, count in zip(gemms["first_operand"].tolist(), gemms["num_operands"].tolist(), strict=True):
-        c, a, b = (region(program.operands[first + i]) for i in range(3))
+    # A batch has many products of few kinds.
+    for factor, *places in np.unique(np.array(columns, np.int64), axis=1).T.tolist():
+        c, a, b = (Region(DType(places[at]), *places[at + 1 : at + 7]) for at in (0, 7, 14))
         if not (c.rows and c.cols and a.rows and a.cols):
             continue
-        factor = program.operands[first + 3]["factor"] if count == 4 else Factor.ZERO
         reads = {Factor.ZERO: (False,), Factor.ONE: (True,)}.get(Factor(factor), (False, True))
         found.update(GemmSignature(c, a, b._replace(spare_rows=0), accumulates) for accumulates in reads)
     return found

@@ -279,7 +279,7 @@ class Gemms(Body):
         )
 
 
-class Made(Body):
+class Bundled(Body):
     """What another body does with its own."""
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
@@ -336,7 +336,7 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
             runs.pop(lane, None)
         elif lane in runs and Gemms.join(runs[lane], operands):
             runs[lane].append(operands)
-            bodies[index] = Made(operands[0])
+            bodies[index] = Bundled(operands[0])
             continue
         else:
             runs[lane] = firsts[index] = [operands]
