@@ -54,7 +54,8 @@ def test_products_of_one_shape_are_one_call(fake, dtype, in_steps):
     (alpha, beta), is_right = filled_with_numbers(cluster, 1)
     for _ in range(2):
         fake.reset()
-        succeed(cluster.run(alpha, beta))
+        (report,) = cluster.run(alpha, beta).values()
+        assert (report.error, report.tasks) == (None, COUNT)
         assert is_right()
         (line,) = calls(fake)
         assert OF_SHAPE in line
@@ -86,5 +87,6 @@ def test_a_traced_run_knows_each_product(fake):
     cluster.prepare_trace()
     (alpha, beta), is_right = filled_with_numbers(cluster, 4)
     (report,) = cluster.run(alpha, beta, traced=True).values()
+    assert report.tasks == COUNT
     assert is_right()
     assert len(report.times.start_s) == COUNT

@@ -302,9 +302,12 @@ void Run::issue_gemm(const Step &step) {
     const Executor::Lane &lane = executor_->lanes_[step.lane];
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.bundle >= 0) {
-        const Called called =
-            bundled_product(device_.blas(), lane.handle, g.shape, alpha, beta, executor_->bundles_[g.bundle]);
+        const Bundle &bundle = executor_->bundles_[g.bundle];
+        const Called called = bundled_product(device_.blas(), lane.handle, g.shape, alpha, beta, bundle);
         fail(called.name, called.code, &step, true);
+        if (traced_ || !result_.error.empty()) return;
+        next_step_ += bundle.behind;  // to look at each takes as long as a small product
+        result_.tasks += bundle.behind;
     } else if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(lane.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta),

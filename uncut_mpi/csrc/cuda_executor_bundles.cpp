@@ -95,6 +95,17 @@ void Executor::upload_bundles() {
         if (!bundle.strided)
             for (Address *place : {&bundle.a, &bundle.b, &bundle.c})
                 *place += reinterpret_cast<Address>(pointer_table_.get());
+    const auto gemm_of = [this](std::size_t step) {
+        return step < steps_.size() && steps_[step].code == code_gemm ? &gemms_[steps_[step].payload] : nullptr;
+    };
+    for (std::size_t step = 0; step < steps_.size(); ++step) {
+        const Gemm *first = gemm_of(step);
+        if (first == nullptr || first->bundle < 0) continue;
+        std::size_t next = step + 1;
+        while (gemm_of(next) != nullptr && gemm_of(next)->bundled && steps_[next].lane == steps_[step].lane)
+            ++next;
+        bundles_[first->bundle].behind = next - step - 1;
+    }
     for (const Gemm &gemm : gemms_)
         if (gemm.bundle >= 0) device_->warm_up(gemm.shape, bundles_[gemm.bundle], gemm.factor_c != zero);
 }

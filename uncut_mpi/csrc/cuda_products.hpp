@@ -48,6 +48,7 @@ struct Bundle {
     bool strided = false;
     Address a = 0, b = 0, c = 0;  // the first, or where the table begins
     std::int64_t step_a = 0, step_b = 0, step_c = 0;
+    std::size_t behind = 0;  // steps of its products that follow its own at once
 };
 
 // The same for each product of a bundle.
