@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -23,13 +24,14 @@ OF_SHAPE = "12 of gemm 16x24x8"
 
 
 def batch(where=HERE, ranks=1, dtype=DType.f64, shapes=(SHAPE,) * COUNT, **about) -> Schedule:
-    """Return the plan of a batch whose matrices all lie in one memory."""
+    """Return the plan of a batch whose matrices all lie in one memory, or those of A, of B and of C in one each."""
+    places = where if isinstance(where, tuple) else (where,) * 3
     problem = GemmProblem(*map(sum, zip(*shapes, strict=True)), dtype, batch=shapes, **about)
     layouts = (
         BoundLayout.diagonal(
-            [BoundLayout.whole((bottom - top, right - left), where) for (top, bottom), (left, right) in blocks]
+            [BoundLayout.whole((bottom - top, right - left), at) for (top, bottom), (left, right) in blocks]
         )
-        for blocks in map(problem.blocks_of, MATRICES)
+        for blocks, at in zip(map(problem.blocks_of, MATRICES), places, strict=True)
     )
     return plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
 
@@ -90,3 +92,16 @@ def test_a_traced_run_knows_each_product(fake):
     assert report.tasks == COUNT
     assert is_right()
     assert len(report.times.start_s) == COUNT
+
+
+@pytest.mark.parametrize(("alpha", "traced"), [(0.0, False), (1.5, True)], ids=["no product", "traced"])
+def test_queues_do_not_fill_where_each_product_counts(fake, alpha, traced):
+    places = Location.host(0), Location.host(0), Location.device(1)  # rank 1 waits for copies of rank 0
+    cluster = bound(fake, batch(places, 2, shapes=((16, 16, 16),) * 2000))
+    cluster.prepare_trace()
+    late = threading.Timer(0.3, lambda: cluster.executables[0].run(alpha=alpha, beta=0.5, epoch=1, timeout_s=5.0))
+    late.start()
+    (report,) = cluster.run(alpha, 0.5, ranks=[1], traced=traced).values()
+    late.join()
+    assert (report.error, report.tasks) == (None, 2000)
+    assert 384 <= fake.most_queued <= 800

@@ -24,6 +24,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.verify import verify
+from uncut_mpi.view.traffic import traffic
 
 MACHINES = {ranks: Machine.uniform(ranks) for ranks in range(1, 9)}
 
@@ -89,6 +90,7 @@ def test_products_are_dealt_whole_where_there_are_many_and_cut_where_there_are_f
     assert of_ranks.tolist() == [50, 50]
     few = _planned([(2048, 2048, 2048)] * 3, Location.host()).schedule
     assert np.bincount(few.tasks["rank"][few.tasks["kind"] == Kind.GEMM], minlength=2).tolist() == [2, 2]
+    assert all(link.nbytes == link.least_bytes for link in traffic(many).links)
     at_home = _planned([(128, 128, 128)] * 100, Location.device(1)).schedule
     assert {*at_home.tasks["rank"].tolist()} == {1}
     assert len(at_home.tasks) == 100

@@ -19,6 +19,7 @@ constexpr std::int64_t max_outstanding_traced = max_outstanding / 3;
 constexpr std::chrono::microseconds look_interval{1000};
 constexpr std::size_t steps_per_poll = 32;  // a product takes 8 us to issue, the others 1 us
 constexpr int polls_per_yield = 16;
+constexpr std::int64_t more_per_checkpoint = 64;
 
 }  // namespace
 
@@ -216,6 +217,7 @@ void Run::issue_steps(std::size_t most_steps) {
         if (timed) take_time(step, next_event_++);
         issue(step);
         if (timed) take_time(step, next_event_++);
+        if (timed && step.weight == 0) count_more(step);
         if (result_.fatal) return;
         lanes_[step.lane].issued += step.weight;
         outstanding_ += step.weight;
@@ -295,7 +297,7 @@ void Run::issue_gemm(const Step &step) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
         if (factors_[g.factor_c] == 1.0) return;
         launch(executor_->combines_[g.scale], step);
-        if (g.bundled) ++lanes_[step.lane].issued, ++outstanding_;  // by itself after all
+        if (g.bundled) count_more(step);
         return;
     }
     if (g.bundled) return;  // what makes it stands before it
@@ -348,7 +350,20 @@ void Run::issue_batch(const Step &step) {
             ops[i].value.value = epoch_ + executor_->awaited_[batch.first + i];
         else
             ops[i].value.address = device_.progress_address(static_cast<std::size_t>(step.lane), set_);
+    if (Lane &lane = lanes_[step.lane]; lane.more > 0) lane.more_checkpoints.push_back({step.operation, lane.issued});
     fail("cuStreamBatchMemOp", device_.driver().cuStreamBatchMemOp(stream_of(step), batch.count, ops, 0), &step);
+}
+
+// A product of a bundle counts for nothing, but by itself, or with its events, it does: a long lane has to show how far
+// it is (premise P2).
+void Run::count_more(const Step &step) {
+    Lane &lane = lanes_[step.lane];
+    ++lane.issued, ++outstanding_;
+    if (++lane.more % more_per_checkpoint != 0) return;
+    lane.more_checkpoints.push_back({step.operation, lane.issued});
+    const Address word = device_.progress_address(static_cast<std::size_t>(step.lane), set_);
+    fail("cuStreamWriteValue32",
+         device_.driver().cuStreamWriteValue32(stream_of(step), word, 2 * step.operation + 2, 0), &step);
 }
 
 // The only place that writes a peer's flag: the write follows the lane's earlier work, with a fence.
@@ -379,6 +394,9 @@ void Run::see_progress(std::size_t number) {
     std::size_t &next = lane.next_checkpoint;
     for (; next < checkpoints.size() && word > 2 * checkpoints[next].operation; ++next)
         lane.completed = std::max(lane.completed, checkpoints[next].issued);
+    for (const auto &more = lane.more_checkpoints;
+         lane.next_more < more.size() && word > 2 * more[lane.next_more].operation; ++lane.next_more)
+        lane.completed = std::max(lane.completed, more[lane.next_more].issued);
 }
 
 bool Run::is_empty(std::size_t number) {

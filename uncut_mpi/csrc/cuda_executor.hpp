@@ -247,6 +247,10 @@ class Run {
     struct Lane {
         std::int64_t issued = 0, completed = 0;  // weight of the steps
         std::size_t next_checkpoint = 0;
+        // Steps that count only in this run, and checkpoints since the first of them, with all that was issued.
+        std::int64_t more = 0;
+        std::vector<Executor::Checkpoint> more_checkpoints;
+        std::size_t next_more = 0;
     };
 
     void begin();
@@ -266,6 +270,7 @@ class Run {
     const void *factor(int dtype, std::uint8_t number) const;
     void launch(const Executor::Combine &combine, const Step &step);
     void issue_batch(const Step &step);
+    void count_more(const Step &step);
     void signal(const Step &step);
     bool may_issue();  // whether so little is outstanding that more may be issued
     bool drain();      // whether all lanes are empty
