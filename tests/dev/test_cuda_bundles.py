@@ -15,8 +15,9 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 
 SHAPE, COUNT = (16, 24, 8), 12
 HERE = Location.device(0)
@@ -105,3 +106,23 @@ def test_queues_do_not_fill_where_each_product_counts(fake, alpha, traced):
     late.join()
     assert (report.error, report.tasks) == (None, 2000)
     assert 384 <= fake.most_queued <= 800
+
+
+def test_products_that_add_to_one_c_stay_apart(fake):
+    problem = GemmProblem(8, 8, 32, DType.f64)
+    build = ScheduleBuilder(1, problem, Placement.parse("0,0,0"))
+    shapes = (8, 32), (32, 8), (8, 8)
+    a, b, c = (
+        build.buffer(at=0, rows=rows, cols=cols, dtype=DType.f64, role=Role.USER, matrix=matrix)
+        for matrix, (rows, cols) in zip(MATRICES, shapes, strict=True)
+    )
+    whole = RegionRef(c, 0, 0, 8, 8)
+    for k in range(0, 32, 8):
+        factors = RegionRef(a, 0, k, 8, 8), RegionRef(b, k, 0, 8, 8), whole
+        reads = zip(factors, (Factor.ALPHA, Factor.ONE, Factor.ONE if k else Factor.BETA), (Op.N,) * 3, strict=True)
+        build.task(Kind.GEMM, build.compute_lane(0), whole, [*reads])
+    cluster = bound(fake, build.build(scheduler="test", grid=(1, 1), tile=0))
+    (alpha, beta), is_right = filled_with_numbers(cluster, 6)
+    succeed(cluster.run(alpha, beta))
+    assert is_right()
+    assert len(calls(fake)) == 4

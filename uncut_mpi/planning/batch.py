@@ -307,9 +307,10 @@ class _Groups:
 
     def _in_place(self, rank: int, held: Sequence[tuple[Part, int]], rectangle: Rectangle) -> RegionRef | None:
         for part, buffer in held:
+            own = part.rows, part.cols
             here = part.location.space == "device" and part.location.rank == rank
-            if here and common((part.rows, part.cols), rectangle) == rectangle:
-                return _region(buffer, (part.rows, part.cols), rectangle)
+            if here and (own == rectangle or common(own, rectangle) == rectangle):
+                return _region(buffer, own, rectangle)
         return None
 
     # -- tasks -------------------------------------------------------------------------------
