@@ -85,6 +85,14 @@ def test_other_shapes_and_copies_end_a_call(fake):
     assert len(calls(fake)) < 6
 
 
+def test_two_shapes_in_turn_are_two_calls(fake):
+    cluster = bound(fake, batch(shapes=(SHAPE, (8, 8, 8)) * 6))
+    (alpha, beta), is_right = filled_with_numbers(cluster, 7)
+    succeed(cluster.run(alpha, beta))
+    assert is_right()
+    assert len(calls(fake)) == 2
+
+
 def test_a_traced_run_knows_each_product(fake):
     cluster = bound(fake, batch())
     cluster.prepare_trace()

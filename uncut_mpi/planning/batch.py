@@ -260,6 +260,8 @@ class _Groups:
                 widths = [_widths(groups[number::count]) for number in range(count)]
                 needed = sum(sum(map(operator.mul, columns, its)) + 3 * BUFFER_ALIGNMENT for its in widths)
                 if needed <= room or not sum(sizes):
+                    for group in groups:  # so that products of one shape follow one another
+                        group.sort(key=lambda job: [*map(_extents, job[1])])
                     slots = [self._slot(rank, heights, its) for its in widths]
                     return [(rank, slots[number % count], group) for number, group in enumerate(groups)]
 
@@ -423,6 +425,10 @@ def _region(buffer: int, own: Rectangle, wanted: Rectangle, at: RegionRef | None
     (top, bottom), (left, right) = wanted
     row, col = (0, 0) if at is None else (at.row, at.col)
     return RegionRef(buffer, row + top - own[0][0], col + left - own[1][0], bottom - top, right - left)
+
+
+def _extents(need: _Need) -> tuple[int, int]:
+    return _size(need.rectangle[0]), _size(need.rectangle[1])
 
 
 def _size(extent: Extent) -> int:
