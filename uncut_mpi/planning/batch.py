@@ -15,7 +15,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -180,14 +179,13 @@ class _Need(NamedTuple):
     in_place: RegionRef | None
 
     @property
-    def height(self) -> int:
-        """Rows of a panel that it takes."""
-        return 0 if self.in_place is not None else _size(self.rectangle[0])
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return _size(self.rectangle[0]), _size(self.rectangle[1])
 
-    @property
-    def width(self) -> int:
-        """Columns of a panel that it takes."""
-        return 0 if self.in_place is not None else _size(self.rectangle[1])
+
+_Kind: TypeAlias = tuple[Matrix, int]
+"""Panels of a matrix, by about how high they are: columns of the highest one are at most twice as long."""
 
 
 _Job: TypeAlias = tuple[_Unit, tuple[_Need, ...]]
@@ -196,9 +194,9 @@ _Job: TypeAlias = tuple[_Unit, tuple[_Need, ...]]
 
 @dataclasses.dataclass(slots=True)
 class _Slot:
-    """Panels of A, B and C that groups fill in turn, and the last ones who used them: a product, and copies of C."""
+    """Panels that groups fill in turn, and the last ones who used them: a product, and copies of C."""
 
-    panels: list[int]
+    panels: dict[_Kind, int]
     product: list[int] = dataclasses.field(default_factory=list)
     results: list[int] = dataclasses.field(default_factory=list)
 
@@ -246,9 +244,12 @@ class _Groups:
         while True:
             share //= 2
             jobs = [*self._fitting(rank, units, share)]
-            heights = [max((needs[of].height for _, needs in jobs), default=0) for of in MATRICES]
-            columns = [panel_bytes((rows, 1), dtype) for rows, dtype in zip(heights, self._problem.dtypes, strict=True)]
-            sizes = [sum(column * need.width for column, need in zip(columns, needs, strict=True)) for _, needs in jobs]
+            heights: dict[_Kind, int] = {}
+            for _, needs in jobs:
+                for kind, (rows, _) in _panels(needs):
+                    heights[kind] = max(rows, heights.get(kind, 0))
+            columns = {kind: panel_bytes((rows, 1), self._problem.dtypes[kind[0]]) for kind, rows in heights.items()}
+            sizes = [sum(columns[kind] * cols for kind, (_, cols) in _panels(needs)) for _, needs in jobs]
             for limit, most in (
                 (max(sum(sizes) // GROUPS, LEAST_GROUP_BYTES), len(jobs)),
                 (room // SLOTS, SLOTS),
@@ -258,21 +259,19 @@ class _Groups:
                 groups = _grouped(jobs, sizes, limit)
                 count = min(most, len(groups))
                 widths = [_widths(groups[number::count]) for number in range(count)]
-                needed = sum(sum(map(operator.mul, columns, its)) + 3 * BUFFER_ALIGNMENT for its in widths)
-                if needed <= room or not sum(sizes):
+                needed = sum(columns[kind] * cols + BUFFER_ALIGNMENT for its in widths for kind, cols in its.items())
+                if needed <= room or not needed:
                     for group in groups:  # so that products of one shape follow one another
-                        group.sort(key=lambda job: [*map(_extents, job[1])])
+                        group.sort(key=lambda job: [need.shape for need in job[1]])
                     slots = [self._slot(rank, heights, its) for its in widths]
                     return [(rank, slots[number % count], group) for number, group in enumerate(groups)]
 
-    def _slot(self, rank: int, heights: Sequence[int], widths: Sequence[int]) -> _Slot:
-        every = zip(MATRICES, heights, widths, self._problem.dtypes, strict=True)
-        return _Slot(
-            [
-                self._buffers.add(rank, (rows, cols), dtype, of, Role.PANEL) if rows and cols else -1
-                for of, rows, cols, dtype in every
-            ]
-        )
+    def _slot(self, rank: int, heights: Mapping[_Kind, int], widths: Mapping[_Kind, int]) -> _Slot:
+        panels = {}
+        for kind, cols in widths.items():
+            shape, dtype = (heights[kind], cols), self._problem.dtypes[kind[0]]
+            panels[kind] = self._buffers.add(rank, shape, dtype, kind[0], Role.PANEL)
+        return _Slot(panels)
 
     def _fitting(self, rank: int, units: Sequence[_Unit], room: int) -> Iterator[_Job]:
         """Yield units with what they need; in parts those for which a rank has not so much room."""
@@ -280,10 +279,7 @@ class _Groups:
         while todo:
             unit = todo.pop()
             needs = self._needs(rank, unit)
-            size = sum(
-                panel_bytes((need.height, need.width), dtype)
-                for need, dtype in zip(needs, self._problem.dtypes, strict=True)
-            )
+            size = sum(panel_bytes(shape, self._problem.dtypes[kind[0]]) for kind, shape in _panels(needs))
             axis = unit.longer
             start, stop = getattr(unit, axis)
             if size <= room:
@@ -319,7 +315,7 @@ class _Groups:
 
     def _emit(self, rank: int, slot: _Slot, group: Sequence[_Job]) -> None:
         """Add the tasks of a group: copies in, matrix after matrix, products, and copies out."""
-        places = [self._placed(group, matrix, slot.panels[matrix]) for matrix in MATRICES]
+        places = [self._placed(group, matrix, slot.panels) for matrix in MATRICES]
         came: dict[int, int] = {}
         read, gone = _Once(slot.product), _Once(slot.results)
         for matrix in MATRICES if self._problem.reads_c else (Matrix.A, Matrix.B):
@@ -338,14 +334,16 @@ class _Groups:
             self._hand_out(rank, unit, needs[Matrix.C], place, made, left)
         slot.results = [*left.values()]
 
-    def _placed(self, group: Sequence[_Job], matrix: Matrix, panel: int) -> list[RegionRef]:
+    def _placed(self, group: Sequence[_Job], matrix: Matrix, panels: Mapping[_Kind, int]) -> list[RegionRef]:
         """Return where units have a matrix: in place, or in a panel, side by side."""
-        places, col = list[RegionRef](), 0
+        places, filled = list[RegionRef](), dict.fromkeys(panels.values(), 0)
         for _, needs in group:
             need = needs[matrix]
-            rows, cols = map(_size, need.rectangle)
-            places.append(need.in_place or RegionRef(panel, 0, col, rows, cols))
-            col += need.width
+            rows, cols = need.shape
+            panel = panels.get((matrix, rows.bit_length()), -1)
+            places.append(need.in_place or RegionRef(panel, 0, filled.get(panel, 0), rows, cols))
+            if need.in_place is None and panel >= 0:
+                filled[panel] += cols
         return places
 
     def _bring(
@@ -414,10 +412,24 @@ def _grouped(jobs: Sequence[_Job], sizes: Sequence[int], limit: int) -> list[lis
     return groups
 
 
-def _widths(groups: Iterable[Iterable[_Job]]) -> list[int]:
-    """Return how many columns of panels of A, B and C groups take at most."""
-    every = [[sum(needs[of].width for _, needs in group) for of in MATRICES] for group in groups]
-    return [*map(max, zip(*every, strict=True))]
+def _panels(needs: Sequence[_Need]) -> Iterator[tuple[_Kind, tuple[int, int]]]:
+    """Yield of what kind, and how large, the panels are that are needed."""
+    for matrix, need in zip(MATRICES, needs, strict=True):
+        rows, cols = need.shape
+        if need.in_place is None and rows and cols:
+            yield (matrix, rows.bit_length()), (rows, cols)
+
+
+def _widths(groups: Iterable[Iterable[_Job]]) -> dict[_Kind, int]:
+    """Return how many columns of panels of each kind groups take at most."""
+    most: dict[_Kind, int] = {}
+    for group in groups:
+        its: dict[_Kind, int] = {}
+        for _, needs in group:
+            for kind, (_, cols) in _panels(needs):
+                its[kind] = its.get(kind, 0) + cols
+        most.update((kind, max(cols, most.get(kind, 0))) for kind, cols in its.items())
+    return most
 
 
 def _region(buffer: int, own: Rectangle, wanted: Rectangle, at: RegionRef | None = None) -> RegionRef:
@@ -425,10 +437,6 @@ def _region(buffer: int, own: Rectangle, wanted: Rectangle, at: RegionRef | None
     (top, bottom), (left, right) = wanted
     row, col = (0, 0) if at is None else (at.row, at.col)
     return RegionRef(buffer, row + top - own[0][0], col + left - own[1][0], bottom - top, right - left)
-
-
-def _extents(need: _Need) -> tuple[int, int]:
-    return _size(need.rectangle[0]), _size(need.rectangle[1])
 
 
 def _size(extent: Extent) -> int:
