@@ -19,6 +19,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import batch
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
@@ -59,7 +60,10 @@ def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_batches_are_proved_and_right(seed: int) -> None:
+def test_random_batches_are_proved_and_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if seed % 2:  # products are cut as if they were large
+        for name, value in (("LEAST_PIECE_BYTES", 64), ("LEAST_GROUP_BYTES", 512), ("STEP", 8), ("CUT_S", 0.0)):
+            monkeypatch.setattr(batch, name, value)
     problem, placement, ranks = _random(seed)
     made = plan(problem, placement, ranks, MACHINES[ranks]).schedule
     verify(made, lower(made))
@@ -88,9 +92,16 @@ def test_products_are_dealt_whole_where_there_are_many_and_cut_where_there_are_f
     many = _planned([(128, 128, 128)] * 100, Location.host()).schedule
     of_ranks = np.bincount(many.tasks["rank"][many.tasks["kind"] == Kind.GEMM], minlength=2)
     assert of_ranks.tolist() == [50, 50]
-    few = _planned([(2048, 2048, 2048)] * 3, Location.host()).schedule
-    assert np.bincount(few.tasks["rank"][few.tasks["kind"] == Kind.GEMM], minlength=2).tolist() == [2, 2]
     assert all(link.nbytes == link.least_bytes for link in traffic(many).links)
+    few = _planned([(2048, 2048, 2048)] * 3, Location.host()).schedule
+    multiplied = few.tasks[few.tasks["kind"] == Kind.GEMM]
+    written = few.regions[few.operands["region"][multiplied["first_operand"]]]
+    elements = np.bincount(multiplied["rank"], written["rows"] * written["cols"])
+    assert elements.tolist() == [1.5 * 2048**2] * 2
+    assert len(multiplied) > 4  # in pieces, of which one is multiplied while another one comes
+    verify(few, lower(few))
+    inward, *_ = traffic(few).links
+    assert inward.nbytes == inward.least_bytes + 2048**2 * 8  # an operand of the product that is cut
     at_home = _planned([(128, 128, 128)] * 100, Location.device(1)).schedule
     assert {*at_home.tasks["rank"].tolist()} == {1}
     assert len(at_home.tasks) == 100

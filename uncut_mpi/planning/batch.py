@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
@@ -32,7 +33,8 @@ GROUPS: Final = 8
 """Of a rank, if they are not too small: so copies hide behind products but for an eighth of them."""
 
 LEAST_GROUP_BYTES: Final = 2 << 20
-"""Copies of less are not worth calls of their own."""
+LEAST_PIECE_BYTES: Final = 8 << 20
+"""Copies of less are not worth calls of their own, nor pieces of a product that are."""
 
 SLOTS: Final = 3
 """One arrives, one is multiplied, one leaves."""
@@ -177,6 +179,7 @@ class _Need(NamedTuple):
 
     rectangle: Rectangle
     in_place: RegionRef | None
+    again: bool = False  # an earlier piece of the same unit has brought it
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -224,6 +227,8 @@ class _Groups:
         self._machine, about = setting.machine, (setting.num_ranks, setting.problem, setting.placement)
         self._build = ScheduleBuilder(*about, serial_copies=setting.machine.serial_copies)
         self._buffers = Buffers(*about)
+        self._items = [dtype.itemsize for dtype in self._problem.dtypes]
+        self._there: dict[tuple[int, Matrix, Rectangle], RegionRef] = {}  # what is in panels
 
     def schedule(self) -> Schedule:
         """Return it."""
@@ -241,30 +246,55 @@ class _Groups:
         """Return a rank's groups, each with the slot it takes."""
         room = self._setting.room[rank]
         share = room
-        while True:
+        found = self._arranged(rank, [*self._pieces(rank, units)], [(0, len(units) * GROUPS)])
+        while found is None:
             share //= 2
             jobs = [*self._fitting(rank, units, share)]
-            heights: dict[_Kind, int] = {}
-            for _, needs in jobs:
-                for kind, (rows, _) in _panels(needs):
-                    heights[kind] = max(rows, heights.get(kind, 0))
-            columns = {kind: panel_bytes((rows, 1), self._problem.dtypes[kind[0]]) for kind, rows in heights.items()}
-            sizes = [sum(columns[kind] * cols for kind, (_, cols) in _panels(needs)) for _, needs in jobs]
-            for limit, most in (
-                (max(sum(sizes) // GROUPS, LEAST_GROUP_BYTES), len(jobs)),
-                (room // SLOTS, SLOTS),
-                (room // (2 * SLOTS), SLOTS),
-                (0, 2),
-            ):
-                groups = _grouped(jobs, sizes, limit)
-                count = min(most, len(groups))
-                widths = [_widths(groups[number::count]) for number in range(count)]
-                needed = sum(columns[kind] * cols + BUFFER_ALIGNMENT for its in widths for kind, cols in its.items())
-                if needed <= room or not needed:
-                    for group in groups:  # so that products of one shape follow one another
-                        group.sort(key=lambda job: [need.shape for need in job[1]])
-                    slots = [self._slot(rank, heights, its) for its in widths]
-                    return [(rank, slots[number % count], group) for number, group in enumerate(groups)]
+            found = self._arranged(rank, jobs, [(room // SLOTS, SLOTS), (room // (2 * SLOTS), SLOTS), (0, 2)])
+        return found
+
+    def _arranged(
+        self, rank: int, jobs: Sequence[_Job], ways: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, _Slot, list[_Job]]] | None:
+        """Return groups of jobs by the first way that a rank has room for: bytes of each, or 0, and slots at most."""
+        room, heights = self._setting.room[rank], dict[_Kind, int]()
+        for _, needs in jobs:
+            for kind, (rows, _) in _panels(needs):
+                heights[kind] = max(rows, heights.get(kind, 0))
+        columns = {kind: panel_bytes((rows, 1), self._problem.dtypes[kind[0]]) for kind, rows in heights.items()}
+        sizes = [sum(columns[kind] * cols for kind, (_, cols) in _panels(needs)) for _, needs in jobs]
+        usual = max(sum(sizes) // GROUPS, LEAST_GROUP_BYTES)
+        for limit, most in ways:
+            groups = _grouped(jobs, sizes, limit if most <= SLOTS else usual)
+            count = min(most, len(groups))
+            widths = [_widths(groups[number::count]) for number in range(count)]
+            needed = sum(columns[kind] * cols + BUFFER_ALIGNMENT for its in widths for kind, cols in its.items())
+            if needed <= room or not needed:
+                for group in groups:  # so that products of one shape follow one another
+                    group.sort(key=lambda job: [need.shape for need in job[1]])
+                slots = [self._slot(rank, heights, its) for its in widths]
+                return [(rank, slots[number % count], group) for number, group in enumerate(groups)]
+        return None
+
+    def _pieces(self, rank: int, units: Sequence[_Unit]) -> Iterator[_Job]:
+        """Yield units with what they need; long ones in pieces, whose first one brings what all need."""
+        every = [(unit, self._needs(rank, unit)) for unit in units]
+        sizes = [sum(math.prod(shape) * self._items[kind[0]] for kind, shape in _panels(needs)) for _, needs in every]
+        each, there = max(sum(sizes) // GROUPS, LEAST_PIECE_BYTES), set[tuple[int, Rectangle]]()
+        for (unit, needs), size in zip(every, sizes, strict=True):
+            axis = unit.longer
+            start, stop = getattr(unit, axis)
+            step = -(-(stop - start) // max(1, size // each) // STEP) * STEP
+            if size < 2 * each or step >= stop - start:
+                yield unit, needs
+                continue
+            there.clear()
+            for first in range(start, stop, step):
+                piece = unit.between(axis, first, min(first + step, stop))
+                needed = self._needs(rank, piece)
+                of_each = [*enumerate(one.rectangle for one in needed)]
+                yield piece, tuple(one._replace(again=of in there) for one, of in zip(needed, of_each, strict=True))
+                there.update(of_each)
 
     def _slot(self, rank: int, heights: Mapping[_Kind, int], widths: Mapping[_Kind, int]) -> _Slot:
         panels = {}
@@ -315,13 +345,13 @@ class _Groups:
 
     def _emit(self, rank: int, slot: _Slot, group: Sequence[_Job]) -> None:
         """Add the tasks of a group: copies in, matrix after matrix, products, and copies out."""
-        places = [self._placed(group, matrix, slot.panels) for matrix in MATRICES]
+        places = [self._placed(rank, group, matrix, slot.panels) for matrix in MATRICES]
         came: dict[int, int] = {}
         read, gone = _Once(slot.product), _Once(slot.results)
         for matrix in MATRICES if self._problem.reads_c else (Matrix.A, Matrix.B):
             free = gone if matrix is Matrix.C else read
             for (unit, needs), place in zip(group, places[matrix], strict=True):
-                if needs[matrix].in_place is None:
+                if needs[matrix].in_place is None and not needs[matrix].again:
                     self._bring(
                         rank, self._batch.held[matrix][unit.product], needs[matrix].rectangle, place, free, came
                     )
@@ -334,17 +364,18 @@ class _Groups:
             self._hand_out(rank, unit, needs[Matrix.C], place, made, left)
         slot.results = [*left.values()]
 
-    def _placed(self, group: Sequence[_Job], matrix: Matrix, panels: Mapping[_Kind, int]) -> list[RegionRef]:
+    def _placed(self, rank: int, group: Sequence[_Job], matrix: Matrix, panels: Mapping[_Kind, int]) -> list[RegionRef]:
         """Return where units have a matrix: in place, or in a panel, side by side."""
-        places, filled = list[RegionRef](), dict.fromkeys(panels.values(), 0)
+        filled = dict.fromkeys(panels.values(), 0)
         for _, needs in group:
             need = needs[matrix]
             rows, cols = need.shape
-            panel = panels.get((matrix, rows.bit_length()), -1)
-            places.append(need.in_place or RegionRef(panel, 0, filled.get(panel, 0), rows, cols))
-            if need.in_place is None and panel >= 0:
-                filled[panel] += cols
-        return places
+            if need.in_place is None and not need.again:
+                panel = panels.get((matrix, rows.bit_length()), -1)
+                self._there[rank, matrix, need.rectangle] = RegionRef(panel, 0, filled.get(panel, 0), rows, cols)
+                if panel >= 0:
+                    filled[panel] += cols
+        return [needs[matrix].in_place or self._there[rank, matrix, needs[matrix].rectangle] for _, needs in group]
 
     def _bring(
         self,
@@ -416,7 +447,7 @@ def _panels(needs: Sequence[_Need]) -> Iterator[tuple[_Kind, tuple[int, int]]]:
     """Yield of what kind, and how large, the panels are that are needed."""
     for matrix, need in zip(MATRICES, needs, strict=True):
         rows, cols = need.shape
-        if need.in_place is None and rows and cols:
+        if need.in_place is None and not need.again and rows and cols:
             yield (matrix, rows.bit_length()), (rows, cols)
 
 
