@@ -20,10 +20,11 @@ from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import batch
+from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
-from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.view.traffic import traffic
 
@@ -168,3 +169,30 @@ def test_numpy_makes_products_of_one_shape_at_once(dtype: DType, factors: tuple[
     result, error = reference(problem, data)
     for _, part, place in user_parts(made, Matrix.C, held):
         assert (np.abs(part - result[place]) <= error[place]).all()
+
+
+def test_copies_that_follow_one_another_at_both_ends_are_one() -> None:
+    build = ScheduleBuilder(1, GemmProblem(4, 4, 40, DType.f64), Placement.parse("h,0,0"))
+    shape = {"rows": 4, "cols": 40, "dtype": DType.f64}
+    there = build.buffer(at=Location.host(), role=Role.USER, matrix=Matrix.A, ld=5, **shape)
+    here = build.buffer(at=0, role=Role.PANEL, ld=4, offset=0, **shape)
+    columns = [(0, 4), (4, 10), (10, 12), (20, 22), (22, 30)]  # two runs
+    for start, stop in columns:
+        to, source = (RegionRef(at, 0, start, 4, stop - start) for at in (here, there))
+        build.task(Kind.COPY, build.copy_lane(0, build.host, 0), to, [(source, Factor.ONE, Op.N)])
+    whole = RegionRef(here, 0, 0, 4, 8), RegionRef(here, 0, 4, 4, 8)  # one over the other, in this order
+    for to, source in (whole, whole[::-1]):
+        build.task(Kind.COPY, build.copy_lane(0, 0, 0), to, [(source, Factor.ONE, Op.N)])
+    program = lower(build.build(scheduler="test", grid=(1, 1), tile=0)).rank_list(0)
+    memory = np.random.default_rng(1).random((2, 1000))
+    bodies = bind_bodies(program, np.array([row.ctypes.data for row in memory]), FileWindows())
+    assert [isinstance(one, Bundled) for one in bodies.values()] == [False, True, True, False, True, False, False]
+    assert sum(one.copy_bytes for one in bodies.values()) == 8 * 4 * (22 + 16)
+    first, second = (
+        np.ndarray((4, 40), buffer=row, strides=(8, 8 * ld)) for row, ld in zip(memory, (5, 4), strict=True)
+    )
+    for body in [*bodies.values()][:5]:
+        body([0.0, 1.0, 1.0, 0.0], lambda: None)
+    copied = [*range(12), *range(20, 30)]
+    assert np.array_equal(second[:, copied], first[:, copied])
+    assert not (second[:, 12:20] == first[:, 12:20]).any()

@@ -27,6 +27,9 @@ from uncut_mpi.planning.schedule import Factor, Op
 _BLOCK_ELEMENTS: Final = 1 << 20
 _BLOCK_COLUMNS: Final = 64
 
+# Longer copies show that a lane gets on.
+_COPIED_AT_ONCE: Final = 16 << 20
+
 # A product is made in parts of about so many operations, after each of which the ranks that wait can
 # see that it gets on: a second or two of one busy core, and large enough for BLAS's full rate.
 _PART_OPERATIONS: Final = 1 << 34
@@ -101,13 +104,30 @@ class Copy(Body):
         super().__init__(write)
         self.copy_bytes, self._files = write.array.nbytes, files
         turns = source.place[5] is not Op.N
-        shape = write.place[1] * item, write.place[2]
-        ends = write.place[0], write.place[3] * item, source.place[0], source.place[3] * item
-        self._arguments = *ends, shape, item if turns else 0
+        self._shape = write.place[1] * item, write.place[2]
+        self._ends = write.place[0], write.place[3] * item, source.place[0], source.place[3] * item
+        self._turned = item if turns else 0
+
+    def takes(self, other: Copy) -> bool:
+        """Whether another copy's columns follow at both ends, and become its own: short copies cost what calls cost."""
+        (to, to_ld, source, source_ld), (height, cols) = self._ends, self._shape
+        follows = to + cols * to_ld, to_ld, source + cols * source_ld, source_ld
+        count = cols + other._shape[1]
+        if (
+            other._ends != follows
+            or other._shape[0] != height
+            or self._turned + other._turned
+            or count * max(to_ld, source_ld) > min(_COPIED_AT_ONCE, abs(to - source))
+        ):
+            return False
+        self._shape = height, count
+        self.copy_bytes += other.copy_bytes
+        other.copy_bytes = 0
+        return True
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
-        self._files.copy(*self._arguments)
+        self._files.copy(*self._ends, self._shape, self._turned)
 
 
 class Summing(Body):
@@ -280,7 +300,7 @@ class Gemms(Body):
 
 
 class Bundled(Body):
-    """What another body does with its own."""
+    """What an earlier body has done with its own."""
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
@@ -330,6 +350,8 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
     bodies: dict[int, Body] = {}
     runs: dict[int, list[list[BodyOperand]]] = {}  # of products that follow one another on a lane
     firsts: dict[int, list[list[BodyOperand]]] = {}
+    copies: dict[int, Copy] = {}  # of each lane, to which others may be added
+    has_files = bool(files.table())  # of which bytes are not memory's
     for index, (code, lane, first, count) in enumerate(zip(*columns, strict=True)):
         operands = [_operand(program, addresses, first + i) for i in range(count)] if code <= Code.COMBINE else []
         if code != Code.GEMM:
@@ -340,8 +362,13 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
             continue
         else:
             runs[lane] = firsts[index] = [operands]
+        before = copies.pop(lane, None)
         if code == Code.COPY:
-            bodies[index] = Copy(operands[0], operands[1:], files)
+            copy = Copy(operands[0], operands[1:], files)
+            if before is not None and not has_files and before.takes(copy):
+                bodies[index], copies[lane] = Bundled(operands[0]), before
+            else:
+                bodies[index] = copies[lane] = copy
         elif code <= Code.COMBINE:
             bodies[index] = (Gemm if code == Code.GEMM else Combine)(operands[0], operands[1:], scratch)
     bodies.update((index, Gemms(run, scratch)) for index, run in firsts.items() if len(run) > 1)
