@@ -73,9 +73,18 @@ class Scratch:
 
 
 class Body(abc.ABC):
-    """What one task does, which writes one region."""
+    """
+    What one task does, which writes one region; or several of a lane.
 
-    copy_bytes = 0
+    Attributes
+    ----------
+    copy_bytes : int
+        What it copies.
+    behind : int
+        How many bodies that follow it on its lane it has done as well.
+    """
+
+    copy_bytes = behind = 0
 
     def __init__(self, write: BodyOperand) -> None:
         self.write = write
@@ -121,6 +130,7 @@ class Copy(Body):
         ):
             return False
         self._shape = height, count
+        self.behind += 1
         self.copy_bytes += other.copy_bytes
         other.copy_bytes = 0
         return True
@@ -246,6 +256,7 @@ class Gemms(Body):
     def __init__(self, run: Sequence[Sequence[BodyOperand]], scratch: Scratch) -> None:
         (write, a, b, *_), count = run[0], len(run)
         super().__init__(write)
+        self.behind = count - 1
         self._factor_a, self._factor_c = _factors(run[0])
         # Transposed, because numpy hands row-major results straight to BLAS.
         self._c, self._a, self._b = (

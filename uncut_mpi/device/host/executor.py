@@ -236,6 +236,10 @@ class HostRun(Run):
             body(self._scalars, functools.partial(self._get_on, lane))
             if self._traced:
                 self._times.append((program.tasks[index], start_s, time.monotonic()))
+            elif body.behind:
+                self._at[lane] += body.behind
+                self._report.tasks += body.behind
+                program.counts[lane] += body.behind
             self._report.tasks += 1
             self._report.copy_bytes += body.copy_bytes
         elif code == Code.SIGNAL:
