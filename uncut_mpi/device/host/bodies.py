@@ -358,13 +358,14 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
     """Return the bodies by operation: waits, records and signals have none. The list is checked (`check_program`)."""
     scratch = Scratch()
     columns = (program.operations[name].tolist() for name in ("code", "lane", "first_operand", "num_operands"))
+    table, at = program.operands.tolist(), addresses.tolist()  # which are read much faster
     bodies: dict[int, Body] = {}
     runs: dict[int, list[list[BodyOperand]]] = {}  # of products that follow one another on a lane
     firsts: dict[int, list[list[BodyOperand]]] = {}
     copies: dict[int, Copy] = {}  # of each lane, to which others may be added
     has_files = bool(files.table())  # of which bytes are not memory's
     for index, (code, lane, first, count) in enumerate(zip(*columns, strict=True)):
-        operands = [_operand(program, addresses, first + i) for i in range(count)] if code <= Code.COMBINE else []
+        operands = [_operand(table[first + i], at) for i in range(count)] if code <= Code.COMBINE else []
         if code != Code.GEMM:
             runs.pop(lane, None)
         elif lane in runs and Gemms.join(runs[lane], operands):
@@ -387,12 +388,9 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
     return bodies
 
 
-def _operand(program: OperationList, addresses: Array, index: int) -> BodyOperand:
-    record = program.operands[index]
-    buffer, offset = int(record["buffer"]), int(record["offset"])
-    rows, cols, ld = int(record["rows"]), int(record["cols"]), int(record["ld"])
-    dtype, factor, op = DType(int(record["dtype"])), Factor(int(record["factor"])), Op(int(record["op"]))
-    base = int(addresses[buffer])
-    array = matrix_at(base + offset, rows, cols, ld, dtype.numpy)
-    place = base + offset, rows, cols, ld, dtype, op
-    return BodyOperand(array if op is Op.N else array.T, dtype, factor, place, conjugated=op is Op.C)
+def _operand(record: tuple[int, ...], addresses: list[int]) -> BodyOperand:
+    buffer, code, number, how, _, offset, rows, cols, ld = record  # of BOUND_OPERAND_DTYPE
+    dtype, op, address = DType(code), Op(how), addresses[buffer] + offset
+    array = matrix_at(address, rows, cols, ld, dtype.numpy)
+    place = address, rows, cols, ld, dtype, op
+    return BodyOperand(array if op is Op.N else array.T, dtype, Factor(number), place, conjugated=op is Op.C)
