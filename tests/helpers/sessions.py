@@ -101,10 +101,10 @@ def refuse_pins(session: um.Session, monkeypatch, refused=lambda array: True) ->
     def refuse(address, nbytes):
         raise um.PinError(f"{nbytes} bytes refused on purpose")
 
-    def describe_refused(array, *arguments):
+    def describe_refused(array, *arguments, **named):
         with monkeypatch.context() as patch:
             if refused(array):
                 patch.setattr(backend, "pin", refuse)
-            return describe(array, *arguments)
+            return describe(array, *arguments, **named)
 
     monkeypatch.setattr(store._grips, "of_array", describe_refused)

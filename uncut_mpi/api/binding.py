@@ -11,7 +11,7 @@ from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.keys import PlanKey, in_schedule_order, infos_in
 from uncut_mpi.api.matrices import MatrixStore
-from uncut_mpi.api.matrix import Name, number_in
+from uncut_mpi.api.matrix import Name, concerns
 from uncut_mpi.api.memory import Arena, Flags, HostArena
 from uncut_mpi.api.plans import AnyPlan, Plan
 from uncut_mpi.api.request import Operands, infos_of
@@ -158,7 +158,7 @@ class Binder:
 
     def _forget_matrix(self, number: int) -> None:
         for bound in list(self._bound.values()):  # plans may go meanwhile, when the collector runs
-            for names in [names for names in bound if any(number_in(name) == number for name in names)]:
+            for names in [names for names in bound if any(concerns(name, number) for name in names)]:
                 bound.pop(names).executable.close()
 
     def close(self) -> None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from uncut_mpi.api.batch import Stacks
 from uncut_mpi.api.matrix import HeldPart, MatrixInfo
-from uncut_mpi.api.stored import in_order, turned
-from uncut_mpi.api.wanted import NewMatrix
+from uncut_mpi.api.stored import Stack, in_order, turned
+from uncut_mpi.api.wanted import NewMatrix, dealt_products
 from uncut_mpi.errors import ParamError, RankMismatchError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.layout import Layout, LocalArray
+from uncut_mpi.model.layout import Layout, LocalArray, even_counts
 from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.spmd import agreement
@@ -38,11 +40,14 @@ class GivenArray:
         Its type.
     writeable : bool
         Whether it may be written.
+    stack : Stack or None
+        Of an array of three dimensions: which matrices lie in it, one after another.
     """
 
     held: HeldPart
     dtype: DType
     writeable: bool
+    stack: Stack | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -109,6 +114,57 @@ def by_layout(
     whose = tuple(dataclasses.replace(held, part=part) for held, part in placed)
     whose = whose or _without_elements(shape, counting, layout.holders(len(given))[0])
     return MatrixInfo(0, bound, dtype, whose, layout, _read_only(counting))
+
+
+def by_products(
+    given: Sequence[GivenArray | None], layout: Layout, shape: tuple[int, int, int] | None, kind: DType | None
+) -> tuple[MatrixInfo, Stacks]:
+    """
+    Return the matrix, still without a number, in which each rank gives some of the products of a batch, and where.
+
+    Parameters
+    ----------
+    given, layout, shape, kind
+        As of `by_layout`; the layout is of products.
+
+    Raises
+    ------
+    ParamError, RankMismatchError
+        If the arrays do not add up to a batch; with rank: value.
+    """
+    counting = _counting({rank: [one] for rank, one in enumerate(given) if one is not None})
+    stacks = {rank: one.stack for rank, (one,) in counting.items() if one.stack is not None}
+    if not stacks and shape is None:
+        raise ParamError("no rank gave an array, so there is no shape: pass shape=")
+    for what, found in (
+        ("numbers of dimensions", {rank: "3" if rank in stacks else "2" for rank in counting}),
+        ("shapes", {rank: "{}×{}".format(*one.shape) for rank, one in stacks.items()}),
+        ("orders", {rank: "stored by rows" if one.axis == 0 else "by columns" for rank, one in stacks.items()}),
+    ):
+        if len({*found.values()}) > 1:
+            raise RankMismatchError(f"parts of a batch are of different {what}: {agreement.by_rank(found)}")
+    usual = next(iter(stacks.values())) if shape is None or stacks else Stack(0, shape[1:], 0, shape[1])
+    by_rows, axis, holders = layout.kind == "rows", usual.axis, dealt_products(layout).holders(len(given))
+    nothing = Stack(0, usual.shape, axis, usual.shape[axis])
+    own = [stacks.get(rank, nothing) for rank in (holders if by_rows else holders[:1])]
+    counts = [one.count for one in own]
+    if not stacks and shape is not None:
+        counts = [*even_counts(shape[0], len(own))]
+    total = sum(counts)
+    fits = shape in (None, (total, *usual.shape)) and layout.row_counts in (None, tuple(counts))
+    fits &= {*stacks} <= {*holders} and (by_rows or all(stacks.get(rank, nothing)[:1] == own[0][:1] for rank in holders))
+    if not fits:
+        texts = ["{} of {}×{}".format(one.count, *one.shape) for one in (stacks.get(at, nothing) for at in range(len(given)))]
+        whole = "" if shape is None else " and shape {}×{}×{}".format(*shape)
+        raise ParamError(f"local arrays do not make a batch of layout {layout}{whole}: {agreement.by_rank(texts)}")
+    extents = [one.whole[axis] for one in own]
+    along = (Layout.rows if axis == 0 else Layout.cols)(extents, ranks=layout.ranks) if by_rows else layout
+    whole_shape = (sum(extents), usual.shape[1]) if axis == 0 else (usual.shape[0], sum(extents))
+    info = by_layout(given, along, whole_shape, kind, "C" if axis == 0 else "F")
+    begins = zip(itertools.accumulate(counts, initial=0), itertools.accumulate(extents, initial=0), own, strict=False)
+    runs = tuple((first, start, one.step) for first, start, one in begins)
+    dealt = Layout.rows(counts, ranks=layout.ranks) if by_rows else layout
+    return info, Stacks(total, usual.shape, axis, dealt, runs)
 
 
 def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kind: DType | None) -> MatrixInfo:

@@ -277,7 +277,7 @@ class GemmPlan:
                 )
             first, second, result = self._operands
             matrices = calls.store.operands(
-                first if a is None else a, second if b is None else b, result if c is None else c
+                first if a is None else a, second if b is None else b, result if c is None else c, self._choices
             )
             plan = self._plan_for(matrices)
         except Exception as error:

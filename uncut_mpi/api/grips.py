@@ -16,7 +16,7 @@ import numpy as np
 from uncut_mpi.api.dealing import GivenArray
 from uncut_mpi.api.matrix import HeldPart, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile
-from uncut_mpi.api.stored import extent_bytes, stored_of
+from uncut_mpi.api.stored import extent_bytes, stack_of, stored_of
 from uncut_mpi.device import exported
 from uncut_mpi.device.files import FileWindow
 from uncut_mpi.device.host.views import matrix_at
@@ -188,6 +188,7 @@ class Mine(NamedTuple):
     array: Any
     known: GivenArray
     grip: Grip
+    batch: Any = None  # of three dimensions, as its caller has it; `given` and `array` are the matrix that it is
 
 
 @dataclasses.dataclass(slots=True)
@@ -258,15 +259,21 @@ class Grips:
         held = HeldPart(part, self._rank, stretches, None, 0, f"it lies in the file {file.path}")
         yield Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))
 
-    def of_arrays(self, given: Iterable[tuple[Any, Start]], kind: DType | None) -> Iterator[Mine]:
-        """Yield callers' arrays with what ranks are told of them and what is held of them. Local."""
+    def of_arrays(
+        self, given: Iterable[tuple[Any, Start]], kind: DType | None, *, batches: bool = False
+    ) -> Iterator[Mine]:
+        """Yield callers' arrays, also of three dimensions, as `of_array` has each. Local."""
         for array, start in given:
-            yield self.of_array(array, start, kind)
+            yield self.of_array(array, start, kind, batches=batches)
 
-    def of_array(self, given: Any, start: Start, kind: DType | None) -> Mine:
+    def of_array(self, given: Any, start: Start, kind: DType | None, *, batches: bool = False) -> Mine:
         """Return a caller's array with what ranks are told of it and what is held of it. Local."""
         taken = take(given, self._backend)
-        array = taken.array
+        array, stack, batch = taken.array, None, None
+        if batches and array.ndim == 3:
+            stack, strides = stack_of(array.shape, array.strides, array.dtype.itemsize)
+            batch, given = given, self._backend.strided(array, stack.whole, strides)
+            array = given
         stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
         dtype = element_type(array, kind if array.size else None)
         nbytes = extent_bytes(stored, dtype)
@@ -275,7 +282,8 @@ class Grips:
 
         def made(grip: Grip, location: Location, those: tuple[Stretch, ...], writeable: bool, *exported: Any) -> Mine:
             part = Part(rows, cols, location, stored.order, stored.ld)
-            return Mine(given, array, GivenArray(HeldPart(part, rank, those, *exported), dtype, writeable), grip)
+            known = GivenArray(HeldPart(part, rank, those, *exported), dtype, writeable, stack)
+            return Mine(given, array, known, grip, batch)
 
         if taken.on_device:
             adopted = self._backend.adopt(array)

@@ -77,9 +77,11 @@ class PlanKey:
                 trans_b=op_b,
                 reads_c=reads_c,
                 alpha_is_zero=scales_only,
+                batch=batch,
             )
             return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
+        batch = _products_of(infos, choices)
         problem, infos, read_in = read(infos)
         check_written("C", c, A=a, B=b)
         orders = _PLAIN
@@ -170,6 +172,21 @@ def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, St
     order: Order = "C" if stored.order == "F" else "F"
     info = info.in_order(order)
     return info, info.stored if info.stored.order == order else StoredMatrix(stored.rows, stored.cols, order)
+
+
+def _products_of(infos: Infos, choices: Choices) -> list[tuple[int, int, int]]:
+    """Return m, n and k of each product of a batch, of a plain one none; raise ParamError for those that do not fit."""
+    a, b, c = (info.layout.blocks for info in infos)
+    products = []
+    for number, (of_a, of_b, of_c) in enumerate(zip(a, b, c, strict=True)):
+        m, k = of_a if choices.trans_a == "N" else of_a[::-1]
+        k_b, n = of_b if choices.trans_b == "N" else of_b[::-1]
+        if k != k_b or of_c != (m, n):
+            raise ParamError(
+                f"shapes of product {number} do not fit: op(A) is {m}×{k}, op(B) is {k_b}×{n} and C is {of_c[0]}×{of_c[1]}"
+            )
+        products.append((m, n, k))
+    return products
 
 
 def _where(info: MatrixInfo, order: Order) -> Where:

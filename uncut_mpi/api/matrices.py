@@ -17,13 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi.api.batch import Batch, Batches, Stacks
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.dealing import by_layout, by_starts
+from uncut_mpi.api.dealing import by_layout, by_products, by_starts
 from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start, has_elements, is_batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.memory import PeerMappings
-from uncut_mpi.api.request import Operands
+from uncut_mpi.api.request import Choices, Operands
 from uncut_mpi.api.stored import host_view
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.device.interface import Backend
@@ -69,12 +70,18 @@ class MatrixStore:
         self._dropped: set[int] = set()
         self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
-        self.on_release: list[Any] = []
+        self._batches = Batches(home)
+        self.on_release: list[Any] = [self._batches.forget]
 
     # -- making ------------------------------------------------------------------------------
 
-    def empty(self, wanted: NewMatrix) -> Matrix:
+    def empty_or_batch(self, wanted: NewMatrix) -> Matrix | Batch:
         """See `Session.empty`."""
+        made, stacks = self.empty(wanted), wanted.stacks
+        return made if stacks is None else self._batch(made, stacks)
+
+    def empty(self, wanted: NewMatrix) -> Matrix:
+        """Return a new matrix; of a batch that which its products are."""
         if wanted.memory == "shared":
             return self._empty_shared(wanted)
         rank, size, array = self._group.rank, self._group.size, None
@@ -87,6 +94,11 @@ class MatrixStore:
         return self.distribute(given, wanted.layout, wanted.shape, wanted.dtype, wanted.order)
 
     def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
+        """Return an array of one rank as a matrix; see `Session.register`."""
+        matrix: Matrix = self.register_any(array, root, kind, batches=False)
+        return matrix
+
+    def register_any(self, array: Any, root: int, kind: DType | None, *, batches: bool = True) -> Any:
         """See `Session.register`."""
         roots = self._collect(root)
         if any(other != root for other in roots):
@@ -98,7 +110,8 @@ class MatrixStore:
                 )
             )
         given = [(array, (0, 0))] if self._group.rank == root else []
-        return self._deal(self._grips.of_arrays(given, kind), Layout.whole(root), None, kind)
+        mine = self._grips.of_arrays(given, kind, batches=batches)
+        return self._deal(mine, Layout.whole(root), None, kind)
 
     def distribute(
         self,
@@ -109,7 +122,7 @@ class MatrixStore:
         order: Order = "C",
     ) -> Matrix:
         """
-        See `Session.distribute` and `distribute_parts`.
+        Return the arrays of ranks as a matrix; see `Session.distribute` and `distribute_parts`.
 
         Parameters
         ----------
@@ -121,7 +134,16 @@ class MatrixStore:
             As of `by_layout`.
         """
         self._collect()
-        return self._deal(self._grips.of_arrays(given, kind), layout, shape, kind, order)
+        matrix: Matrix = self._deal(self._grips.of_arrays(given, kind), layout, shape, kind, order)
+        return matrix
+
+    def distribute_any(
+        self, local: Any, layout: Layout, shape: tuple[int, ...] | None, kind: DType | None
+    ) -> Any:
+        """See `Session.distribute`; `local` is this rank's array, or None."""
+        self._collect()
+        given = [] if local is None else [(local, (0, 0))]
+        return self._deal(self._grips.of_arrays(given, kind, batches=True), layout, shape, kind)
 
     def like(self, matrix: Matrix, given: Any, before: Matrix | None) -> Matrix:
         """
@@ -141,7 +163,8 @@ class MatrixStore:
         starts = [(rows[0], cols[0]) for rows, cols in matrix.rectangles]
         parts = [(given, (0, 0))] if matrix.layout is not None else [*zip(given, starts, strict=True)]
         mine = self._grips.of_arrays(parts, matrix.dtype)
-        return self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
+        made: Matrix = self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
+        return made
 
     def open_file(self, found: MatrixFile | None, *, writeable: bool, output: Discardable | None = None) -> Matrix:
         """
@@ -157,7 +180,7 @@ class MatrixStore:
         file: MatrixFile = self._collect(found)[0]
         mine = self._grips.lines_of_file(file, writeable=writeable)
         layout = Layout.cols() if file.order == "F" else Layout.rows()
-        matrix = self._deal(mine, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
+        matrix: Matrix = self._deal(mine, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
         held = self._held[matrix.info.number]
         if file.open_path and output is None:
             windows = [grip.window for grip in held.grips if grip.window is not None]
@@ -181,6 +204,13 @@ class MatrixStore:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
 
+    def check_any(self, name: str, one: object) -> Matrix | Batch:
+        """Return `one` if it is a live matrix or batch of this session, else raise ParamError. Local."""
+        if not isinstance(one, Batch):
+            return self.check(name, one)
+        self.check(name, one.base)
+        return one
+
     def check_files(self, matrices: Sequence[Matrix]) -> None:
         """Raise DataFileError if a file of this rank is gone, or no longer as long as it was. Local."""
         for matrix in matrices:
@@ -190,16 +220,17 @@ class MatrixStore:
                     if grip.window is not None and os.fstat(grip.window.descriptor).st_size < grip.window.nbytes:
                         raise grip.window.shorter()
 
-    def operands(self, a: Any, b: Any, c: Any) -> Operands:
-        """Return A, B and C, each as `check` does. Local."""
+    def operands(self, a: Any, b: Any, c: Any, choices: Choices) -> Operands:
+        """Return A, B and C, each as `check` does; of batches those of one product for all of theirs. Local."""
         # Asked at once, since mostly it is so and this is part of every call.
         if type(a) is type(b) is type(c) is Matrix and a.home is b.home is c.home is self._home:
             return a, b, c
-        return self.check("A", a), self.check("B", b), self.check("C", c)
+        return self._batches.operands(self.check, (a, b, c), choices[:2])
 
     def address(self, info: MatrixInfo, part: int) -> int:
         """Return where this rank finds a part: its own address, or the peer's memory mapped here. Local."""
-        held, (number, start) = self._held[info.number], info.origin(part)
+        matrix, number, start = info.origin(part)
+        held = self._held[matrix]
         of = held.info.parts[number]
         if not held.addresses[number] and of.part.location.space == "device" and of.holder != self._group.rank:
             assert of.handle is not None  # else plans leave it to its owner
@@ -355,12 +386,16 @@ class MatrixStore:
         self,
         ours: Iterable[Mine],
         layout: Layout | None,
-        shape: tuple[int, int] | None,
+        shape: tuple[int, ...] | None,
         kind: DType | None,
         order: Order = "C",
         file: str = "",
-    ) -> Matrix:
-        """Return the matrix of what ranks have, or raise on all of them what one met; see `by_layout`."""
+    ) -> Any:
+        """
+        Return the matrix of what ranks have, or raise on all of them what one met; see `by_layout`.
+
+        It is a batch where arrays have three dimensions, or the shape has.
+        """
         mine: list[Mine] = []
         try:
             with agreement.collective(self._group, "registering a matrix"):
@@ -374,16 +409,25 @@ class MatrixStore:
                         "(os.path.abspath), on a file system that they share"
                     )
                 )
+            given, stacks = [ones[0] if ones else None for ones in of_ranks], None
             with raised_by_all():
                 if layout is None:
                     assert shape is not None  # which is no option without a layout
-                    dealt = by_starts(of_ranks, shape, kind)
+                    dealt = by_starts(of_ranks, (shape[0], shape[1]), kind)
+                elif len(shape or ()) == 3 or any(one is not None and one.stack is not None for one in given):
+                    dealt, stacks = by_products(given, layout, shape, kind)
                 else:
-                    dealt = by_layout([ones[0] if ones else None for ones in of_ranks], layout, shape, kind, order)
-            return self._publish(dealt, mine, [one.grip for one in mine], file)
+                    dealt = by_layout(given, layout, None if shape is None else (shape[0], shape[1]), kind, order)
+            made = self._publish(dealt, mine, [one.grip for one in mine], file)
+            return made if stacks is None else self._batch(made, stacks, mine[0].batch if mine else None)
         except BaseException:
             self._grips.let_go([one.grip for one in mine])
             raise
+
+    def _batch(self, base: Matrix, stacks: Stacks, array: Any = None) -> Batch:
+        """Return a batch, of which this rank has given an array."""
+        (own, _) = stacks.dealt.rectangles((stacks.count, 1), self._group.size)[self._group.rank]
+        return Batch(base, stacks, own, array)
 
     def _publish(self, info: MatrixInfo, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:
         """

@@ -13,7 +13,7 @@ import numpy as np
 
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.stored import in_order, shown_of
-from uncut_mpi.api.views import View, info_of, piece_of, slices_of
+from uncut_mpi.api.views import Several, View, info_of, piece_of, slices_of
 from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
@@ -29,8 +29,8 @@ from uncut_mpi.spmd.group import name_ranks
 Home: TypeAlias = weakref.ref[Any]
 """A session, as its matrices know it: they do not keep it."""
 
-Name: TypeAlias = int | tuple[int, View]
-"""By what calls know a matrix: its number, of a view with what it is of that matrix."""
+Name: TypeAlias = int | tuple[int, View | Several]
+"""By what calls know a matrix: its number, of a view with what it is of that matrix, or of several of a batch."""
 
 _READ_ONLY: Final = "is a read-only array{where}, or lies in a file that a device may only read: pass a writeable one"
 
@@ -84,13 +84,13 @@ class MatrixInfo:
         How it is dealt to ranks, with counts; None where single parts were given.
     read_only : tuple of int
         Ranks that have parts which may not be written; with any of them it cannot be C.
-    view : View or None
-        What of the matrix of that number it is, if not all.
+    view : View, Several or None
+        What of the matrix of that number it is, if not all; or that it is several put together as one operand.
     file : str
         The file that it lies in; empty for memory.
-    origins : tuple of (int, int)
-        Of a view, or in other orders, for each part: the number of the part that it is of, and how many bytes of that
-        are ahead of it.
+    origins : tuple of (int, int, int)
+        Of a view, or in other orders, for each part: the number of its matrix, of the part there that it is of, and how
+        many bytes of that are ahead of it.
     name : int or tuple
         By what calls know it: its number, of a view with what it is of that matrix.
     """
@@ -101,20 +101,20 @@ class MatrixInfo:
     parts: tuple[HeldPart, ...]
     dealt: Layout | None = None
     read_only: tuple[int, ...] = ()
-    view: View | None = None
+    view: View | Several | None = None
     file: str = ""
-    origins: tuple[tuple[int, int], ...] = ()
+    origins: tuple[tuple[int, int, int], ...] = ()
     name: Name = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.number if self.view is None else (self.number, self.view))
 
     def __str__(self) -> str:
-        return f"matrix {self.number}{self.view or ''}"
+        return str(self.view) if isinstance(self.view, Several) else f"matrix {self.number}{self.view or ''}"
 
-    def origin(self, part: int) -> tuple[int, int]:
-        """Return the number of the part of all the matrix that a part is of, and how many bytes of it are ahead."""
-        return self.origins[part] if self.origins or self.view is not None else (part, 0)
+    def origin(self, part: int) -> tuple[int, int, int]:
+        """Return the numbers of the matrix and of the part there that a part is of, and how many bytes are ahead."""
+        return self.origins[part] if self.origins or self.view is not None else (self.number, part, 0)
 
     def in_orders(self, orders: Orders) -> MatrixInfo:
         """Return the same matrix with its rows and columns in other orders, in as many parts as that takes."""
@@ -123,21 +123,23 @@ class MatrixInfo:
         parts, origins = [], []
         for piece in pieces_in(self.layout, orders):
             held, start = piece_of(self.parts[piece.number], piece.part, piece.row, piece.col, self.dtype.itemsize)
-            number, before = self.origin(piece.number)
+            number, part, before = self.origin(piece.number)
             parts.append(held)
-            origins.append((number, before + start))
+            origins.append((number, part, before + start))
         layout = BoundLayout(self.layout.shape, tuple(held.part for held in parts), self.layout.word, orders)
         return dataclasses.replace(self, layout=layout, parts=tuple(parts) or self.parts, origins=tuple(origins))
 
     @property
     def seen(self) -> View:
         """What of the matrix of that number it is."""
-        return self.view or View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
+        if isinstance(self.view, View):
+            return self.view
+        return View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
 
     @property
     def in_parts(self) -> bool:
-        """Whether the matrix lies in several arrays."""
-        return len(self.parts) > 1
+        """Whether the matrix lies in several arrays, or has only the blocks on its diagonal."""
+        return len(self.parts) > 1 or bool(self.layout.blocks)
 
     @property
     def stored(self) -> StoredMatrix:
@@ -233,7 +235,7 @@ class Matrix:
         self._local = local  # of a view what there is of all the matrix
         self._whole = whole  # of which it is a view
         self._nothing: Any = None  # an array without elements, once it was asked for
-        self._views: weakref.WeakValueDictionary[View, Matrix] = weakref.WeakValueDictionary()
+        self._views: weakref.WeakValueDictionary[View | Several, Matrix] = weakref.WeakValueDictionary()
         self._tensors: tuple[Any, ...] | None = None  # `local` as tensors, once it was asked for
         # Whether `local` is of torch: it was given so, or the session made the matrix of some that were.
         self.of_torch = any(is_of_torch(type(one)) for one in local.arrays)
@@ -277,9 +279,9 @@ class Matrix:
 
     def own_part(self, at: int) -> tuple[int, Any] | None:
         """Return address and array of a part of `MatrixInfo.parts`, None if this process does not have it."""
-        number, start = self.info.origin(at)
+        _, number, start = self.info.origin(at)
         own, view = self._local.own.get(number), self.info.view
-        if own is None or view is None:
+        if own is None or not isinstance(view, View):
             return own
         part = self.whole.info.parts[number].part
         whole = self.whole.info
@@ -321,7 +323,7 @@ class Matrix:
             if whole._nothing is None:
                 whole._nothing = local.empty(*(stop - start for start, stop in local.rectangles[0]))
             arrays = (whole._nothing,)
-        if view is not None:
+        if isinstance(view, View):
             orders = self.whole.info.layout.orders
             arrays = tuple(
                 view.taken(array, where, orders) for array, where in zip(arrays, local.rectangles, strict=False)
@@ -342,7 +344,7 @@ class Matrix:
         Of a matrix that was made by `Session.distribute_parts` a tuple of such pairs.
         """
         rectangles, view = self._local.rectangles, self.info.view
-        if view is not None:
+        if isinstance(view, View):
             orders = self.whole.info.layout.orders
             rectangles = tuple(view.placed(one, orders) for one in rectangles)
         found = tuple(indices_of(one, self.info.layout.orders) for one in rectangles)
@@ -547,6 +549,9 @@ for _name, _symbol in (
     setattr(Matrix, f"__{_name}__", functools.partialmethod(Matrix._no_operator, _symbol))
 
 
-def number_in(name: Name) -> int:
-    """Return the number of the matrix that a name is of, or of a view of it."""
-    return name if isinstance(name, int) else name[0]
+def concerns(name: Name, number: int) -> bool:
+    """Return whether a name is of the matrix of a number, of a view of it, or of several of which it is one."""
+    if isinstance(name, int):
+        return name == number
+    of, view = name
+    return number in view.numbers if isinstance(view, Several) else number == of

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.gate import Gate, public_call
 from uncut_mpi.api.interop import (
@@ -65,7 +66,9 @@ class MakesMatrices:
         return self._group.size
 
     @public_call
-    def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Matrix:
+    def empty_host(
+        self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C"
+    ) -> Any:
         """
         Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
 
@@ -88,9 +91,9 @@ class MakesMatrices:
             If the node has too little memory for it; nothing is left behind.
         """
         with self._gate.call("empty_host") as open_with:
-            wanted = new_matrix(shape, dtype, order, Layout.whole(0), "shared")
+            wanted = new_matrix(shape, dtype, order, Layout.whole(0), "shared", self.size)
             open_with(**wanted.asked())
-            return self._store.empty(wanted)
+            return self._store.empty_or_batch(wanted)
 
     @public_call
     def empty_device(
@@ -117,9 +120,9 @@ class MakesMatrices:
         """
         with self._gate.call("empty_device") as open_with:
             whole = Layout.whole(rank_of("rank", rank, self.size))
-            wanted = new_matrix(shape, dtype, order, whole, "device")
+            wanted = new_matrix(shape, dtype, order, whole, "device", self.size)
             open_with(**wanted.asked())
-            return self._store.empty(wanted)
+            return self._store.empty_or_batch(wanted)
 
     @public_call
     def empty(
@@ -153,10 +156,10 @@ class MakesMatrices:
             If a rank has too little memory.
         """
         with self._gate.call("empty") as open_with:
-            wanted = new_matrix(shape, dtype, order, layout_of(layout), memory)
+            wanted = new_matrix(shape, dtype, order, layout_of(layout), memory, self.size)
             wanted.layout.rectangles(wanted.shape, self.size)
             open_with(**wanted.asked())
-            return self._store.empty(wanted)
+            return self._store.empty_or_batch(wanted)
 
     @public_call
     def distribute(
@@ -196,10 +199,10 @@ class MakesMatrices:
         is read, and as C all are written.
         """
         with self._gate.call("distribute") as open_with:
-            wanted, extents = layout_of(layout), None if shape is None else shape_of(shape)
+            wanted, extents = layout_of(layout), None if shape is None else shape_of(shape, batches=True)
             kind = None if dtype is None else DType.parse(dtype)
             open_with(layout=wanted, shape=extents, dtype=kind)
-            return self._store.distribute([] if local is None else [(local, (0, 0))], wanted, extents, kind)
+            return self._store.distribute_any(local, wanted, extents, kind)
 
     @public_call
     def distribute_parts(
@@ -281,7 +284,7 @@ class MakesMatrices:
         with self._gate.call("register") as open_with:
             place, kind = rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
             open_with(dtype=kind)  # roots are compared by the store, whose error says what a matrix is
-            return self._store.register(array, place, kind)
+            return self._store.register_any(array, place, kind)
 
     @public_call
     def open_file(self, path: str, *, dtype: object = None, mode: str = "r") -> Matrix:
@@ -409,17 +412,18 @@ class MakesMatrices:
             self._store.commit(info.number)
 
     @public_call
-    def release(self, matrix: Matrix) -> None:
+    def release(self, matrix: Matrix | Batch) -> None:
         """Give a matrix of this session back: unpin, unmap, free. Its views end with it. Collective.
 
         A file of `create_file` gets its name, or is removed, as is said there.
         """
         with self._gate.call("release") as open_with:
-            info = self._store.check("release: matrix", matrix).info
+            whole = matrix.base if isinstance(matrix, Batch) else matrix
+            info = self._store.check("release: matrix", whole).info
             if info.view is not None:
                 raise ParamError(f"{info} is a view and has no memory of its own: release the matrix")
             open_with(matrix=info)
-            self._store.release(matrix)
+            self._store.release(whole)
 
     # -- arrays that other libraries deal -------------------------------------------------------
 

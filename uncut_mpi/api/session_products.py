@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
+from uncut_mpi.api.batch import Batch, Listed
 from uncut_mpi.api.dealing import proposed
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
@@ -14,7 +16,7 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_matrices import MakesMatrices
-from uncut_mpi.api.wanted import NewMatrix, layout_of, new_result, out_layout_of, own_memory, possible_results, rank_of
+from uncut_mpi.api.wanted import NewMatrix, layout_of, new_result, new_results, out_layout_of, own_memory, possible_results, rank_of
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import Number, flag
@@ -32,9 +34,9 @@ class Multiplies(MakesMatrices):
     @public_call
     def gemm(
         self,
-        a: Matrix,
-        b: Matrix,
-        out: Matrix | None = None,
+        a: Any,
+        b: Any,
+        out: Any = None,
         *,
         alpha: Number = 1.0,
         beta: Number = 0.0,
@@ -98,7 +100,7 @@ class Multiplies(MakesMatrices):
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
                 scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
                 call = "gemm" if wait is True else call_without_waiting("gemm", wait)
-                matrices = self._store.operands(a, b, out)
+                matrices = self._store.operands(a, b, out, choices)
                 request = tuple.__new__(Request, (call, matrices, scalars, choices))  # as in `Scalars.of`
                 plan = self._calls.plans.find(request)
             except Exception as error:
@@ -107,6 +109,48 @@ class Multiplies(MakesMatrices):
                 self._calls.run(request, plan, self._calls.plans.keep)
                 return out
             return Handle(self, self._calls.flight, self._calls.launch(request, plan, self._calls.plans.keep), out)
+
+    @public_call
+    def gemm_batch(
+        self,
+        a: Sequence[Matrix] | Batch | Matrix,
+        b: Sequence[Matrix] | Batch | Matrix,
+        out: Sequence[Matrix] | Batch,
+        *,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+        trans_a: Trans = "N",
+        trans_b: Trans = "N",
+        options: ScheduleOptions | None = None,
+        stream: Any = None,
+    ) -> Sequence[Matrix] | Batch:
+        """
+        Compute out[i] := alpha op(a[i]) op(b[i]) + beta out[i] for each i, as one product. Collective.
+
+        Parameters
+        ----------
+        a, b : sequence of Matrix, or Batch
+            Of equal or different shapes, wherever each lies, views too. One Matrix, or one of one, is for all of them.
+        out : sequence of Matrix, or Batch
+            As many as there are products.
+        alpha, beta, trans_a, trans_b, options, stream
+            As of `gemm`, for all products alike.
+
+        Returns
+        -------
+        sequence of Matrix, or Batch
+            `out`.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`. If numbers or shapes do not fit, types differ, or a result overlaps another one, or a matrix that
+            is read; the error names the product.
+        """
+        given = (Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, out))
+        chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
+        self.gemm(*given, alpha=alpha, beta=beta, **chosen)
+        return out
 
     @public_call
     def matmul(self, a: Matrix, b: Matrix) -> Matrix:
@@ -146,7 +190,8 @@ class Multiplies(MakesMatrices):
             On all ranks.
         """
         with self._gate.call("plan") as open_with:
-            operands, choices = self._store.operands(a, b, c), Choices.of(trans_a, trans_b, options)
+            choices = Choices.of(trans_a, trans_b, options)
+            operands = self._store.operands(a, b, c, choices)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
             key = PlanKey.of(infos_of(operands), choices, **promises)
             open_with(**product_asked("plan", operands, choices._asdict(), promises))
@@ -154,23 +199,26 @@ class Multiplies(MakesMatrices):
         return GemmPlan(self, self._calls, plan, operands, choices)
 
     def _make_result(
-        self, given: tuple[object, object], factors: tuple[object, object], chosen: tuple[object, ...], layout: object
-    ) -> Matrix:
-        """Return a new matrix for op(A) op(B). Collective."""
+        self, given: tuple[Any, Any], factors: tuple[object, object], chosen: tuple[object, ...], layout: object
+    ) -> Matrix | Batch:
+        """Return a new matrix, or batch, for op(A) op(B). Collective."""
         with self._gate.call("gemm") as open_with:
             scalars, choices = Scalars.of(*factors), Choices.of(*chosen)
             if scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
-            first, second = (self._store.check(name, one) for name, one in zip("AB", given, strict=True))
-            wanted = out_layout_of(layout)
-            new = None
-            if wanted != "auto":
+            wanted, new = out_layout_of(layout), None
+            first, second = (self._store.check_any(name, one) for name, one in zip("AB", given, strict=True))
+            if isinstance(first, Batch) or isinstance(second, Batch):
+                new = new_results(first, second, choices.trans_a, choices.trans_b, wanted, self.size)
+                first, second = (one.operand("diagonal") if isinstance(one, Batch) else one for one in (first, second))
+            elif wanted != "auto":
                 new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
+            if new is not None:
                 new.layout.rectangles(new.shape, self.size)
             about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
             open_with(**product_asked("gemm", (first, second), *about))
-            made = self._store.empty(new or self._fastest_result(first, second, scalars, choices))
-            made.of_torch = first.of_torch or second.of_torch
+            made = self._store.empty_or_batch(new or self._fastest_result(first, second, scalars, choices))
+            (made.base if isinstance(made, Batch) else made).of_torch = first.of_torch or second.of_torch
             return made
 
     def _fastest_result(self, a: Matrix, b: Matrix, scalars: Scalars, choices: Choices) -> NewMatrix:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,6 +47,64 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     raise ParamError(
         f"an array of {rows}×{cols} with strides {row_stride} and {col_stride} bytes is contiguous along neither "
         "rows nor columns: pass a copy (numpy.ascontiguousarray)"
+    )
+
+
+class Stack(NamedTuple):
+    """
+    Matrices of one shape in one array, all one after another: as rows of a larger matrix, or as its columns.
+
+    Attributes
+    ----------
+    count : int
+        How many there are.
+    shape : (int, int)
+        Rows and columns of each.
+    axis : int
+        0 where their rows follow one another, each stored by rows; 1 where their columns do, each stored by columns.
+    step : int
+        Rows (columns) of the larger matrix from one to the next; more than they have where there are gaps.
+    """
+
+    count: int
+    shape: tuple[int, int]
+    axis: int
+    step: int
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """Rows and columns of the larger matrix."""
+        extent = (self.count - 1) * self.step + self.shape[self.axis] if self.count else 0
+        return (extent, self.shape[1]) if self.axis == 0 else (self.shape[0], extent)
+
+
+def stack_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[Stack, tuple[int, int]]:
+    """
+    Return what an array of three dimensions with these strides (bytes) is, and the strides of the larger matrix.
+
+    Raises
+    ------
+    ParamError
+        If it is none: its matrices are stored by neither rows nor columns, or not whole lines apart.
+    """
+    count, rows, cols = shape
+    apart, *inside = strides
+    if 0 in shape:
+        return Stack(count, (rows, cols), 0, rows), (itemsize * cols, itemsize)
+    for axis in (0, 1):
+        lines, length = (rows, cols) if axis == 0 else (cols, rows)
+        pitch, step = inside if axis == 0 else inside[::-1]
+        if lines == 1:  # then a stride between them is never used
+            pitch = apart if count > 1 else length * itemsize
+        if count == 1:
+            apart = lines * pitch
+        lies = length == 1 or step == itemsize
+        if lies and pitch % itemsize == 0 and pitch >= length * itemsize and apart % pitch == 0 and apart >= lines * pitch:
+            both = (pitch, itemsize) if axis == 0 else (itemsize, pitch)
+            return Stack(count, (rows, cols), axis, apart // pitch), both
+    raise ParamError(
+        f"an array of {count}×{rows}×{cols} with strides of {strides[0]}, {strides[1]} and {strides[2]} bytes is no batch "
+        "of matrices that are stored by rows (or by columns), whole rows apart: pass a copy (x.copy())"
     )
 
 

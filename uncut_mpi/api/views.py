@@ -105,6 +105,32 @@ class View(NamedTuple):
         return f"[{top}:{bottom}, {left}:{right}]{seen}"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Several:
+    """
+    Matrices that are one operand of a batch: what is seen of those that they lie in.
+
+    Attributes
+    ----------
+    token : str
+        That only the same matrices have, put together in the same way; the same on all ranks.
+    numbers : frozenset of int
+        Of the matrices that they lie in.
+    text : str
+        What they are, for messages.
+    conjugated : bool
+        As of `View`.
+    """
+
+    token: str
+    numbers: frozenset[int] = dataclasses.field(compare=False, repr=False)
+    text: str = dataclasses.field(compare=False, repr=False)
+    conjugated: bool = False
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def slices_of(key: object, shape: tuple[int, int]) -> Rectangle:
     """
     Return the rows and columns that slices name.
@@ -133,7 +159,8 @@ def slices_of(key: object, shape: tuple[int, int]) -> Rectangle:
 def info_of(matrix: MatrixInfo, view: View) -> MatrixInfo:
     """Return what every rank knows of a view of a matrix."""
     orders, item = matrix.layout.orders, matrix.dtype.itemsize
-    found = [one for at, held in enumerate(matrix.parts) if (one := _part_of(held, at, view, orders, item))]
+    number = matrix.number
+    found = [one for at, held in enumerate(matrix.parts) if (one := _part_of(held, (number, at), view, orders, item))]
     shape = view.rows[1] - view.rows[0], view.cols[1] - view.cols[0]
     dealt = None if matrix.dealt is None else matrix.dealt.sliced(matrix.layout.shape, view.rows, view.cols)
     word = "" if dealt is None else str(dealt)
@@ -141,7 +168,7 @@ def info_of(matrix: MatrixInfo, view: View) -> MatrixInfo:
     if not found:  # one that has no elements
         first = matrix.parts[0]
         part = dataclasses.replace(first.part, rows=(0, shape[0]), cols=(0, shape[1]), ld=0)
-        found = [(dataclasses.replace(first, part=part, stretches=()), (0, 0))]
+        found = [(dataclasses.replace(first, part=part, stretches=()), (number, 0, 0))]
     parts = tuple(held for held, _ in found)
     if view.turned:
         dealt = None if dealt is None else dealt.transposed
@@ -152,16 +179,16 @@ def info_of(matrix: MatrixInfo, view: View) -> MatrixInfo:
 
 
 def _part_of(
-    held: HeldPart, number: int, view: View, orders: Orders, itemsize: int
-) -> tuple[HeldPart, tuple[int, int]] | None:
-    """Return what a view has of a part, with the part's number and how many bytes of it are ahead; None for nothing."""
+    held: HeldPart, of: tuple[int, int], view: View, orders: Orders, itemsize: int
+) -> tuple[HeldPart, tuple[int, int, int]] | None:
+    """Return what a view has of a part, with that's numbers and how many bytes of it are ahead; None for nothing."""
     part = held.part
     rows, cols = view.clipped((part.rows, part.cols), orders)
     if rows[0] == rows[1] or cols[0] == cols[1]:
         return None
     seen = Part(*view.seen((part.rows, part.cols), orders), part.location, part.order, part.ld)
     there, start = piece_of(held, seen, rows[0] - part.rows[0], cols[0] - part.cols[0], itemsize)
-    return there, (number, start)
+    return there, (*of, start)
 
 
 def piece_of(held: HeldPart, seen: Part, row: int, col: int, itemsize: int) -> tuple[HeldPart, int]:

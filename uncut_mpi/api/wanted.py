@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
+from uncut_mpi.api.batch import Batch, Stacks
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
@@ -37,6 +39,8 @@ class NewMatrix:
         How it is to be dealt.
     memory : str
         ``"device"``, ``"host"`` or ``"shared"``.
+    stacks : Stacks or None
+        Of a batch: which matrices are in it.
     """
 
     shape: tuple[int, int]
@@ -44,6 +48,7 @@ class NewMatrix:
     order: Order
     layout: Layout
     memory: Memory
+    stacks: Stacks | None = None
 
     def asked(self) -> dict[str, object]:
         """Return what it is by the names of arguments."""
@@ -51,9 +56,16 @@ class NewMatrix:
         return {**asked, "dtype": self.dtype.name}
 
 
-def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memory: object) -> NewMatrix:
+def new_matrix(
+    shape: object, dtype: object, order: object, layout: Layout, memory: object, size: int | None = None
+) -> NewMatrix:
     """
     Return what a caller wants to have made.
+
+    Parameters
+    ----------
+    size : int, optional
+        How many ranks there are; with it a shape of three numbers is that of a batch, whose products the layout deals.
 
     Raises
     ------
@@ -62,12 +74,38 @@ def new_matrix(shape: object, dtype: object, order: object, layout: Layout, memo
         addresses.
     """
     kind = DType.parse(dtype)
-    rows, cols = shape_of(shape, kind.itemsize)
+    extents = shape_of(shape, kind.itemsize, batches=size is not None)
     if not isinstance(order, str) or order not in ("F", "C"):
         raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
-    where = memory_of(memory)
+    where, stored = memory_of(memory), "F" if order == "F" else "C"
     layout.check_memory(where)
-    return NewMatrix((rows, cols), kind, "F" if order == "F" else "C", layout, where)
+    if len(extents) == 2 or size is None:
+        return NewMatrix(extents[-2:], kind, stored, layout, where)
+    return new_batch(extents, kind, stored, layout, where, size)
+
+
+def new_batch(
+    shape: tuple[int, int, int], dtype: DType, order: Order, layout: Layout, memory: Memory, size: int
+) -> NewMatrix:
+    """Return the matrix of all products of a batch, which a layout deals to so many ranks."""
+    count, rows, cols = shape
+    dealt = dealt_products(layout).filled((count, 1), size)
+    dealt.rectangles((count, 1), size)
+    stacks = Stacks.dense(count, (rows, cols), order, dealt)
+    if dealt.row_counts is not None:
+        extents = [products * stacks.shape[stacks.axis] for products in dealt.row_counts]
+        layout = (Layout.rows if order == "C" else Layout.cols)(extents, ranks=dealt.ranks)
+    return NewMatrix((count * rows, cols) if order == "C" else (rows, count * cols), dtype, order, layout, memory, stacks)
+
+
+def dealt_products(layout: Layout) -> Layout:
+    """Return how a caller wants products of a batch dealt, or raise ParamError for what cuts the products themselves."""
+    if layout.kind not in ("rows", "whole", "replicated"):
+        raise ParamError(
+            f"layout {layout} of a batch: pass Layout.rows(), by which each rank has whole products (with counts of "
+            "them), Layout.whole(rank) or Layout.replicated()"
+        )
+    return layout
 
 
 def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout | None = None) -> NewMatrix:
@@ -89,6 +127,39 @@ def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout 
     return NewMatrix(_result_shape(a, b, trans_a, trans_b), a.dtype, "C", layout or rule, memory)
 
 
+def new_results(
+    a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, layout: Layout | str | None, size: int
+) -> NewMatrix:
+    """
+    Return the batch for op(A) op(B) where the caller gives none, and A, B or both are batches, as this rank makes it.
+
+    Of two whole ones it is a host batch that all ranks see. Else it is dealt as A if that is a batch of as many, or B.
+
+    Raises
+    ------
+    ParamError
+        If one has a number of matrices that does not fit, or the layout is none of products.
+    """
+    batches = [one for one in (a, b) if isinstance(one, Batch)]
+    count = max(map(len, batches)) if all(map(len, batches)) else 0
+    for one in batches:
+        if len(one) not in (1, count):
+            raise ParamError(f"A and B have {' and '.join(str(len(other)) for other in batches)} products: pass as many")
+    followed = next(one for one in batches if len(one) == count)
+    if isinstance(layout, str):
+        raise ParamError("out_layout = 'auto' of batches: pass how products are dealt, as Layout.rows(), or None")
+    rule = layout or followed.layout
+    memory = own_memory(followed.base, rule)
+    if layout is None and _is_whole(a) and _is_whole(b):
+        rule, memory = Layout.whole(0), "shared"
+    (m, k), (k_b, n) = (
+        one.shape[-2:] if trans == "N" else one.shape[:-3:-1] for one, trans in ((a, trans_a), (b, trans_b))
+    )
+    if k != k_b:
+        raise ParamError(f"shapes do not fit: op(A) is {m}×{k} and op(B) is {k_b}×{n}")
+    return new_batch((count, m, n), a.dtype, "C", rule, memory, size)
+
+
 def possible_results(a: Matrix, b: Matrix, trans_a: str, trans_b: str, size: int) -> list[NewMatrix]:
     """Return the matrices for op(A) op(B) to choose from: dealt as op(A), as op(B), by even rows, columns or blocks."""
     rows, cols = shape = _result_shape(a, b, trans_a, trans_b)
@@ -102,7 +173,7 @@ def _result_shape(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[int
     return a.shape[trans_a != "N"], b.shape[trans_b == "N"]
 
 
-def _is_whole(matrix: Matrix) -> bool:
+def _is_whole(matrix: Matrix | Batch) -> bool:
     return matrix.layout is not None and matrix.layout.kind == "whole"
 
 
@@ -121,9 +192,13 @@ def _followed(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> Iterator[tupl
                 yield turned, operand
 
 
-def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
+@overload
+def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]: ...
+@overload
+def shape_of(shape: object, itemsize: int = 1, *, batches: bool) -> tuple[int, int] | tuple[int, int, int]: ...
+def shape_of(shape: object, itemsize: int = 1, *, batches: bool = False) -> tuple[int, ...]:
     """
-    Return a caller's shape.
+    Return a caller's shape; of `batches` also one of three numbers, of which the first says how many matrices.
 
     Raises
     ------
@@ -134,14 +209,14 @@ def shape_of(shape: object, itemsize: int = 1) -> tuple[int, int]:
     if not is_list and not (isinstance(shape, np.ndarray) and shape.ndim == 1):
         raise ParamError(f"shape = {shown(shape)} is {type_text(shape)}: pass the numbers of rows and columns")
     extents = list(shape)  # type: ignore[call-overload]
-    if len(extents) != 2:
+    if len(extents) != 2 and not (batches and len(extents) == 3):
         raise ParamError(f"shape = {shown(shape)} has {dimensions_text(len(extents))}")
-    rows, cols = (whole_number(f"shape[{i}]", extent) for i, extent in enumerate(extents))
-    if rows < 0 or cols < 0:
+    found = tuple(whole_number(f"shape[{i}]", extent) for i, extent in enumerate(extents))
+    if min(found) < 0:
         raise ParamError(f"shape = {shown(shape)} has a negative extent: pass the numbers of rows and columns")
-    if max(rows * cols, rows, cols) * itemsize >= MOST_BYTES:
+    if max(math.prod(found), math.prod(found[:-1]), found[-1]) * itemsize >= MOST_BYTES:
         raise ParamError(f"shape = {shown(shape)} is more than can be addressed ({MOST_BYTES} bytes): use less")
-    return rows, cols
+    return found
 
 
 def own_memory(matrix: Matrix, layout: Layout) -> Memory:

@@ -493,6 +493,10 @@ class Backend(abc.ABC):
     def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:
         """Return a new exportable device array (cupy for cuda; a numpy view of an allocation for host)."""
 
+    def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """Return an array of another shape and strides (bytes) over the memory of one of the host."""
+        return np.lib.stride_tricks.as_strided(array, shape, strides)
+
     @abc.abstractmethod
     def copy_columns(
         self, destination: int, destination_pitch: int, source: int, source_pitch: int, width_bytes: int, columns: int

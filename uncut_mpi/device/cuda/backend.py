@@ -240,6 +240,12 @@ class CudaBackend(Backend):
             except (TypeError, ValueError) as error:
                 raise unknown_type(self._cupy, dtype.name, error) from error
 
+    def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """See `Backend.strided`; also over the memory of a cupy array."""
+        if isinstance(array, np.ndarray):
+            return super().strided(array, shape, strides)
+        return self._cupy.lib.stride_tricks.as_strided(array, shape, strides)
+
     def copy_columns(
         self, destination: int, destination_pitch: int, source: int, source_pitch: int, width_bytes: int, columns: int
     ) -> None:
