@@ -6,15 +6,16 @@ import collections
 import hashlib
 import math
 import struct
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
-from uncut_mpi.api.matrix import HeldPart, Matrix, MatrixInfo
+import numpy as np
+
+from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError
-from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.arguments import Number, number, type_text
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.parts import Part
 from uncut_mpi.model.problem import transposition
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd.group import name_ranks
@@ -187,50 +188,72 @@ def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
     Exact for parts of one leading dimension and type; otherwise true whenever they share a byte between their first
     and last ones.
     """
-    changed: dict[str, list[tuple[HeldPart, Stretch]]] = collections.defaultdict(list)
-    for held in written.parts:
-        for stretch in held.stretches:
-            if stretch.written:
-                changed[stretch.memory].append((held, stretch))
-    found = {
-        other.holder
-        for held in x.parts
-        for stretch in held.stretches
-        for other, changing in changed.get(stretch.memory, ())
-        if _meet((held.part, stretch, x.dtype), (other.part, changing, written.dtype))
-    }
-    return tuple(sorted(found))
+    return tuple(sorted({written.parts[other].holder for _, other in _meeting(x, written)}))
 
 
 def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
     """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
-    there: dict[str, list[tuple[HeldPart, Stretch]]] = collections.defaultdict(list)
-    for held in written.parts:
-        for stretch in held.stretches:
-            for other, known in there[stretch.memory]:
-                meet = (stretch.written or known.written) and other is not held
-                if meet and _meet((held.part, stretch, written.dtype), (other.part, known, written.dtype)):
-                    return tuple(sorted({held.holder, other.holder}))
-            there[stretch.memory].append((held, stretch))
-    return ()
+    found = next(((one, other) for one, other in _meeting(written, written) if one != other), ())
+    return tuple(sorted({written.parts[number].holder for number in found}))
 
 
-def _meet(x: tuple[Part, Stretch, DType], y: tuple[Part, Stretch, DType]) -> bool:
-    """Return whether two parts share an element's bytes, each as it lies around a stretch of it in one memory."""
-    (x_part, stretch, x_type), (y_part, other, y_type) = x, y
-    (x_rows, x_cols), (y_rows, y_cols) = x_part.stored_shape, y_part.stored_shape
-    if not (x_rows and x_cols and y_rows and y_cols):
-        return False
-    if stretch.start + stretch.nbytes <= other.start or other.start + other.nbytes <= stretch.start:
-        return False
-    item = x_type.itemsize
-    same = x_part.ld == y_part.ld and x_type is y_type
-    distance = (other.start - other.offset) - (stretch.start - stretch.offset)
-    if not same or distance % item:
-        return True
+def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of parts of two matrices that share an element's bytes, which writing the second one changes."""
+    if written is not x:
+        lies, changed = _by_memory(x), _by_memory(written)
+    elif len(x.parts) > 1:
+        lies = changed = _by_memory(x)
+    else:
+        return
+    for memory in lies.keys() & changed.keys():
+        one, other = np.array(lies[memory], np.int64), np.array(changed[memory], np.int64)
+        if written is x and len(one) == 1:
+            continue
+        # Of those in the order in which they begin, some in a row may meet each.
+        other = other[np.argsort(other[:, _START], kind="stable")]
+        stop = np.searchsorted(other[:, _START], one[:, _STOP])
+        first = np.searchsorted(np.maximum.accumulate(other[:, _STOP]), one[:, _START], side="right")
+        counts = np.maximum(stop - first, 0)
+        ends = np.cumsum(counts)
+        for begin in range(0, int(ends[-1]), _PAIRS):
+            pairs = np.arange(begin, min(begin + _PAIRS, ends[-1]))
+            at = np.searchsorted(ends, pairs, side="right")
+            left, right = one[at], other[pairs - (ends - counts)[at] + first[at]]
+            for number in np.flatnonzero(_meet(left, x.dtype, right, written.dtype)).tolist():
+                yield int(left[number, _NUMBER]), int(right[number, _NUMBER])
+
+
+def _by_memory(info: MatrixInfo) -> dict[str, list[tuple[int, ...]]]:
+    """Return the stretches of parts that have elements, by the memory that they lie in."""
+    found: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)
+    for number, held in enumerate(info.parts):
+        part = held.part
+        rows, cols = part.stored_shape
+        for one in held.stretches if rows and cols else ():
+            where = one.start, one.start + one.nbytes, one.start - one.offset, one.written
+            found[one.memory].append((*where, rows, cols, part.ld, number))
+    return found
+
+
+_PAIRS: Final = 1 << 18
+"""Parts that are compared at once."""
+
+_START, _STOP, _FIRST, _WRITTEN, _ROWS, _COLS, _LD, _NUMBER = range(8)
+
+
+def _meet(x: np.ndarray, x_type: DType, y: np.ndarray, y_type: DType) -> np.ndarray:
+    """Return of pairs of stretches in one memory whether their parts share an element's bytes, and y is written."""
+    meet = (x[:, _START] < y[:, _STOP]) & (y[:, _START] < x[:, _STOP]) & (y[:, _WRITTEN] > 0)
+    if x_type is not y_type:
+        return meet
     # Rectangles of one array of leading dimension ld, both read column-major. y starts `col` columns
     # and `row` rows after x; a negative row offset appears as ld − |row| in the column before.
-    ld = x_part.ld
-    col, row = divmod(distance // item, ld)
-    candidates = ((col, row), (col + 1, row - ld))
-    return any(-y_rows < r < x_rows and -y_cols < c < x_cols for c, r in candidates)
+    ld = x[:, _LD]
+    distance, rest = np.divmod(y[:, _FIRST] - x[:, _FIRST], x_type.itemsize)
+    col, row = np.divmod(distance, ld)
+    shared = np.zeros_like(meet)
+    for down, along in ((row, col), (row - ld, col + 1)):
+        shared |= (
+            (-y[:, _ROWS] < down) & (down < x[:, _ROWS]) & (-y[:, _COLS] < along) & (along < x[:, _COLS])
+        )
+    return meet & (shared | (ld != y[:, _LD]) | (rest != 0))
