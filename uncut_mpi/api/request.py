@@ -193,22 +193,17 @@ def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
 
 def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
     """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
-    found = next(((one, other) for one, other in _meeting(written, written) if one != other), ())
+    pairs = _meeting(written, written) if len(written.parts) > 1 else iter(())
+    found = next((pair for pair in pairs if pair[0] != pair[1]), ())
     return tuple(sorted({written.parts[number].holder for number in found}))
 
 
 def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
     """Yield the numbers of parts of two matrices that share an element's bytes, which writing the second one changes."""
-    if written is not x:
-        lies, changed = _by_memory(x), _by_memory(written)
-    elif len(x.parts) > 1:
-        lies = changed = _by_memory(x)
-    else:
-        return
+    lies = _by_memory(x)
+    changed = lies if written is x else _by_memory(written)
     for memory in lies.keys() & changed.keys():
         one, other = np.array(lies[memory], np.int64), np.array(changed[memory], np.int64)
-        if written is x and len(one) == 1:
-            continue
         # Of those in the order in which they begin, some in a row may meet each.
         other = other[np.argsort(other[:, _START], kind="stable")]
         stop = np.searchsorted(other[:, _START], one[:, _STOP])
