@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, ca
 import numpy as np
 
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo, Name, concerns
-from uncut_mpi.api.views import Several, View, info_of
+from uncut_mpi.api.views import Several, View, piece_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import counted
@@ -40,6 +40,7 @@ _EMPTY: Final = MatrixInfo(0, BoundLayout((0, 0), ()), DType.c128, ())
 
 _Check: TypeAlias = Callable[[str, object], Matrix]
 
+_Piece: TypeAlias = tuple[HeldPart, tuple[int, int, int]]
 _first = operator.itemgetter(0)
 
 
@@ -299,14 +300,36 @@ class Batch:
         elif along == ("rows", "cols")[stacks.axis != seen.turned] and (whole := stacks.in_one(seen.first, seen.stop)):
             made = base._view(self._turned(whole))
         else:
-            infos = [info_of(base.info, self._turned(stacks.view(at))) for at in range(seen.first, seen.stop)]
             about = Several(f"{seen}{along}", frozenset({base.info.number}), str(self), seen.conjugated)
-            made = Matrix(put_together(infos, along, about, base.info), array=None, local=base._local, home=base.home, whole=base)
+            shape: tuple[int, int] = self.shape[1:]
+            info = put_together([(shape, one) for one in self._pieces()], along, about, base.info)
+            made = Matrix(info, array=None, local=base._local, home=base.home, whole=base)
             base._views[about] = made  # and so it ends with the matrix
         if len(self._operands) >= _MOST_OPERANDS:
             self._operands.clear()
         self._operands[seen, along] = made
         return made
+
+    def _pieces(self) -> Iterator[list[_Piece]]:
+        """Yield the parts of each matrix, in as many memories as it lies in."""
+        base, stacks, seen = self._base.info, self._stacks, self._seen
+        axis, item = stacks.axis, self.dtype.itemsize
+        numbers: tuple[int, ...] = ()
+        within = 0, 0
+        for number in range(seen.first, seen.stop):
+            (top, _), (left, _) = view = stacks.view(number)[:2]
+            if not within[0] <= view[axis][0] < within[1]:  # those of a rank lie in one part, in each replica
+                numbers = tuple(at for at, held in enumerate(base.parts) if _has(held.part, view))
+                within = _extent(base.parts[numbers[0]].part, axis) if numbers else (0, 0)
+            pieces = []
+            for at in numbers:
+                part = base.parts[at].part
+                its = Part((0, stacks.shape[0]), (0, stacks.shape[1]), part.location, part.order, part.ld)
+                held, start = piece_of(base.parts[at], its, top - part.rows[0], left - part.cols[0], item)
+                if seen.turned:
+                    held = dataclasses.replace(held, part=its.transposed)
+                pieces.append((held, (base.number, at, start)))
+            yield pieces
 
     def __matmul__(self, other: object) -> Any:
         """Return the products A[i] B[i], a new batch, as ``session.gemm(a, b)`` does. Collective."""
@@ -327,60 +350,71 @@ class Listed(NamedTuple):
     matrices: Sequence[Any]
 
 
-def put_together(infos: Sequence[MatrixInfo], along: Along, about: Several, usual: MatrixInfo) -> MatrixInfo:
+def put_together(
+    matrices: Sequence[tuple[tuple[int, int], Sequence[_Piece]]],
+    along: Along,
+    about: Several,
+    usual: MatrixInfo,
+    read_only: tuple[int, ...] | None = None,
+) -> MatrixInfo:
     """
     Return what ranks know of several matrices as one.
 
     Parameters
     ----------
+    matrices : sequence of ((int, int), sequence of (HeldPart, (int, int, int)))
+        Shape and parts of each; of a part its matrix, its number there and how many bytes are ahead of it.
     usual : MatrixInfo
-        Says what there is to say where there are none.
-
-    Raises
-    ------
-    ParamError
-        If they are of different types, some are conjugated, or lie in files; if they do not fit beside each other.
+        Has their type and, unless others are said, the ranks whose parts may not be written.
     """
-    parts, origins, read_only = list[HeldPart](), list[tuple[int, int, int]](), set[int]()
-    top, left, first = 0, 0, infos[0] if infos else usual
-    apart = 1 if along == "rows" else 0
+    parts, origins, top, left = list[HeldPart](), list[tuple[int, int, int]](), 0, 0
+    for (rows, cols), pieces in matrices:
+        for held, origin in pieces:
+            part = held.part
+            (above, below), (before, behind) = part.rows, part.cols
+            its = Part((above + top, below + top), (before + left, behind + left), part.location, part.order, part.ld)
+            parts.append(HeldPart(its, held.holder, held.stretches, held.handle, held.offset_bytes, held.obstacle))
+            origins.append(origin)
+        top, left = top + rows * (along != "cols"), left + cols * (along != "rows")
+    blocks = tuple(shape for shape, _ in matrices) if along == "diagonal" else ()
+    if matrices and not blocks:
+        top, left = (top, matrices[0][0][1]) if along == "rows" else (matrices[0][0][0], left)
+    layout = BoundLayout((top, left), tuple(held.part for held in parts), "batch", blocks=blocks)
+    if not parts and not blocks:  # one without elements
+        parts, origins = [HeldPart(Part((0, top), (0, left), Location.host(0)), 0, ())], [(usual.number, 0, 0)]
+    read_only = usual.read_only if read_only is None else read_only
+    return MatrixInfo(
+        usual.number, layout, usual.dtype, tuple(parts), None, read_only, about, origins=tuple(origins)
+    )
+
+
+def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[tuple[tuple[int, int], list[_Piece]]]:
+    """Yield shape and parts of matrices that a caller lists, or raise ParamError for those that do not go together."""
+    first = infos[0]
     for at, given in enumerate(infos):
         info = given.in_orders((None, None))
         if (info.dtype, info.conjugated) != (first.dtype, first.conjugated):
             found, wanted = (f"{one.dtype.name}{' and conjugated' * one.conjugated}" for one in (info, first))
-            raise ParamError(f"matrix {at} of {about} is {found}, matrix 0 {wanted}: pass matrices of one kind")
+            raise ParamError(f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: pass matrices of one kind")
         if info.file:
-            raise ParamError(f"matrix {at} of {about} is in the file {info.file}: batches are of matrices in memory")
-        rows, cols = info.layout.shape
+            raise ParamError(f"number {at} of a list is in the file {info.file}: pass matrices in memory (download)")
+        apart = 1 if along == "rows" else 0
         if along != "diagonal" and info.layout.shape[apart] != first.layout.shape[apart]:
-            what, each = (f"{one.layout.shape[0]}×{one.layout.shape[1]}" for one in (info, first))
-            raise ParamError(f"matrix {at} of {about} is {what}, matrix 0 {each}: with one matrix for all they must fit")
-        for number, held in enumerate(info.parts if info.layout.parts else ()):
-            part = held.part
-            its = Part(
-                (part.rows[0] + top, part.rows[1] + top),
-                (part.cols[0] + left, part.cols[1] + left),
-                *(part.location, part.order, part.ld),
+            found, wanted = ("{}×{}".format(*one.layout.shape) for one in (info, first))
+            raise ParamError(
+                f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: both cannot fit the one matrix for all"
             )
-            parts.append(HeldPart(its, held.holder, held.stretches, held.handle, held.offset_bytes, held.obstacle))
-            origins.append(info.origin(number))
-        read_only.update(info.read_only)
-        top, left = top + rows * (along != "cols"), left + cols * (along != "rows")
-    if along == "rows":
-        left = first.layout.shape[1]
-    elif along == "cols":
-        top = first.layout.shape[0]
-    blocks = tuple(one.layout.shape for one in infos) if along == "diagonal" else ()
-    layout = BoundLayout((top, left), tuple(one.part for one in parts), "batch", blocks=blocks)
-    if not parts and not blocks:
-        nowhere = Part((0, top), (0, left), Location.host(0))
-        parts, origins = [HeldPart(nowhere, 0, ())], [(first.number, 0, 0)]
-    return MatrixInfo(
-        first.number,
-        layout,
-        *(first.dtype, tuple(parts), None, tuple(sorted(read_only)), about),
-        origins=tuple(origins),
-    )
+        pieces = [(held, info.origin(number)) for number, held in enumerate(info.parts) if info.layout.parts]
+        yield info.layout.shape, pieces
+
+
+def _has(part: Part, view: tuple[Extent, Extent]) -> bool:
+    """Return whether a part has elements where a view begins."""
+    return all(first <= start < stop for (first, stop), (start, _) in zip((part.rows, part.cols), view, strict=True))
+
+
+def _extent(part: Part, axis: int) -> Extent:
+    return part.rows if axis == 0 else part.cols
 
 
 class Batches:
@@ -472,7 +506,11 @@ class Batches:
             token = hashlib.blake2b(repr((names, along)).encode(), digest_size=16).hexdigest()
             numbers = frozenset(info.number for info in infos)
             about = Several(token, numbers, f"a list of {len(infos)} matrices", bool(infos) and infos[0].conjugated)
-            known = Matrix(put_together(infos, along, about, _EMPTY), array=None, local=_NOTHING, home=self._home)
+            usual = infos[0] if infos else _EMPTY
+            matrices = [*_checked(infos, along)] if infos else []
+            read_only = tuple(sorted({rank for info in infos for rank in info.read_only}))
+            put = put_together(matrices, along, about, usual, read_only)
+            known = Matrix(put, array=None, local=_NOTHING, home=self._home)
             if len(self._lists) >= _MOST_OPERANDS:
                 self._lists.clear()
             self._lists[names, along] = known

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.calls import CallResult, Calls
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import end_call, public_call
@@ -63,8 +64,11 @@ class GemmPlan:
     Use as a context manager, or call `close`.
     """
 
-    def __init__(self, session: object, calls: Calls, plan: AnyPlan, operands: Operands, choices: Choices) -> None:
+    def __init__(
+        self, session: object, calls: Calls, plan: AnyPlan, operands: Operands, choices: Choices, given: tuple[Any, ...]
+    ) -> None:
         self._session = session  # which is in use as long as its plans are
+        self._given = given  # as the caller has them, of which `operands` may be one each for a batch
         self._calls, self._operands, self._choices = calls, operands, choices
         # By the parts that their owner alone can use, on which schedules depend.
         self._plans: dict[tuple[tuple[int, ...], tuple[int, ...]], AnyPlan] = {}
@@ -126,7 +130,7 @@ class GemmPlan:
         ----------
         alpha, beta : float or complex
             Scalars; beta must be 0 if the plan was made with ``reads_c=False``.
-        a, b, c : Matrix or array, optional
+        a, b, c : Matrix, Batch or array, optional
             Instead of the matrices planned with: same shape, type, order, leading dimension and
             location. Where others of them can be used by their owner alone, the first such call plans.
             Instead of a Matrix each rank may pass an array, its part as of `Session.distribute`; one without elements
@@ -275,7 +279,7 @@ class GemmPlan:
                 raise ParamError(
                     f"beta = {scalars.beta}, but the plan was made with reads_c=False: plan with reads_c=True"
                 )
-            first, second, result = self._operands
+            first, second, result = self._given
             matrices = calls.store.operands(
                 first if a is None else a, second if b is None else b, result if c is None else c, self._choices
             )
@@ -289,7 +293,7 @@ class GemmPlan:
         arrays = {
             name: (planned, one)
             for name, planned, one in zip("ABC", self._operands, given, strict=True)
-            if one is not None and not isinstance(one, Matrix)
+            if one is not None and not isinstance(one, Matrix | Batch)
         }
         if not arrays:
             return given

@@ -161,9 +161,9 @@ class Multiplies(MakesMatrices):
     @public_call
     def plan(
         self,
-        a: Matrix,
-        b: Matrix,
-        c: Matrix,
+        a: Matrix | Batch,
+        b: Matrix | Batch,
+        c: Matrix | Batch,
         *,
         reads_c: bool = True,
         trans_a: Trans = "N",
@@ -176,7 +176,7 @@ class Multiplies(MakesMatrices):
 
         Parameters
         ----------
-        a, b, c : Matrix
+        a, b, c : Matrix or Batch
             As for `gemm`; others of the same shape, type, order, leading dimension and location
             may be given to `GemmPlan.execute`.
         reads_c : bool, default True
@@ -196,7 +196,7 @@ class Multiplies(MakesMatrices):
             key = PlanKey.of(infos_of(operands), choices, **promises)
             open_with(**product_asked("plan", operands, choices._asdict(), promises))
             plan, _ = self._calls.prepare(key.searched(choices.options.search or "full"), operands, choices)
-        return GemmPlan(self, self._calls, plan, operands, choices)
+        return GemmPlan(self, self._calls, plan, operands, choices, (a, b, c))
 
     def _make_result(
         self, given: tuple[Any, Any], factors: tuple[object, object], chosen: tuple[object, ...], layout: object
