@@ -201,7 +201,7 @@ class Batch:
 
     @property
     def local(self) -> Any:
-        """Those matrices that this rank has, an array of three dimensions: the very one that was given, if all of it."""
+        """Those matrices that this rank has, an array of three dimensions: the one that was given, if all of it."""
         return self._picked(self._base.local, self._own)
 
     def _picked(self, lines: Any, there: Extent) -> Any:
@@ -236,7 +236,8 @@ class Batch:
         return f"<{str(self).capitalize()}: {count}×{rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
 
     def __str__(self) -> str:
-        return f"batch {self._base.info.number}{self._seen if len(self) != self._stacks.count or self._seen.turned else ''}"
+        is_all = self._seen == (0, self._stacks.count, False, False)
+        return f"batch {self._base.info.number}{'' if is_all else self._seen}"
 
     # -- its matrices ------------------------------------------------------------------------
 
@@ -256,7 +257,9 @@ class Batch:
         if isinstance(key, slice):
             first, stop, step = key.indices(len(self))
             if step != 1:
-                raise ParamError(f"a slice has step {step}, and a batch has its matrices in a row: slice without a step")
+                raise ParamError(
+                    f"a slice has step {step}, and a batch has its matrices in a row: slice without a step"
+                )
             begin = self._seen.first
             return self._view(self._seen._replace(first=begin + first, stop=begin + max(first, stop)))
         try:
@@ -383,9 +386,7 @@ def put_together(
     if not parts and not blocks:  # one without elements
         parts, origins = [HeldPart(Part((0, top), (0, left), Location.host(0)), 0, ())], [(usual.number, 0, 0)]
     read_only = usual.read_only if read_only is None else read_only
-    return MatrixInfo(
-        usual.number, layout, usual.dtype, tuple(parts), None, read_only, about, origins=tuple(origins)
-    )
+    return MatrixInfo(usual.number, layout, usual.dtype, tuple(parts), None, read_only, about, origins=tuple(origins))
 
 
 def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[tuple[tuple[int, int], list[_Piece]]]:
@@ -395,14 +396,16 @@ def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[tuple[tuple[
         info = given.in_orders((None, None))
         if (info.dtype, info.conjugated) != (first.dtype, first.conjugated):
             found, wanted = (f"{one.dtype.name}{' and conjugated' * one.conjugated}" for one in (info, first))
-            raise ParamError(f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: pass matrices of one kind")
+            raise ParamError(
+                f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: pass matrices of one kind"
+            )
         if info.file:
             raise ParamError(f"number {at} of a list is in the file {info.file}: pass matrices in memory (download)")
         apart = 1 if along == "rows" else 0
         if along != "diagonal" and info.layout.shape[apart] != first.layout.shape[apart]:
             found, wanted = ("{}×{}".format(*one.layout.shape) for one in (info, first))
             raise ParamError(
-                f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: both cannot fit the one matrix for all"
+                f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: both cannot fit one matrix"
             )
         pieces = [(held, info.origin(number)) for number, held in enumerate(info.parts) if info.layout.parts]
         yield info.layout.shape, pieces
@@ -458,8 +461,8 @@ class Batches:
                 for name, one in zip("ABC", (count_a, count_b, count), strict=True)
             )
             raise ParamError(
-                f"the numbers of products do not fit: {numbers}; C has as many as A and B, of which one may be a single "
-                "matrix for all"
+                f"the numbers of products do not fit: {numbers}; C has as many as A and B, of which one may be "
+                "a single matrix"
             )
         way: tuple[Along, Along, Along] = ("diagonal", "diagonal", "diagonal")
         if count == 0:

@@ -117,7 +117,7 @@ def by_layout(
 
 
 def by_products(
-    given: Sequence[GivenArray | None], layout: Layout, shape: tuple[int, int, int] | None, kind: DType | None
+    given: Sequence[GivenArray | None], layout: Layout, shape: tuple[int, ...] | None, kind: DType | None
 ) -> tuple[MatrixInfo, Stacks]:
     """
     Return the matrix, still without a number, in which each rank gives some of the products of a batch, and where.
@@ -136,14 +136,19 @@ def by_products(
     stacks = {rank: one.stack for rank, (one,) in counting.items() if one.stack is not None}
     if not stacks and shape is None:
         raise ParamError("no rank gave an array, so there is no shape: pass shape=")
-    for what, found in (
-        ("numbers of dimensions", {rank: "3" if rank in stacks else "2" for rank in counting}),
+    if len(stacks) < len(counting) or len(shape or (0, 0, 0)) != 3:
+        found = {rank: "3 dimensions" if rank in stacks else "2 dimensions" for rank in counting}
+        wanted = "" if shape is None else f" of shape {shape}"
+        raise RankMismatchError(
+            f"these do not make a batch{wanted}, each of whose parts has 3: {agreement.by_rank(found)}"
+        )
+    for what, texts in (
         ("shapes", {rank: "{}×{}".format(*one.shape) for rank, one in stacks.items()}),
         ("orders", {rank: "stored by rows" if one.axis == 0 else "by columns" for rank, one in stacks.items()}),
     ):
-        if len({*found.values()}) > 1:
-            raise RankMismatchError(f"parts of a batch are of different {what}: {agreement.by_rank(found)}")
-    usual = next(iter(stacks.values())) if shape is None or stacks else Stack(0, shape[1:], 0, shape[1])
+        if len({*texts.values()}) > 1:
+            raise RankMismatchError(f"parts of a batch are of different {what}: {agreement.by_rank(texts)}")
+    usual = next(iter(stacks.values())) if shape is None or stacks else Stack(0, (shape[1], shape[2]), 0, shape[1])
     by_rows, axis, holders = layout.kind == "rows", usual.axis, dealt_products(layout).holders(len(given))
     nothing = Stack(0, usual.shape, axis, usual.shape[axis])
     own = [stacks.get(rank, nothing) for rank in (holders if by_rows else holders[:1])]
@@ -152,11 +157,14 @@ def by_products(
         counts = [*even_counts(shape[0], len(own))]
     total = sum(counts)
     fits = shape in (None, (total, *usual.shape)) and layout.row_counts in (None, tuple(counts))
-    fits &= {*stacks} <= {*holders} and (by_rows or all(stacks.get(rank, nothing)[:1] == own[0][:1] for rank in holders))
+    fits &= {*stacks} <= {*holders} and (
+        by_rows or all(stacks.get(rank, nothing).count == own[0].count for rank in holders)
+    )
     if not fits:
-        texts = ["{} of {}×{}".format(one.count, *one.shape) for one in (stacks.get(at, nothing) for at in range(len(given)))]
-        whole = "" if shape is None else " and shape {}×{}×{}".format(*shape)
-        raise ParamError(f"local arrays do not make a batch of layout {layout}{whole}: {agreement.by_rank(texts)}")
+        every = [stacks.get(rank, nothing) for rank in range(len(given))]
+        sizes = agreement.by_rank(["{} of {}×{}".format(one.count, *one.shape) for one in every])
+        whole = "" if shape is None else f" and shape {shape}"
+        raise ParamError(f"local arrays do not make a batch of layout {layout}{whole}: {sizes}")
     extents = [one.whole[axis] for one in own]
     along = (Layout.rows if axis == 0 else Layout.cols)(extents, ranks=layout.ranks) if by_rows else layout
     whole_shape = (sum(extents), usual.shape[1]) if axis == 0 else (usual.shape[0], sum(extents))

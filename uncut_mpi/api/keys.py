@@ -182,9 +182,8 @@ def _products_of(infos: Infos, choices: Choices) -> list[tuple[int, int, int]]:
         m, k = of_a if choices.trans_a == "N" else of_a[::-1]
         k_b, n = of_b if choices.trans_b == "N" else of_b[::-1]
         if k != k_b or of_c != (m, n):
-            raise ParamError(
-                f"shapes of product {number} do not fit: op(A) is {m}×{k}, op(B) is {k_b}×{n} and C is {of_c[0]}×{of_c[1]}"
-            )
+            found = f"op(A) is {m}×{k}, op(B) is {k_b}×{n} and C is {of_c[0]}×{of_c[1]}"
+            raise ParamError(f"shapes of product {number} do not fit: {found}")
         products.append((m, n, k))
     return products
 

@@ -137,9 +137,7 @@ class MatrixStore:
         matrix: Matrix = self._deal(self._grips.of_arrays(given, kind), layout, shape, kind, order)
         return matrix
 
-    def distribute_any(
-        self, local: Any, layout: Layout, shape: tuple[int, ...] | None, kind: DType | None
-    ) -> Any:
+    def distribute_any(self, local: Any, layout: Layout, shape: tuple[int, ...] | None, kind: DType | None) -> Any:
         """See `Session.distribute`; `local` is this rank's array, or None."""
         self._collect()
         given = [] if local is None else [(local, (0, 0))]

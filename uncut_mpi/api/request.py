@@ -199,7 +199,7 @@ def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
 
 
 def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of parts of two matrices that share an element's bytes, which writing the second one changes."""
+    """Yield the numbers of two parts that share bytes of an element, of which writing the second one changes some."""
     lies = _by_memory(x)
     changed = lies if written is x else _by_memory(written)
     for memory in lies.keys() & changed.keys():
@@ -214,19 +214,19 @@ def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
             pairs = np.arange(begin, min(begin + _PAIRS, ends[-1]))
             at = np.searchsorted(ends, pairs, side="right")
             left, right = one[at], other[pairs - (ends - counts)[at] + first[at]]
-            for number in np.flatnonzero(_meet(left, x.dtype, right, written.dtype)).tolist():
-                yield int(left[number, _NUMBER]), int(right[number, _NUMBER])
+            meet = _meet(left, x.dtype, right, written.dtype)
+            yield from zip(left[meet, _NUMBER].tolist(), right[meet, _NUMBER].tolist(), strict=True)
 
 
 def _by_memory(info: MatrixInfo) -> dict[str, list[tuple[int, ...]]]:
     """Return the stretches of parts that have elements, by the memory that they lie in."""
     found: dict[str, list[tuple[int, ...]]] = collections.defaultdict(list)
-    for number, held in enumerate(info.parts):
+    for at, held in enumerate(info.parts):
         part = held.part
         rows, cols = part.stored_shape
         for one in held.stretches if rows and cols else ():
             where = one.start, one.start + one.nbytes, one.start - one.offset, one.written
-            found[one.memory].append((*where, rows, cols, part.ld, number))
+            found[one.memory].append((*where, rows, cols, part.ld, at))
     return found
 
 
@@ -238,7 +238,7 @@ _START, _STOP, _FIRST, _WRITTEN, _ROWS, _COLS, _LD, _NUMBER = range(8)
 
 def _meet(x: np.ndarray, x_type: DType, y: np.ndarray, y_type: DType) -> np.ndarray:
     """Return of pairs of stretches in one memory whether their parts share an element's bytes, and y is written."""
-    meet = (x[:, _START] < y[:, _STOP]) & (y[:, _START] < x[:, _STOP]) & (y[:, _WRITTEN] > 0)
+    meet: np.ndarray = (x[:, _START] < y[:, _STOP]) & (y[:, _START] < x[:, _STOP]) & (y[:, _WRITTEN] > 0)
     if x_type is not y_type:
         return meet
     # Rectangles of one array of leading dimension ld, both read column-major. y starts `col` columns
@@ -248,7 +248,6 @@ def _meet(x: np.ndarray, x_type: DType, y: np.ndarray, y_type: DType) -> np.ndar
     col, row = np.divmod(distance, ld)
     shared = np.zeros_like(meet)
     for down, along in ((row, col), (row - ld, col + 1)):
-        shared |= (
-            (-y[:, _ROWS] < down) & (down < x[:, _ROWS]) & (-y[:, _COLS] < along) & (along < x[:, _COLS])
-        )
-    return meet & (shared | (ld != y[:, _LD]) | (rest != 0))
+        shared |= (-y[:, _ROWS] < down) & (down < x[:, _ROWS]) & (-y[:, _COLS] < along) & (along < x[:, _COLS])
+    meet &= shared | (ld != y[:, _LD]) | (rest != 0)
+    return meet

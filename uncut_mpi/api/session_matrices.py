@@ -66,9 +66,7 @@ class MakesMatrices:
         return self._group.size
 
     @public_call
-    def empty_host(
-        self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C"
-    ) -> Any:
+    def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Any:
         """
         Return an uninitialised host matrix that every rank of the node reads and writes. Collective.
 
@@ -96,9 +94,7 @@ class MakesMatrices:
             return self._store.empty_or_batch(wanted)
 
     @public_call
-    def empty_device(
-        self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C"
-    ) -> Matrix:
+    def empty_device(self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C") -> Any:
         """
         Return an uninitialised matrix in the device memory of one rank. Collective.
 
@@ -133,7 +129,7 @@ class MakesMatrices:
         *,
         order: Order = "C",
         memory: Memory = "device",
-    ) -> Matrix:
+    ) -> Any:
         """
         Return an uninitialised matrix that is dealt to ranks. Collective.
 
@@ -164,7 +160,7 @@ class MakesMatrices:
     @public_call
     def distribute(
         self, local: Any, layout: Layout, *, shape: Sequence[int] | None = None, dtype: object = None
-    ) -> Matrix:
+    ) -> Any:
         """
         Make arrays of the ranks one matrix, of which each is a part, without a copy. Collective.
 
@@ -238,7 +234,7 @@ class MakesMatrices:
             return self._store.distribute(given, None, extents, kind)
 
     @public_call
-    def register(self, array: Any, *, root: int, dtype: object = None) -> Matrix:
+    def register(self, array: Any, *, root: int, dtype: object = None) -> Any:
         """
         Make an existing array of one rank usable by all, without a copy. Collective.
 

@@ -16,7 +16,16 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_matrices import MakesMatrices
-from uncut_mpi.api.wanted import NewMatrix, layout_of, new_result, new_results, out_layout_of, own_memory, possible_results, rank_of
+from uncut_mpi.api.wanted import (
+    NewMatrix,
+    layout_of,
+    new_result,
+    new_results,
+    out_layout_of,
+    own_memory,
+    possible_results,
+    rank_of,
+)
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import Number, flag
@@ -52,13 +61,15 @@ class Multiplies(MakesMatrices):
 
         Parameters
         ----------
-        a, b : Matrix
-            op(A) is m×k, op(B) is k×n; same dtype.
+        a, b : Matrix or Batch
+            op(A) is m×k, op(B) is k×n; same dtype. Batches are multiplied as ``numpy.matmul`` does: matrix by matrix,
+            where one of them may be a Matrix, or a batch of one, which is for all matrices of the other.
         out : Matrix, optional
             C, m×n, overwritten. By default a new one in C order. Of two whole matrices (`register`, `empty_host`,
             `empty_device`, ``Layout.whole()``) it is a host matrix of all ranks (`empty_host`). Else it is dealt as
             op(A) if that leaves k whole, or as op(B) if that does, or by even rows. It lies in memory of the same kind
-            as the operand that it follows, or A.
+            as the operand that it follows, or A. Of batches it is one, dealt as the first of them that has as many
+            matrices, or a host batch of all ranks if both operands are whole.
         alpha, beta : float or complex
             Scalars, complex of complex matrices alone. With beta = 0 C is not read, with alpha = 0 A and B are not.
         trans_a, trans_b : {"N", "T", "C"}
@@ -77,14 +88,15 @@ class Multiplies(MakesMatrices):
 
         Returns
         -------
-        Matrix or Handle
+        Matrix, Batch or Handle
             C, or what waits for it.
 
         Raises
         ------
         ParamError
             If arguments do not fit or differ between ranks, or beta is not 0 and there is no C. Also if C overlaps A or
-            B in memory, as far as that can be known (see `register`). Nothing was computed.
+            B in memory, as far as that can be known (see `register`), or a matrix of a batch another. Nothing was
+            computed.
         CapacityError
             If a device has too little memory for the SoftBuf.
         UncutError
@@ -153,10 +165,9 @@ class Multiplies(MakesMatrices):
         return out
 
     @public_call
-    def matmul(self, a: Matrix, b: Matrix) -> Matrix:
-        """Return A B, a new matrix: `gemm` without anything else. Collective."""
-        product: Matrix = self.gemm(a, b)
-        return product
+    def matmul(self, a: Matrix | Batch, b: Matrix | Batch) -> Any:
+        """Return A B, a new matrix or batch: `gemm` without anything else. Collective."""
+        return self.gemm(a, b)
 
     @public_call
     def plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,8 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     )
 
 
-class Stack(NamedTuple):
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stack:
     """
     Matrices of one shape in one array, all one after another: as rows of a larger matrix, or as its columns.
 
@@ -99,11 +100,17 @@ def stack_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) ->
         if count == 1:
             apart = lines * pitch
         lies = length == 1 or step == itemsize
-        if lies and pitch % itemsize == 0 and pitch >= length * itemsize and apart % pitch == 0 and apart >= lines * pitch:
+        if (
+            lies
+            and pitch % itemsize == 0
+            and pitch >= length * itemsize
+            and apart % pitch == 0
+            and apart >= lines * pitch
+        ):
             both = (pitch, itemsize) if axis == 0 else (itemsize, pitch)
             return Stack(count, (rows, cols), axis, apart // pitch), both
     raise ParamError(
-        f"an array of {count}×{rows}×{cols} with strides of {strides[0]}, {strides[1]} and {strides[2]} bytes is no batch "
+        f"an array of {count}×{rows}×{cols} with strides {strides[0]}, {strides[1]} and {strides[2]} bytes is no batch "
         "of matrices that are stored by rows (or by columns), whole rows apart: pass a copy (x.copy())"
     )
 

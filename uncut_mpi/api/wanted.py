@@ -6,7 +6,7 @@ import collections.abc
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 import numpy as np
 
@@ -56,6 +56,9 @@ class NewMatrix:
         return {**asked, "dtype": self.dtype.name}
 
 
+_ORDERS: Final[dict[str, Order]] = {"C": "C", "F": "F"}
+
+
 def new_matrix(
     shape: object, dtype: object, order: object, layout: Layout, memory: object, size: int | None = None
 ) -> NewMatrix:
@@ -75,9 +78,9 @@ def new_matrix(
     """
     kind = DType.parse(dtype)
     extents = shape_of(shape, kind.itemsize, batches=size is not None)
-    if not isinstance(order, str) or order not in ("F", "C"):
+    if not isinstance(order, str) or order not in _ORDERS:
         raise ParamError(f"order {shown(order)}: use 'F' (column-major) or 'C' (row-major)")
-    where, stored = memory_of(memory), "F" if order == "F" else "C"
+    where, stored = memory_of(memory), _ORDERS[order]
     layout.check_memory(where)
     if len(extents) == 2 or size is None:
         return NewMatrix(extents[-2:], kind, stored, layout, where)
@@ -95,11 +98,13 @@ def new_batch(
     if dealt.row_counts is not None:
         extents = [products * stacks.shape[stacks.axis] for products in dealt.row_counts]
         layout = (Layout.rows if order == "C" else Layout.cols)(extents, ranks=dealt.ranks)
-    return NewMatrix((count * rows, cols) if order == "C" else (rows, count * cols), dtype, order, layout, memory, stacks)
+    return NewMatrix(
+        (count * rows, cols) if order == "C" else (rows, count * cols), dtype, order, layout, memory, stacks
+    )
 
 
 def dealt_products(layout: Layout) -> Layout:
-    """Return how a caller wants products of a batch dealt, or raise ParamError for what cuts the products themselves."""
+    """Return how a caller wants products of a batch dealt, or raise ParamError for what cuts products."""
     if layout.kind not in ("rows", "whole", "replicated"):
         raise ParamError(
             f"layout {layout} of a batch: pass Layout.rows(), by which each rank has whole products (with counts of "
@@ -144,7 +149,9 @@ def new_results(
     count = max(map(len, batches)) if all(map(len, batches)) else 0
     for one in batches:
         if len(one) not in (1, count):
-            raise ParamError(f"A and B have {' and '.join(str(len(other)) for other in batches)} products: pass as many")
+            raise ParamError(
+                f"A and B have {' and '.join(str(len(other)) for other in batches)} products: pass as many"
+            )
     followed = next(one for one in batches if len(one) == count)
     if isinstance(layout, str):
         raise ParamError("out_layout = 'auto' of batches: pass how products are dealt, as Layout.rows(), or None")

@@ -334,15 +334,19 @@ def _fill(session: Session, source: Source, host: Matrix, place: Place) -> None:
 
 
 def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place, order: Order) -> Matrix:
+    made: Matrix  # of two dimensions
     if isinstance(place, Dealt):
-        return session.empty(shape, dtype, place.layout, order=place.order or order, memory=place.memory)
-    if place.space == "device":
+        made = session.empty(shape, dtype, place.layout, order=place.order or order, memory=place.memory)
+    elif place.space == "device":
         assert place.rank is not None  # a device has an owner
-        return session.empty_device(shape, dtype, rank=place.rank, order=order)
-    if place.rank is None:
-        return session.empty_host(shape, dtype, order=order)
-    array = np.empty(shape, dtype.numpy, order="F" if order == "F" else "C") if session.rank == place.rank else None
-    return session.register(array, root=place.rank)
+        made = session.empty_device(shape, dtype, rank=place.rank, order=order)
+    elif place.rank is None:
+        made = session.empty_host(shape, dtype, order=order)
+    else:
+        own = session.rank == place.rank
+        array = np.empty(shape, dtype.numpy, order="F" if order == "F" else "C") if own else None
+        made = session.register(array, root=place.rank)
+    return made
 
 
 def share_of(session: Session, matrix: Matrix | FileArray) -> slice:

@@ -205,13 +205,8 @@ class BoundLayout:
     @property
     def order(self) -> Order:
         """How most of its elements are stored; of equals by rows, as numpy has it."""
-        by_columns = sum(part.shape[0] * part.shape[1] for part in self.parts if part.order == "F")
-        return "F" if 2 * by_columns > self.shape[0] * self.shape[1] * self.replicas else "C"
-
-    @property
-    def replicas(self) -> int:
-        """How many holders its first part has."""
-        return sum(part.rows == self.parts[0].rows and part.cols == self.parts[0].cols for part in self.parts) or 1
+        by_columns = sum(elements_of((one.rows, one.cols)) * (1 if one.order == "F" else -1) for one in self.parts)
+        return "F" if by_columns > 0 else "C"
 
     def straight(self, num_ranks: int) -> BoundLayout:
         """
