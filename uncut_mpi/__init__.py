@@ -37,6 +37,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
+    from uncut_mpi.api.batch import Batch
     from uncut_mpi.api.calls import CallResult
     from uncut_mpi.api.flight import Handle
     from uncut_mpi.api.gemm_plan import GemmPlan, Trace
@@ -57,6 +58,7 @@ except importlib.metadata.PackageNotFoundError:
 # Loaded at first use, since a session needs MPI and the packages above it do not.
 _LAZY = {
     "Session": "uncut_mpi.api.session",
+    "Batch": "uncut_mpi.api.batch",
     "Matrix": "uncut_mpi.api.matrix",
     "GemmPlan": "uncut_mpi.api.gemm_plan",
     "Handle": "uncut_mpi.api.flight",
@@ -67,6 +69,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "Batch",
     "Blocking",
     "CallResult",
     "CapacityError",

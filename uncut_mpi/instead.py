@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 BATCH: Final = (
-    "a batch is multiplied one product after the other: plan the first "
-    "(session.plan), and execute that plan with each one's a=, b= and c="
+    "session.gemm multiplies batches, which session.register, distribute and empty make of three dimensions, and "
+    "session.gemm_batch lists of matrices"
 )
 _DIMENSIONS = {0: "a number is x.reshape(1, 1)", 1: "a vector is a matrix of one column, x.reshape(-1, 1)"}
 _ASYNCHRONOUS = "a call returns when the result is there: make it in a thread to do other work meanwhile"

@@ -13,6 +13,7 @@ EDGE = 8
 
 WRITES = {
     "Session.gemm": lambda session, a, c: session.gemm(a, a, c),
+    "Session.gemm_batch": lambda session, a, c: session.gemm_batch([a, a], a, [c, c]),
     "Session.plan": lambda session, a, c: session.plan(a, a, c),
     "Session.redistribute": lambda session, a, c: session.redistribute(a, None, out=c),
     "Session.upload": lambda session, a, c: session.upload(a, c),
@@ -30,6 +31,8 @@ Session.rank Session.register Session.release Session.size Session.together Sess
 Matrix.H Matrix.T Matrix.address Matrix.array Matrix.dtype Matrix.end Matrix.layout Matrix.local Matrix.local_indices
 Matrix.location Matrix.memory Matrix.order Matrix.own_part Matrix.rectangles Matrix.shape Matrix.to_dtensor
 Matrix.to_jax Matrix.whole
+Batch.H Batch.T Batch.array Batch.base Batch.closed Batch.dtype Batch.layout Batch.local Batch.location Batch.mT
+Batch.memory Batch.operand Batch.order Batch.shape
 GemmPlan.close GemmPlan.closed GemmPlan.placement GemmPlan.problem GemmPlan.progress GemmPlan.schedule GemmPlan.summary
 GemmPlan.tuning"""
 
@@ -95,7 +98,7 @@ WAYS = {
 def test_each_public_name_says_whether_it_writes_memory_of_the_caller(comm):
     found = {
         f"{kind.__name__}.{name}"
-        for kind in (um.Session, um.Matrix, um.GemmPlan)
+        for kind in (um.Session, um.Matrix, um.Batch, um.GemmPlan)
         for name in dir(kind)
         if not name.startswith("_")
     }
@@ -112,6 +115,6 @@ def test_whoever_writes_makes_the_checks_of_products(comm, session, mpi_tmp_path
     for name, call in WRITES.items():
         if name.startswith("GemmPlan") and (c.info.in_parts or c.location != a.location):
             continue  # which does not fit the plan
-        if name == "Session.plan" and way is shortened_file:
-            continue  # which reads and writes nothing yet
+        if name in ("Session.plan", "Session.gemm_batch") and way is shortened_file:
+            continue  # which reads and writes nothing yet, or takes no files
         expect(comm, kind, [text], lambda call=call: call(session, a, c))

@@ -18,14 +18,14 @@ from uncut_mpi.api.stored import stored_of
 from uncut_mpi.api.wanted import shape_of
 from uncut_mpi.instead import BATCH
 
-CLASSES = um.Session, um.Matrix, um.GemmPlan
+CLASSES = um.Session, um.Matrix, um.Batch, um.GemmPlan
 
 
 def methods():
     """Every public method with arguments of its own, of all that users hold."""
     for cls in CLASSES:
         for name, method in inspect.getmembers(cls, inspect.isfunction):
-            if not name.startswith("_") and name != "own_part" and len(inspect.signature(method).parameters) > 1:
+            if not name.startswith("_") and name not in ("own_part", "operand") and len(inspect.signature(method).parameters) > 1:
                 yield pytest.param(method, id=f"{cls.__name__}.{name}")
     yield pytest.param(um.Session, id="Session")
     yield pytest.param(um.matmul, id="matmul")

@@ -16,13 +16,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi.api import lifetime
+from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.gate import CLOSE, public_call
 from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, seconds_of
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.errors import ParamError, agreed, is_agreed
-from uncut_mpi.instead import absent
+from uncut_mpi.instead import BATCH, absent
 from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
@@ -351,6 +352,8 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
         closing.callback(detach, comm)
         session = closing.enter_context(Session(comm) if kept is None or kept.broken else kept)
         operands = [session.distribute(local, Layout.rows()) for local in (a_local, b_local)]
+        if any(isinstance(one, Batch) for one in operands):
+            raise ParamError(f"arrays of three dimensions were given, of which matmul takes none: {BATCH}")
         result = session.matmul(*operands)
         local = result.local
         for matrix in (*operands, result):
