@@ -12,8 +12,8 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import distributed, fill, on_host
-from tests.helpers.numbers import factors_of, op_of, random_values
-from tests.helpers.products import Case, as_device_array, expected
+from tests.helpers.numbers import factors_of, random_values
+from tests.helpers.products import Case, expected
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
@@ -21,11 +21,17 @@ pytestmark = pytest.mark.mpi
 
 
 def made(session, rng, data, order, memory):
-    """Return `data`, of three dimensions, as a batch in memory of some kind, dealt at random; of a larger array or not."""
+    """Return `data`, of three dimensions, as a batch in memory of some kind, dealt at random, with gaps or not."""
     count, size = len(data), session.size
     edges = [0, *sorted(rng.randint(0, count) for _ in range(size - 1)), count]
-    counts, root, gap = [stop - start for start, stop in itertools.pairwise(edges)], rng.randrange(size), rng.choice((0, 2))
-    layout = rng.choice((Layout.rows(counts, ranks=rng.sample(range(size), size)), Layout.whole(root), Layout.replicated()))
+    counts, root, gap = (
+        [stop - start for start, stop in itertools.pairwise(edges)],
+        rng.randrange(size),
+        rng.choice((0, 2)),
+    )
+    layout = rng.choice(
+        (Layout.rows(counts, ranks=rng.sample(range(size), size)), Layout.whole(root), Layout.replicated())
+    )
     if memory == "shared":
         layout = Layout.rows(counts)
     if memory != "host":
@@ -48,11 +54,13 @@ def made(session, rng, data, order, memory):
 
 def matrix(session, rng, data, order):
     """Return `data` as a matrix, dealt at random."""
-    return distributed(session, rng, data, order) if data.size else session.empty_host(data.shape, data.dtype, order=order)
+    return (
+        distributed(session, rng, data, order) if data.size else session.empty_host(data.shape, data.dtype, order=order)
+    )
 
 
 def wrong(session, batch, wanted, bound):
-    """Return where what this rank has of a batch, or of a list of matrices, is off by more than a bound; empty if nowhere."""
+    """Return which products of a batch, or list, are off by more than a bound in what this rank has; empty if none."""
     if isinstance(batch, um.Batch):
         own = batch.layout.indices((len(batch), 1), session.rank, num_ranks=session.size)[0]
         pairs = [(number, found, ...) for number, found in zip(own, on_host(batch.local), strict=True)]
@@ -111,3 +119,113 @@ def test_batches_and_lists_are_multiplied_product_by_product(comm, session, seed
         new = session.gemm(*operands[:2], **how)
         off = wrong(session, new, *zip(*both, strict=True))
         collective_assert(comm, not off and new.shape == operands[2].shape, f"{told}: new {new!r}: {off}")
+
+
+def test_a_batch_is_a_sequence_of_matrices_in_the_memory_that_was_given(comm, session):
+    root, data = session.size - 1, random_values(np.random.default_rng(1), (5, 4, 3), DType.f64)
+    batch = session.register(data if session.rank == root else None, root=root)
+    same = batch.local is data and batch.array is data if session.rank == root else batch.local.shape == (0, 4, 3)
+    told = [
+        batch.shape,
+        len(batch),
+        batch.dtype.name,
+        batch.order,
+        str(batch.layout),
+        batch.memory,
+        str(batch.location),
+    ]
+    collective_assert(
+        comm, same and told == [(5, 4, 3), 5, "f64", "C", f"whole({root})", "host", f"h{root}"], str(told)
+    )
+    views = (
+        (batch[1:4], data[1:4]),
+        (batch[-2:][0], data[-2]),
+        (batch.T[3], data[3].T),
+        (batch[2:].mT[:2], data[2:4].swapaxes(1, 2)),
+        (batch[3:1], data[3:1]),
+        (batch[4][1:, :2], data[4][1:, :2]),
+        ([*batch][2], data[2]),
+    )
+    for view, part in views:
+        there = session.rank != root or (np.array_equal(view.array, part) and np.array_equal(np.asarray(view), part))
+        collective_assert(comm, view.shape == part.shape and there, f"{view!r} is not {part}")
+    for key, kind in ((5, IndexError), (1.5, TypeError), (slice(0, 5, 2), um.ParamError)):
+        with pytest.raises(kind):
+            batch[key]
+    expect(comm, um.ParamError, ["is a view", "release the batch"], lambda: session.release(batch[1:]))
+    one = batch[1]
+    session.release(batch)
+    expect(comm, um.ParamError, ["released"], lambda: session.gemm(one, one))
+    expect(
+        comm,
+        um.ParamError,
+        ["B is a batch that was released"],
+        lambda: session.gemm(session.empty_host((5, 3, 4)), batch),
+    )
+
+
+def test_what_makes_no_product_of_batches_is_one_error_on_all_ranks_and_nothing_is_written(comm, session):
+    a, b, c = (session.empty_host((4, 3, 3)) for _ in "abc")
+    wide, single = session.empty_host((4, 3, 5)), session.empty_host((4, 3, 3), "f32")
+    c.array[...] = 7.0
+    rank, listed = session.rank, session.gemm_batch
+    cases = (
+        (lambda: session.gemm(a, b[1:], c), um.ParamError, ["A has 4 products, B has 3 products, C has 4 products"]),
+        (lambda: session.gemm(a[:2], b), um.ParamError, ["A and B have 2 and 4 products"]),
+        (lambda: session.gemm(a, b, c[0]), um.ParamError, ["C is one matrix"]),
+        (lambda: session.gemm(a[0], b[0], c), um.ParamError, ["A is one matrix, B is one matrix, C has 4 products"]),
+        (lambda: session.gemm(wide, a), um.ParamError, ["op(A) is 3×5 and op(B) is 3×3"]),
+        (lambda: session.gemm(a, wide, c), um.ParamError, ["shapes of product 0 do not fit", "op(B) is 3×5"]),
+        (lambda: listed([a[0], a[1][1:]], b[0], [c[0], c[1]]), um.ParamError, ["shapes of product 1", "op(A) is 2×3"]),
+        (lambda: listed([a[0][1:], a[1]], b[0], [c[0], c[1][1:]]), um.ParamError, ["shapes of product 0"]),
+        (lambda: session.gemm(a, single, c), um.ParamError, ["B is f32"]),
+        (lambda: listed([a[0], single[1]], b[:2], c[:2]), um.ParamError, ["number 1 of a list", "is f32"]),
+        (lambda: session.gemm(a[1:], b[1:], a[:3]), um.ParamError, ["C overlaps A"]),
+        (lambda: listed(a[:2], b[:2], [c[0], c[0][:, :3]]), um.ParamError, ["parts of C overlap"]),
+        (lambda: listed([a[0], None], b[:2], c[:2]), um.ParamError, ["A[1] is None"]),
+        (lambda: listed([a[0], b], b[:2], c[:2]), um.ParamError, ["A[1] is a Batch"]),
+        (lambda: session.gemm(a[rank : rank + 1], b[:1], c[:1]), um.RankMismatchError, ["[0:3, 0:3] on rank 0"]),
+        (
+            lambda: session.gemm(a[:2], b[:2], c[rank : rank + 2]),
+            um.RankMismatchError,
+            ["out: batch", "[0:2] on rank 0"],
+        ),
+        (lambda: listed([a[0], b[rank]], b[:2], c[:2]), um.RankMismatchError, ["[0:3, 0:3]", "on rank 0"]),
+        (lambda: session.gemm(a, b, beta=2.0), um.ParamError, ["there is no C"]),
+        (lambda: session.gemm(a, b, out_layout=Layout.cols()), um.ParamError, ["Layout.rows()"]),
+        (
+            lambda: session.distribute(np.zeros((2, 3, 3 + rank)), Layout.rows()),
+            um.RankMismatchError,
+            ["different shapes"],
+        ),
+        (
+            lambda: session.distribute(np.zeros((2, 3, 3)[rank > 0 :]), Layout.rows()),
+            um.RankMismatchError,
+            ["2 dimensions"],
+        ),
+        (lambda: session.distribute(np.zeros((2, 3, 3)), Layout.cols()), um.ParamError, ["whole products"]),
+        (lambda: session.distribute(np.zeros((2, 3, 3)), Layout.rows((9,) * comm.size)), um.ParamError, ["2 of 3×3"]),
+        (lambda: session.distribute(None, Layout.rows(), shape=(2, 3, 3), dtype="f4"), um.ParamError, ["0 of 3×3"]),
+    )
+    for call, kind, words in cases:
+        if kind is um.RankMismatchError and comm.size == 1:
+            continue
+        expect(comm, kind, words, call)
+    collective_assert(comm, (c.array == 7.0).all(), "C was written")
+
+
+def test_an_empty_batch_does_nothing_and_a_plan_takes_other_batches(comm, session):
+    none = session.gemm(session.empty_host((0, 3, 4)), session.empty_host((0, 4, 2)))
+    collective_assert(comm, none.shape == (0, 3, 2) and session.gemm_batch([], [], []) == [], f"{none!r}")
+    counts = [3] + [1] * (comm.size - 1)
+    a, b, c, d = (session.empty((sum(counts), 6, 6), "f64", Layout.rows(counts), memory="device") for _ in "abcd")
+    for at, one in enumerate((a, b, c, d)):
+        one.local[...] = at + session.rank if at < 2 else np.nan
+    with session.plan(a, b, c, reads_c=False) as plan:
+        plan.execute()
+        plan.execute(c=d)
+        plan.execute(2.0, a=b, c=c)
+        expect(comm, um.ParamError, ["C has", "products"], lambda: plan.execute(c=d[1:]))
+    rank = session.rank
+    good = (d.local == 6.0 * rank * (rank + 1)).all() and (c.local == 12.0 * (rank + 1) ** 2).all()
+    collective_assert(comm, good, f"{c.local}, {d.local}")

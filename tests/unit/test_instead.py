@@ -25,7 +25,11 @@ def methods():
     """Every public method with arguments of its own, of all that users hold."""
     for cls in CLASSES:
         for name, method in inspect.getmembers(cls, inspect.isfunction):
-            if not name.startswith("_") and name not in ("own_part", "operand") and len(inspect.signature(method).parameters) > 1:
+            if (
+                not name.startswith("_")
+                and name not in ("own_part", "operand")
+                and len(inspect.signature(method).parameters) > 1
+            ):
                 yield pytest.param(method, id=f"{cls.__name__}.{name}")
     yield pytest.param(um.Session, id="Session")
     yield pytest.param(um.matmul, id="matmul")

@@ -22,7 +22,7 @@ from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo,
 from uncut_mpi.api.views import Several, View, piece_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
-from uncut_mpi.model.arguments import counted
+from uncut_mpi.model.arguments import counted, shown
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
@@ -38,7 +38,7 @@ _MOST_OPERANDS: Final = 64
 _EMPTY: Final = MatrixInfo(0, BoundLayout((0, 0), ()), DType.c128, ())
 """What is known of no matrices: the type that has all scalars."""
 
-_Check: TypeAlias = Callable[[str, object], Matrix]
+_Check: TypeAlias = Callable[[str, object], "Matrix | Batch"]
 
 _Piece: TypeAlias = tuple[HeldPart, tuple[int, int, int]]
 _first = operator.itemgetter(0)
@@ -226,7 +226,7 @@ class Batch:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return `array`, for numpy; errors as of `Matrix`."""
-        if not isinstance(self._base._array, np.ndarray):
+        if self.closed or not isinstance(self._base._array, np.ndarray):
             self._base.__array__()  # which says why there is none
         return np.array(self.array, dtype, copy=bool(copy)) if copy or dtype is not None else np.asarray(self.array)
 
@@ -236,8 +236,12 @@ class Batch:
         return f"<{str(self).capitalize()}: {count}×{rows}×{cols} {self.dtype.name} {self.order}-order {where}>"
 
     def __str__(self) -> str:
-        is_all = self._seen == (0, self._stacks.count, False, False)
-        return f"batch {self._base.info.number}{'' if is_all else self._seen}"
+        return f"batch {self._base.info.number}{'' if self.is_whole else self._seen}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all that was made, and not a view."""
+        return self._seen == (0, self._stacks.count, False, False)
 
     # -- its matrices ------------------------------------------------------------------------
 
@@ -263,9 +267,13 @@ class Batch:
             begin = self._seen.first
             return self._view(self._seen._replace(first=begin + first, stop=begin + max(first, stop)))
         try:
-            number = range(self._seen.first, self._seen.stop)[key]
+            number = range(self._seen.first, self._seen.stop)[operator.index(key)]
         except IndexError:
             raise IndexError(f"{self} has {counted(len(self), 'product')}, and no number {key}") from None
+        except TypeError:
+            raise TypeError(
+                f"a Batch has matrices by one number, batch[i], or slice: {shown(key)} is neither"
+            ) from None
         return self._base._view(self._turned(self._stacks.view(number)))
 
     def __iter__(self) -> Iterator[Matrix]:
@@ -300,12 +308,15 @@ class Batch:
             raise ParamError(f"{self} was released, or its session was closed: there is nothing to multiply")
         if len(self) == 1:
             made = self[0]
-        elif along == ("rows", "cols")[stacks.axis != seen.turned] and (whole := stacks.in_one(seen.first, seen.stop)):
-            made = base._view(self._turned(whole))
         else:
-            about = Several(f"{seen}{along}", frozenset({base.info.number}), str(self), seen.conjugated)
-            shape: tuple[int, int] = self.shape[1:]
-            info = put_together([(shape, one) for one in self._pieces()], along, about, base.info)
+            numbers, shapes = frozenset({base.info.number}), (self.shape[1:],) * len(self)
+            about = Several(f"{seen}{along}", numbers, str(self), shapes, conjugated=seen.conjugated)
+            if along == ("rows", "cols")[stacks.axis != seen.turned] and (one := stacks.in_one(seen.first, seen.stop)):
+                whole = base._view(self._turned(one)).info
+                origins = tuple(whole.origin(part) for part in range(len(whole.parts)))
+                info = dataclasses.replace(whole, view=about, origins=origins)
+            else:
+                info = put_together([*zip(shapes, self._pieces(), strict=True)], along, about, base.info)
             made = Matrix(info, array=None, local=base._local, home=base.home, whole=base)
             base._views[about] = made  # and so it ends with the matrix
         if len(self._operands) >= _MOST_OPERANDS:
@@ -443,7 +454,7 @@ class Batches:
         Parameters
         ----------
         check : callable
-            Returns a live matrix of the session that is called by a name, or raises ParamError.
+            Returns a live matrix or batch of the session that is called by a name, or raises ParamError.
 
         Raises
         ------
@@ -451,9 +462,9 @@ class Batches:
             If their numbers differ, or one of them is no live matrix, or batch, of the session.
         """
         a, b, c = given
-        if not any(isinstance(one, Batch | Listed) for one in given):
-            return check("A", a), check("B", b), check("C", c)
         count_a, count_b, count = (self._count(check, *one) for one in zip("ABC", given, strict=True))
+        if count_a is count_b is count is None:
+            return a, b, c
         several = max(count_a or 0, count_b or 0) if 0 not in (count_a, count_b) else 0
         if count is None or several != count or {count_a, count_b} - {None, 1, count}:
             numbers = ", ".join(
@@ -482,17 +493,14 @@ class Batches:
                 del self._lists[key]
 
     def _count(self, check: _Check, name: str, one: object) -> int | None:
-        if isinstance(one, Batch):
-            if one.base.home is not self._home:
-                raise ParamError(f"{name} is a batch that was released or belongs to another session")
-            return len(one)
         if isinstance(one, Listed):
             for at, matrix in enumerate(one.matrices):
-                if type(matrix) is not Matrix or matrix.home is not self._home:
-                    check(f"{name}[{at}]", matrix)
+                is_plain = type(matrix) is Matrix and matrix.home is self._home  # as mostly
+                if not is_plain and isinstance(check(f"{name}[{at}]", matrix), Batch):
+                    raise ParamError(f"{name}[{at}] is a Batch: list its matrices, [*batch], or pass it alone")
             return len(one.matrices)
-        check(name, one)
-        return None
+        found = check(name, one)
+        return len(found) if isinstance(found, Batch) else None
 
     def _one(self, one: Any, along: Along) -> Matrix:
         """Return an operand that is all of its matrices, of just one that."""
@@ -508,8 +516,8 @@ class Batches:
         if known is None:
             token = hashlib.blake2b(repr((names, along)).encode(), digest_size=16).hexdigest()
             numbers = frozenset(info.number for info in infos)
-            about = Several(token, numbers, f"a list of {len(infos)} matrices", bool(infos) and infos[0].conjugated)
-            usual = infos[0] if infos else _EMPTY
+            usual, shapes = infos[0] if infos else _EMPTY, tuple(info.layout.shape for info in infos)
+            about = Several(token, numbers, "a list", shapes, tuple(map(str, infos)), usual.conjugated)
             matrices = [*_checked(infos, along)] if infos else []
             read_only = tuple(sorted({rank for info in infos for rank in info.read_only}))
             put = put_together(matrices, along, about, usual, read_only)

@@ -138,10 +138,9 @@ def by_products(
         raise ParamError("no rank gave an array, so there is no shape: pass shape=")
     if len(stacks) < len(counting) or len(shape or (0, 0, 0)) != 3:
         found = {rank: "3 dimensions" if rank in stacks else "2 dimensions" for rank in counting}
-        wanted = "" if shape is None else f" of shape {shape}"
-        raise RankMismatchError(
-            f"these do not make a batch{wanted}, each of whose parts has 3: {agreement.by_rank(found)}"
-        )
+        error = RankMismatchError if len({*found.values()}) > 1 else ParamError
+        wanted = "one batch" if shape is None else f"what has shape {shape}"
+        raise error(f"arrays do not make {wanted}: {agreement.by_rank(found)}; pass as many dimensions everywhere")
     for what, texts in (
         ("shapes", {rank: "{}×{}".format(*one.shape) for rank, one in stacks.items()}),
         ("orders", {rank: "stored by rows" if one.axis == 0 else "by columns" for rank, one in stacks.items()}),
@@ -153,7 +152,7 @@ def by_products(
     nothing = Stack(0, usual.shape, axis, usual.shape[axis])
     own = [stacks.get(rank, nothing) for rank in (holders if by_rows else holders[:1])]
     counts = [one.count for one in own]
-    if not stacks and shape is not None:
+    if not stacks and shape is not None and 0 in usual.shape:
         counts = [*even_counts(shape[0], len(own))]
     total = sum(counts)
     fits = shape in (None, (total, *usual.shape)) and layout.row_counts in (None, tuple(counts))

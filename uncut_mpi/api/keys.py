@@ -175,9 +175,16 @@ def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, St
 
 
 def _products_of(infos: Infos, choices: Choices) -> list[tuple[int, int, int]]:
-    """Return m, n and k of each product of a batch, of a plain one none; raise ParamError for those that do not fit."""
-    a, b, c = (info.layout.blocks for info in infos)
-    products = []
+    """
+    Return m, n and k of each product of a batch, none of a plain one, as is one with a matrix for all of them.
+
+    Raises
+    ------
+    ParamError
+        If they do not fit; names the first.
+    """
+    products, count = [], len(infos[2].products)
+    a, b, c = (info.products or (info.layout.shape,) * count for info in infos)
     for number, (of_a, of_b, of_c) in enumerate(zip(a, b, c, strict=True)):
         m, k = of_a if choices.trans_a == "N" else of_a[::-1]
         k_b, n = of_b if choices.trans_b == "N" else of_b[::-1]
@@ -185,7 +192,7 @@ def _products_of(infos: Infos, choices: Choices) -> list[tuple[int, int, int]]:
             found = f"op(A) is {m}×{k}, op(B) is {k_b}×{n} and C is {of_c[0]}×{of_c[1]}"
             raise ParamError(f"shapes of product {number} do not fit: {found}")
         products.append((m, n, k))
-    return products
+    return products if infos[2].layout.blocks else []
 
 
 def _where(info: MatrixInfo, order: Order) -> Where:

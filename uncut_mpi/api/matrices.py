@@ -206,7 +206,8 @@ class MatrixStore:
         """Return `one` if it is a live matrix or batch of this session, else raise ParamError. Local."""
         if not isinstance(one, Batch):
             return self.check(name, one)
-        self.check(name, one.base)
+        if one.base.home is not self._home:
+            raise ParamError(f"{name} is a batch that was released or belongs to another session")
         return one
 
     def check_files(self, matrices: Sequence[Matrix]) -> None:
@@ -223,7 +224,7 @@ class MatrixStore:
         # Asked at once, since mostly it is so and this is part of every call.
         if type(a) is type(b) is type(c) is Matrix and a.home is b.home is c.home is self._home:
             return a, b, c
-        return self._batches.operands(self.check, (a, b, c), choices[:2])
+        return self._batches.operands(self.check_any, (a, b, c), choices[:2])
 
     def address(self, info: MatrixInfo, part: int) -> int:
         """Return where this rank finds a part: its own address, or the peer's memory mapped here. Local."""

@@ -137,6 +137,11 @@ class MatrixInfo:
         return View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
 
     @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns of each matrix of a batch; none of what is no batch."""
+        return self.view.shapes if isinstance(self.view, Several) else ()
+
+    @property
     def in_parts(self) -> bool:
         """Whether the matrix lies in several arrays, or has only the blocks on its diagonal."""
         return len(self.parts) > 1 or bool(self.layout.blocks)

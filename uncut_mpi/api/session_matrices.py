@@ -418,6 +418,8 @@ class MakesMatrices:
             info = self._store.check("release: matrix", whole).info
             if info.view is not None:
                 raise ParamError(f"{info} is a view and has no memory of its own: release the matrix")
+            if isinstance(matrix, Batch) and not matrix.is_whole:
+                raise ParamError(f"{matrix} is a view and has no memory of its own: release the batch")
             open_with(matrix=info)
             self._store.release(whole)
 

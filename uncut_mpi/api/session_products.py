@@ -159,7 +159,9 @@ class Multiplies(MakesMatrices):
             As `gemm`. If numbers or shapes do not fit, types differ, or a result overlaps another one, or a matrix that
             is read; the error names the product.
         """
-        given = (Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, out))
+        given = (
+            Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, [None] if out is None else out)
+        )
         chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
         self.gemm(*given, alpha=alpha, beta=beta, **chosen)
         return out

@@ -118,6 +118,10 @@ class Several:
         Of the matrices that they lie in.
     text : str
         What they are, for messages.
+    shapes : tuple of (int, int)
+        Rows and columns of each.
+    members : tuple of str
+        What each is, of a list.
     conjugated : bool
         As of `View`.
     """
@@ -125,6 +129,8 @@ class Several:
     token: str
     numbers: frozenset[int] = dataclasses.field(compare=False, repr=False)
     text: str = dataclasses.field(compare=False, repr=False)
+    shapes: tuple[tuple[int, int], ...] = dataclasses.field(compare=False, repr=False)
+    members: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
     conjugated: bool = False
 
     def __str__(self) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix import Matrix, MatrixInfo
+from uncut_mpi.api.views import Several
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.model.dtypes import DType
@@ -35,10 +36,15 @@ _OPERANDS = {"gemm": ("a", "b", "out"), "redistribute": ("matrix", "matrix", "ou
 def product_asked(call: str, matrices: Iterable[Matrix], *more: Mapping[str, object]) -> dict[str, object]:
     """Return those of A, B and C that a product has, and what else it was called with."""
     names = _OPERANDS.get(call, ("a", "b", "c"))
-    asked: dict[str, object] = {name: matrix.info for name, matrix in zip(names, matrices, strict=False)}
+    asked = dict[str, object](zip(names, (_told(matrix.info) for matrix in matrices), strict=False))
     for one in more:
         asked.update(one)
     return asked
+
+
+def _told(info: MatrixInfo) -> object:
+    """Return a matrix as an error shows it: of a list each."""
+    return info.view.members if isinstance(info.view, Several) and info.view.members else info
 
 
 def value_digest(what: object, value: object) -> bytes:
