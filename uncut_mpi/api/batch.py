@@ -462,9 +462,10 @@ class Batches:
             If their numbers differ, or one of them is no live matrix, or batch, of the session.
         """
         a, b, c = given
-        if type(a) is type(b) is type(c) is Batch and a.base.home is b.base.home is c.base.home is self._home:
-            if len(a) == len(b) == len(c) > 0:  # mostly, and this is part of every call
-                return a.operand("diagonal"), b.operand("diagonal"), c.operand("diagonal")
+        are_batches = type(a) is type(b) is type(c) is Batch
+        if are_batches and a.base.home is b.base.home is c.base.home is self._home and len(a) == len(b) == len(c) > 0:
+            # Asked at once, since mostly it is so and this is part of every call.
+            return a.operand("diagonal"), b.operand("diagonal"), c.operand("diagonal")
         count_a, count_b, count = (self._count(check, *one) for one in zip("ABC", given, strict=True))
         if count_a is count_b is count is None:
             return a, b, c

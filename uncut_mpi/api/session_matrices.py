@@ -74,12 +74,17 @@ class MakesMatrices:
 
         Parameters
         ----------
-        shape : sequence of two int
-            Rows and columns.
+        shape : sequence of two int, or three
+            Rows and columns; of a batch how many matrices first.
         dtype : numpy dtype or str
             float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16; tf32, which is float32 in memory).
         order : {"C", "F"}
             Storage order.
+
+        Returns
+        -------
+        Matrix or Batch
+            A batch if the shape has three numbers.
 
         Raises
         ------
@@ -138,7 +143,7 @@ class MakesMatrices:
         shape, dtype, order
             As of `empty_host`.
         layout : Layout
-            What each rank has; `Matrix.local` is that.
+            What each rank has; `Matrix.local` is that. Of a batch ``Layout.rows()`` deals whole matrices.
         memory : {"device", "host", "shared"}
             Where: in the memory of each rank's device, in host memory of each rank alone, or in one segment of host
             memory. Every rank of the node reads and writes that segment, and each `Matrix.local` is a view of it.
@@ -168,18 +173,18 @@ class MakesMatrices:
         ----------
         local : array or None
             This rank's part, as of `register`; None, or an array without elements, where it has none. Memory, order and
-            leading dimension may differ between ranks.
+            leading dimension may differ between ranks. An array of three dimensions is of whole matrices of a batch.
         layout : Layout
-            How the matrix is dealt to ranks. Of ``Layout.rows()`` and ``Layout.cols()`` without counts, the arrays say
-            how many each rank has.
-        shape : sequence of two int, optional
-            Rows and columns of the matrix; needed where neither counts nor arrays say them.
+            How the matrix is dealt to ranks; of a batch what it says of rows is true of the matrices' numbers. Of
+            ``Layout.rows()`` and ``Layout.cols()`` without counts, the arrays say how many each rank has.
+        shape : sequence of two int, or three, optional
+            Rows and columns of the matrix; needed where neither counts nor arrays say them. As of `empty_host`.
         dtype : str or DType, optional
             As of `register`; needed where no rank has an array.
 
         Returns
         -------
-        Matrix
+        Matrix or Batch
             Its `Matrix.local` is the array that was given, which is kept alive; of a rank that gave None an array of
             the part's shape, without elements.
 
@@ -241,10 +246,10 @@ class MakesMatrices:
         Parameters
         ----------
         array : array on rank `root`; ignored elsewhere (pass None)
-            Two-dimensional, rows or columns contiguous (any leading dimension). It is of numpy or cupy, or anything
-            that shows its memory by ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, as tensors
-            of torch and jax do. It lies in host memory or on the device of `root`. What its library has enqueued on its
-            current stream so far is awaited.
+            Two-dimensional, rows or columns contiguous (any leading dimension); of three dimensions a batch of such. It
+            is of numpy or cupy, or anything that shows its memory by ``__dlpack__``, ``__cuda_array_interface__`` or
+            ``__array_interface__``, as tensors of torch and jax do. It lies in host memory or on the device of `root`.
+            What its library has enqueued on its current stream so far is awaited.
         root : int
             The rank that has it; the same on all ranks.
         dtype : str or DType, optional
@@ -253,7 +258,7 @@ class MakesMatrices:
 
         Returns
         -------
-        Matrix
+        Matrix or Batch
             On `root` its `Matrix.array` is the array, or one of numpy or cupy over the same memory; what was
             registered is kept alive.
 
