@@ -318,6 +318,7 @@ class Batch:
             else:
                 info = put_together([*zip(shapes, self._pieces(), strict=True)], along, about, base.info)
             made = Matrix(info, array=None, local=base._local, home=base.home, whole=base)
+            made.of_torch = base.of_torch
             base._views[about] = made  # and so it ends with the matrix
         if len(self._operands) >= _MOST_OPERANDS:
             self._operands.clear()

@@ -27,6 +27,7 @@ from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.request import Choices, Operands
 from uncut_mpi.api.stored import host_view
 from uncut_mpi.api.wanted import NewMatrix
+from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import (
     CapacityError,
@@ -426,6 +427,7 @@ class MatrixStore:
     def _batch(self, base: Matrix, stacks: Stacks, array: Any = None) -> Batch:
         """Return a batch, of which this rank has given an array."""
         (own, _) = stacks.dealt.rectangles((stacks.count, 1), self._group.size)[self._group.rank]
+        base.of_torch = is_of_torch(type(array))
         return Batch(base, stacks, own, array)
 
     def _publish(self, info: MatrixInfo, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:

@@ -15,7 +15,7 @@ from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.stored import in_order, shown_of
 from uncut_mpi.api.views import Several, View, info_of, piece_of, slices_of
 from uncut_mpi.device.exported import is_of_torch
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, PlanError, agreed
 from uncut_mpi.instead import absent
 from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
@@ -132,9 +132,9 @@ class MatrixInfo:
     @property
     def seen(self) -> View:
         """What of the matrix of that number it is."""
-        if isinstance(self.view, View):
-            return self.view
-        return View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
+        if isinstance(self.view, Several):  # which is asked for a part where a product is done in chunks
+            raise agreed(PlanError(f"{self} has too many products for one schedule: multiply it in several calls"))
+        return self.view or View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
 
     @property
     def products(self) -> tuple[tuple[int, int], ...]:
