@@ -12,7 +12,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import distributed, fill, on_host
-from tests.helpers.numbers import factors_of, random_values
+from tests.helpers.numbers import factors_of, op_of, random_values
 from tests.helpers.products import Case, expected
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -93,10 +93,12 @@ def test_batches_and_lists_are_multiplied_product_by_product(comm, session, seed
         elif listed:
             operands.append([matrix(session, rng, one, order) for one in data])
         else:
-            turned = at == 2 and rng.random() < 0.5
-            stack = np.stack([one.T for one in data] if turned else data)
+            seen = rng.choice((None, "T", "H")) if at < 2 else rng.choice((None, "T"))
+            stack = (
+                np.stack(data) if seen is None else np.stack([op_of({"T": "T", "H": "C"}[seen], one) for one in data])
+            )
             batch = made(session, rng, stack, order, rng.choice(("host", "device", "shared")))
-            operands.append(batch.T if turned else batch)
+            operands.append(batch if seen is None else getattr(batch, seen))
     both = [
         expected(
             Case(m, n, k, dtype=dtype.name, trans_a=trans[0], trans_b=trans[1], alpha=alpha, beta=beta),
