@@ -231,3 +231,16 @@ def test_an_empty_batch_does_nothing_and_a_plan_takes_other_batches(comm, sessio
     rank = session.rank
     good = (d.local == 6.0 * rank * (rank + 1)).all() and (c.local == 12.0 * (rank + 1) ** 2).all()
     collective_assert(comm, good, f"{c.local}, {d.local}")
+
+
+def test_batches_that_are_not_waited_for_are_done_in_their_order(comm, session):
+    a, b, c = (session.empty_host((3, 8, 8)) for _ in "abc")
+    listed = [session.empty_host((8, 8)) for _ in range(3)]
+    if session.rank == 0:
+        a.array[...], b.array[...] = 2.0, 3.0
+    session.barrier()
+    first = session.gemm(a, b, c, wait=False)
+    second = session.gemm_batch([*c], b[0], listed, wait=False)
+    kept = first.wait() is c and second.wait() is listed
+    good = (c.array == 48.0).all() and all((one.array == 1152.0).all() for one in listed)
+    collective_assert(comm, kept and good, f"{c.array[0, 0]}, {[one.array[0] for one in listed]}")

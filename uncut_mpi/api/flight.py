@@ -156,6 +156,11 @@ class Handle(Generic[_R]):
         self._flight, self._call, self._value = flight, call, value
         self._asked = False
 
+    def _of(self, value: _R) -> Handle[_R]:
+        """Return it with another value for its `wait` to return."""
+        self._value = value
+        return self
+
     def done(self) -> bool:
         """Return whether the product is over on all ranks, also by an error. Local."""
         return self._call.over

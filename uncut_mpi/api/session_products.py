@@ -135,7 +135,8 @@ class Multiplies(MakesMatrices):
         trans_b: Trans = "N",
         options: ScheduleOptions | None = None,
         stream: Any = None,
-    ) -> Sequence[Matrix] | Batch:
+        wait: bool = True,
+    ) -> Any:
         """
         Compute out[i] := alpha op(a[i]) op(b[i]) + beta out[i] for each i, as one product. Collective.
 
@@ -145,26 +146,25 @@ class Multiplies(MakesMatrices):
             Of equal or different shapes, wherever each lies, views too. One Matrix, or one of one, is for all of them.
         out : sequence of Matrix, or Batch
             As many as there are products.
-        alpha, beta, trans_a, trans_b, options, stream
+        alpha, beta, trans_a, trans_b, options, stream, wait
             As of `gemm`, for all products alike.
 
         Returns
         -------
-        sequence of Matrix, or Batch
-            `out`.
+        sequence of Matrix, Batch or Handle
+            `out`, or what waits for it.
 
         Raises
         ------
         ParamError, CapacityError, UncutError
-            As `gemm`. If numbers or shapes do not fit, types differ, or a result overlaps another one, or a matrix that
-            is read; the error names the product.
+            As `gemm`; if numbers or shapes do not fit, types differ, or a result overlaps another one.
         """
         given = (
             Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, [None] if out is None else out)
         )
         chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
-        self.gemm(*given, alpha=alpha, beta=beta, **chosen)
-        return out
+        made = self.gemm(*given, alpha=alpha, beta=beta, wait=wait, **chosen)
+        return made._of(out) if isinstance(made, Handle) else out
 
     @public_call
     def matmul(self, a: Matrix | Batch, b: Matrix | Batch) -> Any:
