@@ -232,7 +232,8 @@ def test_parts_of_a_view_lie_where_their_elements_do():
                 (right - left, bottom - top) if view.view.turned else (bottom - top, right - left)
             )
             for at, held in enumerate(view.parts):
-                number, start = view.origin(at)
+                whose, number, start = view.origin(at)
+                assert whose == 7
                 of, part = matrix.parts[number], held.part.transposed if view.view.turned else held.part
                 down, along = part.rows[0] + top - of.part.rows[0], part.cols[0] + left - of.part.cols[0]
                 first = down + along * of.part.ld if of.part.order == "F" else along + down * of.part.ld
@@ -382,7 +383,7 @@ def test_choices_are_words_and_options():
 
 
 def test_a_request_tells_its_arguments_by_the_callers_names():
-    matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=number)) for number in (4, 2, 9))
+    matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=number, view=None)) for number in (4, 2, 9))
     asked = Request("execute", matrices, Scalars(2.0, 0.5), Choices.of("N", "T", ScheduleOptions()))
     said = {name: value for name, value in asked.asked().items() if name not in "abc"}
     assert said == {"alpha": 2.0, "beta": 0.5, "trans_a": "N", "trans_b": "T", "options": ScheduleOptions()}

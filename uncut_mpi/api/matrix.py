@@ -89,8 +89,8 @@ class MatrixInfo:
     file : str
         The file that it lies in; empty for memory.
     origins : tuple of (int, int, int)
-        Of a view, or in other orders, for each part: the number of its matrix, of the part there that it is of, and how
-        many bytes of that are ahead of it.
+        Of a view, or in other orders: what each part is of. That is the number of a matrix, that of a part there, and
+        how many bytes of this are ahead.
     name : int or tuple
         By what calls know it: its number, of a view with what it is of that matrix.
     """

@@ -83,14 +83,14 @@ def schedule(setting: Setting) -> Schedule:
     """
     if setting.options.scheduler != "auto":
         raise PlanError(f"{setting.options.scheduler} makes one product and no batch: leave the scheduler to auto")
-    batch = _Batch(setting)
+    batch = _Work(setting)
     several = [_Groups(batch, shares).schedule() for shares in batch.ways()]
     if len(several) == 1:
         return several[0]
     return min(several, key=lambda one: simulate(one, setting.machine).seconds)
 
 
-class _Batch:
+class _Work:
     """What is to be done, and who holds what."""
 
     def __init__(self, setting: Setting) -> None:
@@ -221,7 +221,7 @@ class _Once:
 class _Groups:
     """One schedule being made."""
 
-    def __init__(self, batch: _Batch, shares: _Shares) -> None:
+    def __init__(self, batch: _Work, shares: _Shares) -> None:
         setting = batch.setting
         self._batch, self._setting, self._problem, self._shares = batch, setting, setting.problem, shares
         self._machine, about = setting.machine, (setting.num_ranks, setting.problem, setting.placement)
