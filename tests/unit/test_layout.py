@@ -235,7 +235,6 @@ def test_a_part_is_stored_as_its_array_is():
 def test_parts_cover_a_matrix_exactly():
     parts = (device(0, (0, 2), (0, 7)), device(1, (2, 6), (0, 3)), device(2, (2, 6), (3, 7)))
     bound = BoundLayout((6, 7), parts)
-    assert bound.replicas == 1
     assert bound.transposed.transposed == bound
     for wrong, words in (
         (parts[:2], "have 26 elements of a matrix of 6×7, which has 42"),
@@ -247,10 +246,9 @@ def test_parts_cover_a_matrix_exactly():
             BoundLayout((6, 7), wrong)
 
 
-def test_several_holders_have_replicas():
+def test_several_holders_may_have_all_and_nobody_what_is_empty():
     both = BoundLayout((4, 4), (device(0, (0, 4), (0, 4)), device(1, (0, 4), (0, 4), "C")))
-    assert (both.replicas, both.order) == (2, "C")
-    assert BoundLayout((0, 4), ()).replicas == 1
+    assert both.order == "C"
     assert BoundLayout.whole((0, 4), Location.host()).parts == ()
 
 
@@ -258,6 +256,8 @@ def test_the_order_is_that_of_most_elements():
     parts = (device(0, (0, 3), (0, 5), "F"), device(1, (3, 5), (0, 5), "C"))
     assert BoundLayout((5, 5), parts).order == "F"
     assert BoundLayout((5, 5), parts).transposed.order == "C"
+    blocks = device(0, (0, 3), (0, 5), "F"), device(0, (3, 6), (5, 10), "F")
+    assert BoundLayout((6, 10), blocks, blocks=((3, 5), (3, 5))).order == "F"  # most of what there is
 
 
 def test_plain_values_make_the_same_parts_again():
