@@ -89,6 +89,11 @@ class Binder:
         rank = self._group.rank
         return int(self.softbuf.sizes[rank]), int(self.host_softbuf.sizes[rank])
 
+    def fits(self, plan: Plan) -> bool:
+        """Return whether there is memory for a plan on all ranks as it is. Local; the same on all ranks."""
+        sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
+        return all(arena.fits(needed) for arena, needed in zip(self._arenas, sizes, strict=True))
+
     def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands) -> Binding | None:
         """Return what binds a plan to matrices, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call

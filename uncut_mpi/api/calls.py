@@ -27,6 +27,7 @@ from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
+from uncut_mpi.api.searches import Searches
 from uncut_mpi.device.interface import Backend, ExecutionReport, Run
 from uncut_mpi.errors import (
     CapacityError,
@@ -35,12 +36,14 @@ from uncut_mpi.errors import (
     PlanError,
     ScheduleError,
     StallError,
+    UncutError,
     is_agreed,
     release_frames,
 )
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd.agreement import NEWS, READY
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.turns import DeviceTurns
 
@@ -320,6 +323,8 @@ class Calls:
         Opens and closes all calls of the session.
     binder : Binder
         Binds plans to matrices.
+    searches : Searches
+        For better plans, beside the calls.
     plans : PlanCache
         Those of one-shot calls.
     now : Call or None
@@ -351,7 +356,9 @@ class Calls:
             self.gate = Gate(group, self.turns, control, self.flight, arrival_timeout_s)
             self.binder = Binder(group, backend, store, counters, control)
             self.binder.flags.before_reset = self.flight.drain
-            self.plans = PlanCache(max_plans, self.binder.drop)
+            about = maker.machine, self.binder.fits
+            self.searches = Searches(*about, verify=maker.verify, active=group.rank == 0)
+            self.plans = PlanCache(max_plans, self.binder.drop, self.searches)
             flags = self.binder.flags
             try:
                 flags.ensure(np.full(group.size, 4 * _FIRST_FLAGS, np.int64))
@@ -423,7 +430,8 @@ class Calls:
         follows : bool, default False
             Leave earlier calls in flight, if all ranks are ready for this one.
         """
-        binding, all_ready = self._meet(request, plan, follows=follows)
+        binding, told = self._meet(request, plan, follows=follows)
+        all_ready = told == READY
         written = request.matrices[2].info
         try:
             self.turns.acquire(self._arrival_timeout_s, self.flight.drain)
@@ -434,7 +442,8 @@ class Calls:
             raise
         try:
             if not all_ready:
-                plan, binding = self.prepare(plan, request.matrices, request.choices)
+                ways = self._take if told & NEWS else self.prepare
+                plan, binding = ways(plan, request.matrices, request.choices)
             if TYPE_CHECKING:  # ready or just prepared
                 assert not isinstance(plan, PlanKey)
                 assert binding is not None
@@ -449,8 +458,8 @@ class Calls:
             self.turns.release()
             raise
 
-    def _meet(self, request: Request, plan: AnyPlan | PlanKey, *, follows: bool) -> tuple[Binding | None, bool]:
-        """Meet the ranks in this call; return what is bound to its matrices here, and whether all have that."""
+    def _meet(self, request: Request, plan: AnyPlan | PlanKey, *, follows: bool) -> tuple[Binding | None, int]:
+        """Meet the ranks in this call; return what is bound to its matrices here, and what `Gate.open` does."""
         error: BaseException | None = None
         binding: Binding | None = None
         digest = _NO_DIGEST
@@ -474,14 +483,28 @@ class Calls:
                 self.store.check_files(matrices)
         except Exception as caught:  # carried to every rank by the opening record
             error = caught
-        epoch, ready = self.binder.flags.epoch, binding is not None
+        epoch, flags = self.binder.flags.epoch, READY if binding is not None else 0
+        if self.searches.found and plan in self.searches.found and self.searches.is_due(plan):
+            flags |= NEWS
         return binding, self.gate.open(
-            request.call, request.asked, digest, epoch=epoch, ready=ready, error=error, follows=follows
+            request.call, request.asked, digest, epoch=epoch, flags=flags, error=error, follows=follows
         )
+
+    def _take(self, plan: Any, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
+        """Take the plan that rank 0 has found beside calls of one by rule, if it can be bound here. Collective."""
+        try:
+            better = self.maker.successor(plan, self.searches.found.pop(plan, None))
+            binding = self.binder.bind(better, matrices)
+        except UncutError as error:
+            if not is_agreed(error) or self.gate.broken:
+                raise
+            self.searches.forget(plan)
+            return self.prepare(plan, matrices, choices)
+        self.searches.succeed(plan, better)
+        return better, binding
 
     def prepare(self, plan: AnyPlan | PlanKey, matrices: Operands, choices: Choices) -> tuple[AnyPlan, Binding]:
         """Make a plan if there is none, and bind to matrices that by which the next call begins. Collective."""
-        asked = plan
         while True:
             try:
                 if isinstance(plan, PlanKey):
@@ -492,16 +515,14 @@ class Calls:
                     raise
                 if isinstance(plan, Trial) and plan.may_go and isinstance(error, CapacityError | DeviceError):
                     plan = self.without(plan)
-                elif (by_rule := self.plans.instead(asked)) is not None:
-                    plan = by_rule
                 else:
                     raise
 
     def _made(self, key: PlanKey, matrices: Operands, choices: Choices) -> AnyPlan:
-        made = self.maker.make(key, self.binder.held_bytes, searches=self.plans.is_due(key))
+        made = self.maker.make(key, self.binder.held_bytes)
         if isinstance(made, Chunks):  # too long to be planned by rule
             return Chunked.of(key, made, matrices, choices, self._plan_of_chunk)
-        return self.plans.instead(key, made) or made
+        return made
 
     def _plan_of_chunk(self, key: PlanKey) -> Plan:
         plan = self.maker.make(key, self.binder.held_bytes, whole=True)
@@ -548,6 +569,7 @@ class Calls:
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
         self.flight.drain()  # after a call that did not end: until it has given up
+        self.searches.close()
         self.turns.close()
         self.gate.let_go()
         self.control.close()

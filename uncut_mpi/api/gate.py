@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
+import numpy as np
+
 from uncut_mpi.api.control import Control
 from uncut_mpi.errors import (
     ParamError,
@@ -239,13 +241,13 @@ class Gate:
         digest: bytes | None = None,
         *,
         epoch: int = 0,
-        ready: bool = True,
+        flags: int = agreement.READY,
         error: BaseException | None = None,
         waits_for_ever: bool = False,
         follows: bool = False,
-    ) -> bool:
+    ) -> int:
         """
-        Open a call and return whether every rank is ready for it, when none is in flight. Collective.
+        Open a call, when none is in flight; return `READY` if every rank is, and `NEWS` where any has some. Collective.
 
         Parameters
         ----------
@@ -280,7 +282,7 @@ class Gate:
         if flight.unheard and call != CLOSE:
             error = error or flight.unheard_error()
         self.epoch = epoch
-        self._exchange.fill(call, digest, epoch, flags=ready, status=error is not None)
+        self._exchange.fill(call, digest, epoch, flags=flags, status=error is not None)
         self._turns.arrive()
         try:
             records = self._exchange.exchange(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
@@ -289,7 +291,7 @@ class Gate:
             raise
         self._opened = True
         if error is None and self._exchange.unanimous:
-            return ready
+            return flags
         same = self._exchange.all_same()
         if not same and (records["call"] != records["call"][0]).any():
             self._refuse([name.decode() for name in records["call"].tolist()], error)
@@ -297,7 +299,8 @@ class Gate:
             agreement.collective_result(self._group, error, call_text(call, asked()))
         if not same:
             agreement.raise_mismatch(self._group, records["digest"].copy(), asked)
-        return bool(records["flags"].all())
+        told = records["flags"]
+        return int(np.bitwise_and.reduce(told) & agreement.READY | np.bitwise_or.reduce(told) & agreement.NEWS)
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""

@@ -8,6 +8,7 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Name
 from uncut_mpi.api.plans import AnyPlan
 from uncut_mpi.api.request import Request, infos_of
+from uncut_mpi.api.searches import Searches
 from uncut_mpi.planning.options import ScheduleOptions
 
 _MOST_CALLS = 256
@@ -20,8 +21,7 @@ class PlanCache:
     """
     A limited number of plans, the least recently used of which goes first.
 
-    Ranks keep the same plans, whatever calls fail on some of them: what is kept changes when all are in one call. So
-    does how often each was used: a plan by rule is followed by that of a whole search when this has paid for itself.
+    Ranks keep the same plans, whatever calls fail on some of them: what is kept changes when all are in one call.
 
     Parameters
     ----------
@@ -29,13 +29,14 @@ class PlanCache:
         At least 1.
     drop : callable
         Told of a plan that goes.
+    searches : Searches
+        Where calls are counted of plans by rule, which are followed by better ones.
     """
 
-    def __init__(self, max_plans: int, drop: Callable[[AnyPlan], None]) -> None:
-        self._max_plans, self._drop = max_plans, drop
+    def __init__(self, max_plans: int, drop: Callable[[AnyPlan], None], searches: Searches) -> None:
+        self._max_plans, self._drop, self._searches = max_plans, drop, searches
         self._plans: dict[PlanKey, AnyPlan] = {}
         self._used: dict[AnyPlan, int] = {}
-        self._left: dict[AnyPlan, int] = {}  # calls of a plan by rule, before there is a search
         self._uses = 0
         # By matrices and what else a key is made of; a matrix keeps its name, shape and place as long as it lives.
         self._calls: dict[_Call, tuple[ScheduleOptions, AnyPlan]] = {}
@@ -66,28 +67,8 @@ class PlanCache:
         return kept
 
     def known(self, key: PlanKey) -> AnyPlan | PlanKey:
-        """Return the plan of a key, or the key if one is to be made: there is none, or its search is due. Local."""
-        kept = self._plans.get(key)
-        return key if kept is None or self.is_due(key) else kept
-
-    def is_due(self, key: PlanKey) -> bool:
-        """Return whether there is a plan of a key by rule, and so many calls of it that a search is due. Local."""
-        kept = self._plans.get(key)
-        return kept is not None and self._left.get(kept, 1) <= 0
-
-    def instead(self, key: PlanKey | AnyPlan, found: AnyPlan | None = None) -> AnyPlan | None:
-        """
-        Return the plan by rule that stays where the search that was due has found no better one, or failed; else None.
-
-        There is no other search for it. Local; the same on all ranks.
-        """
-        if not isinstance(key, PlanKey) or not self.is_due(key):
-            return None
-        kept = self._plans[key]
-        if found is not None and found.summary.predicted_s < kept.summary.predicted_s:
-            return None
-        del self._left[kept]
-        return kept
+        """Return the plan of a key, or the key if one is to be made. Local."""
+        return self._plans.get(key, key)
 
     def keep(self, plan: AnyPlan) -> None:
         """
@@ -102,28 +83,25 @@ class PlanCache:
             if before is not None and before.summary.search_after:
                 self._drop(before)
             self._plans[plan.key] = plan
-            if plan.summary.search_after:
-                self._left[plan] = plan.summary.search_after
+            self._searches.watch(plan)
             while len(self._plans) > self._max_plans:
                 oldest = min(self._used, key=self._used.__getitem__)
                 del self._plans[oldest.key]
                 self._forget(oldest)
                 self._drop(oldest)
         self._used[plan] = self._uses
-        if plan in self._left:
-            self._left[plan] -= 1
-            if self._left[plan] == 0:
-                self._calls.clear()
+        if plan in self._searches.left:
+            self._searches.count(plan)
 
     def clear(self) -> None:
-        """Forget all plans. Local."""
+        """Forget all plans, and search for none any more. Local."""
+        self._searches.close()
         self._plans.clear()
         self._used.clear()
-        self._left.clear()
         self._calls.clear()
 
     def _forget(self, plan: AnyPlan | None) -> None:
         if plan is not None:
             del self._used[plan]
-            self._left.pop(plan, None)
+            self._searches.forget(plan)
             self._calls.clear()

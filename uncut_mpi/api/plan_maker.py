@@ -9,6 +9,7 @@ from typing import Final
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.plans import Plan, PlanSummary, Trial
+from uncut_mpi.api.searches import Better
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, PlanError, UncutError, agreed
 from uncut_mpi.free_memory import available_bytes, usual_room
@@ -128,16 +129,19 @@ class PlanMaker:
         What they may use of memory.
     verify : bool
         Whether to prove every schedule, and what was lowered from it.
+
+    Attributes
+    ----------
+    machine, verify
+        The same.
     """
 
     def __init__(self, group: Group, counters: Counters, machine: Machine, budget: Budget, *, verify: bool) -> None:
-        self._group, self._counters, self.machine, self._verify = group, counters, machine, verify
+        self._group, self._counters, self.machine, self.verify = group, counters, machine, verify
         self._budget = budget
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
-    def make(
-        self, key: PlanKey, held: tuple[int, int], *, whole: bool = False, searches: bool = False
-    ) -> Plan | Trial | Chunks:
+    def make(self, key: PlanKey, held: tuple[int, int], *, whole: bool = False) -> Plan | Trial | Chunks:
         """
         Return a new plan, or those to be tried, or in which chunks to do it. Collective; all ranks raise as rank 0.
 
@@ -149,13 +153,9 @@ class PlanMaker:
             Bytes that this rank has from earlier plans: of its device's memory and of host memory.
         whole : bool, optional
             Whether it is done by one schedule, however large.
-        searches : bool, optional
-            Whether all is looked for, though the key leaves that open.
         """
         group, counters = self._group, self._counters
         options = self._options((key,), held)
-        if searches:
-            options = changed(options, search="full")
         before = group.bytes_broadcast
         made: list[Schedule] = []  # on rank 0, which need not read what it has written
         told = group.from_root(lambda: self._plan_on_root(key, options, made, whole=whole))
@@ -165,9 +165,23 @@ class PlanMaker:
         with agreement.collective(group, "decoding the schedule"):
             schedules = made or [Schedule.decode(encoded) for _, encoded in told]
             several = zip(told, schedules, strict=True)
-            plans = tuple(Plan.of(key, about, schedule, group.rank) for (about, _), schedule in several)
+            plans = tuple(Plan.of(key, about, schedule, group.rank, options) for (about, _), schedule in several)
         counters.planner_calls += 1
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
+
+    def successor(self, plan: Plan, better: Better | None) -> Plan:
+        """Return the better plan that rank 0 has found beside the calls of one; None on the others. Collective."""
+        group, counters = self._group, self._counters
+        before = group.bytes_broadcast
+        summary, encoded = group.from_root(lambda: better and better.told)
+        counters.schedule_bytes_broadcast += group.bytes_broadcast - before
+        with agreement.collective(group, "decoding the schedule"):
+            if better is None:
+                made = Plan.of(plan.key, summary, Schedule.decode(encoded), group.rank, plan.options)
+            else:
+                made = better.plan
+        counters.planner_calls += 1
+        return made
 
     def fastest(self, keys: Sequence[PlanKey], held: tuple[int, int]) -> int:
         """
@@ -226,7 +240,7 @@ class PlanMaker:
         if chunks is not None:
             return chunks
         plan_s = time.perf_counter() - started
-        if self._verify:
+        if self.verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
         made += [planned.schedule for planned in several]

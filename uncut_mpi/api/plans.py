@@ -83,9 +83,10 @@ class PlanSummary:
     longest_s : float
         Time the planner expects of the longest task.
     search : str
-        How far a search of ``"auto"`` went (`ScheduleOptions.search`): ``"rule"`` or ``"full"``; empty without one.
+        How far a search of ``"auto"`` went: ``"rule"`` or ``"full"`` (`ScheduleOptions.search`), or ``"part"`` beside
+        the calls of a plan by rule; empty without one.
     search_after : int
-        After how many calls of a plan by rule there is a whole search; 0: never.
+        After how many calls there is a whole search beside them, where this plan comes before it; 0: never.
     """
 
     scheduler: str
@@ -156,6 +157,8 @@ class Plan:
         Every task of every rank.
     summary : PlanSummary
         The plan in numbers.
+    options : ScheduleOptions
+        Those of the key, with what the plan may use of memory.
     program : OperationList
         What this rank issues.
     softbuf_bytes, host_softbuf_bytes, flag_bytes : ndarray of int64, shape (num_ranks,)
@@ -166,6 +169,7 @@ class Plan:
     digest: bytes
     schedule: Schedule
     summary: PlanSummary
+    options: ScheduleOptions
     program: OperationList
     softbuf_bytes: np.ndarray
     host_softbuf_bytes: np.ndarray
@@ -186,7 +190,9 @@ class Plan:
         return matrices
 
     @classmethod
-    def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int) -> Plan:
+    def of(
+        cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int, options: ScheduleOptions
+    ) -> Plan:
         """Return the plan of a rank by a schedule."""
         lowering = lower(schedule, rank)
         needed = (
@@ -202,6 +208,7 @@ class Plan:
             digest=hashlib.blake2b(key.digest + summary.digest.encode(), digest_size=16).digest(),
             schedule=schedule,
             summary=summary,
+            options=options,
             program=dataclasses.replace(lowering.rank_list(rank), longest_s=summary.longest_s),
             softbuf_bytes=softbuf_bytes,
             host_softbuf_bytes=host_softbuf_bytes,

@@ -277,7 +277,7 @@ class Session(Multiplies):
                 flight = self._calls.flight
                 with self._gate.exclusive():
                     flight.drain()
-                    heard = self._gate.open(CLOSE, ready=not flight.unheard)
+                    heard = self._gate.open(CLOSE, flags=0 if flight.unheard else agreement.READY)
                 self._holdings.give_back()
                 if not heard:
                     raise agreed(flight.failure)

@@ -130,6 +130,7 @@ def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult
     metric_of(metric, setting.machine)  # before any work
     made_with = changed(setting.options, tune=0, search="", metric="time")
     budget = default_budget(setting.num_ranks) if budget_tasks is None else budget_tasks
+    budget = math.ceil(setting.effort.share * budget)
     with Evaluation(setting, limit=budget) as tried:
         first = budget if metric == "time" else math.ceil(_TIME_PART * budget)
         _Explorer(setting, tried).explore(made_with, first, setting.options.search)
@@ -168,7 +169,7 @@ class _Explorer:
 
     def __init__(self, setting: Setting, evaluation: Evaluation) -> None:
         self._problem, self._placement, self._num_ranks = setting.problem, setting.placement, setting.num_ranks
-        self._evaluation, self._sets = evaluation, RankSets(setting)
+        self._evaluation, self._sets, self._share = evaluation, RankSets(setting), setting.effort.share
         self._dimensions = Dimensions(setting, evaluation, self._sets)
         self._improved: set[tuple[Candidate, str]] = set()
 
@@ -190,7 +191,8 @@ class _Explorer:
                 starts = self._usual_starts(kblocks)
                 if starts and starts[0].options.blocking.slots:
                     self._begin_with(*self._with_all_of_c(kblocks))
-                    budget += min(_MOST_OUT_OF_CORE, round(_OUT_OF_CORE_PER_S * starts[0].predicted_s))
+                    more = min(_MOST_OUT_OF_CORE, _OUT_OF_CORE_PER_S * starts[0].predicted_s)
+                    budget += round(self._share * more)
                     budget += self._evaluation.spent - spent  # what there is to begin with
                     self._evaluation.allow(budget)
                 for one in starts:

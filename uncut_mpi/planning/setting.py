@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,24 @@ from uncut_mpi.planning.limits import MANY_BUFFERS
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Schedule, native_tables
 from uncut_mpi.units import bytes_text
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effort:
+    """
+    How a search goes about it.
+
+    Attributes
+    ----------
+    share : float
+        What it may spend, as a part of what a whole one may.
+    pause : callable or None
+        Called between schedules that are tried, where others are to come first; what it raises ends the search. Nothing
+        is simulated on another thread then.
+    """
+
+    share: float = 1.0
+    pause: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +69,8 @@ class Setting:
         memory that peers cannot open, in private host memory that is not page-locked, or in files.
     files : collection of int
         Those of them that lie in files.
+    effort : Effort
+        How its searches go about it; of what they choose only `Effort.share` says something.
     """
 
     problem: GemmProblem
@@ -59,6 +79,7 @@ class Setting:
     options: ScheduleOptions
     private: Collection[int] = ()
     files: Collection[int] = ()
+    effort: Effort = Effort()
 
     @classmethod
     def of(

@@ -49,6 +49,9 @@ What ranks tell each other when a call opens and closes, 64 bytes: digest of the
 call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are the same on all ranks.
 """
 
+READY, NEWS = 1, 2
+"""Flags of a record: the rank has all it needs for the call; the ranks are to take what it has found meanwhile."""
+
 _WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
 _LAST_WORDS_S = 0.3
 _MOST_NAMED = 16  # that differ, and items of a list that is shown as a whole
