@@ -231,17 +231,26 @@ class Searches:
                     self.found[job.plan] = found
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 def better_plan(plan: Plan, machine: Machine, effort: Effort, *, verify: bool) -> Better | None:
     """Return what a search with some effort finds, as rank 0 has it, or None if that is no better than a plan."""
-    started, key = time.perf_counter(), plan.key
-    options = changed(plan.options, search="full")
+    pause = effort.pause or _nothing
+    pause()  # whose call begins it goes on
+    started, key, options = time.perf_counter(), plan.key, changed(plan.options, search="full")
     about = key.problem, key.placement, machine.num_ranks, machine, options, key.private, key.files
     found = plan_several(Setting.of(*about).but(effort=effort))[0]
     if not found.predicted_s < plan.summary.predicted_s:
         return None
     if verify:
         prove(found.schedule, lower(found.schedule))
+    pause()
     summary = PlanSummary.of(found, machine, key.options, time.perf_counter() - started, 1)
     if effort.share < 1:
         summary = dataclasses.replace(summary, search="part", search_after=plan.summary.search_after)
-    return Better(Plan.of(key, summary, found.schedule, 0, plan.options), (summary, found.schedule.encode()))
+    pause()
+    made = Plan.of(key, summary, found.schedule, 0, plan.options)
+    pause()
+    return Better(made, (summary, found.schedule.encode()))
