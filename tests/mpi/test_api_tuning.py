@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -12,14 +13,15 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
+from uncut_mpi.api import searches
 from uncut_mpi.api.plans import Trial
 from uncut_mpi.planning import planner
+from uncut_mpi.planning.schedule import Schedule
 
 pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
 CASE = Case(150, 130, 170, place=("h", "h", "h"))
 ENOUGH = 40
-ALL_STAGED = planner._all_staged
 
 
 @pytest.fixture(scope="module")
@@ -55,42 +57,108 @@ def settle(session, plan, operands):
     return digests, [wrong for wrong in wrongs if wrong]
 
 
-def short_of_memory(setting, beside):
-    """Plan by rule, and find no room for what else there is."""
-    if setting.options.search != "rule":
-        raise um.CapacityError("on purpose")
-    return ALL_STAGED(setting, beside)
-
-
-def test_a_product_is_planned_by_rule_first_and_searched_when_its_calls_have_paid_for_that(comm, session, monkeypatch):
-    operands, counters = make_operands(session, CASE), session.counters
+@pytest.fixture
+def soon(session, monkeypatch):
+    """Have four calls pay for a whole search, and a plan taken at once; return what runs one call, and says by what."""
     monkeypatch.setattr(planner, "search_s", lambda call_s, *_: 3.5 * planner.SEARCH_FRACTION * call_s)
-    about = operands.a, operands.b, operands.c
+    monkeypatch.setattr(searches, "_ADOPT_S", -1.0)
+    session._calls.binder.drop_all()
+    session._calls.plans.clear()
+    operands = make_operands(session, CASE)
 
-    def made(**how):
-        before = counters.planner_calls
+    def multiply(beta=CASE.beta, **how):
         renew(session, operands)
-        session.gemm(*about, **{"alpha": CASE.alpha, "beta": CASE.beta, **how})
-        wrong = "" if "beta" in how else mismatch(CASE, operands)
+        session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=beta, **how)
+        wrong = "" if beta == 0 else mismatch(CASE, operands)
         session.barrier()
-        collective_assert(comm, not wrong, str(wrong))
-        return counters.planner_calls - before
+        assert not wrong, wrong
+        plan = max(session._calls.plans._used.items(), key=lambda one: one[1])[0]
+        return plan.summary.search, plan.summary.digest
 
-    counts = [made() for _ in range(8)]
-    collective_assert(comm, counts == [1, 0, 0, 0, 1, 0, 0, 0], str(counts))
-    with monkeypatch.context() as patch:  # a search that finds no room
-        patch.setattr(planner, "_all_staged", short_of_memory)
-        more = [made(beta=0.0) for _ in range(6)]
-    collective_assert(comm, more == [1, 0, 0, 0, 0, 0], str(more))
-    full, rule = um.ScheduleOptions(search="full"), um.ScheduleOptions(search="rule")
-    counts = [made(options=full), made(options=rule), *(made(options=rule) for _ in range(5)), made()]
-    collective_assert(comm, counts == [1, 1, *[0] * 6], str(counts))
-    kinds = []
-    for how in (None, full, rule):
-        with session.plan(*about, options=how) as plan:
-            kinds.append(plan.summary.search)
-    collective_assert(comm, kinds == ["full", "full", "rule"], str(kinds))
+    yield multiply
     release(session, operands)
+
+
+def ended(session):
+    """Wait until searches have ended, on all ranks."""
+    session._calls.searches.wait()
+    session.barrier()
+
+
+def test_calls_never_wait_for_a_search_and_all_ranks_take_its_plan_in_the_same_call(comm, session, soon, monkeypatch):
+    may_end, better_plan = threading.Event(), searches.better_plan
+
+    def held(*about, **how):
+        assert may_end.wait(60)
+        return better_plan(*about, **how)
+
+    monkeypatch.setattr(searches, "better_plan", held)
+    before, kinds = session.counters.planner_calls, [soon() for _ in range(8)]
+    collective_assert(comm, {kind for kind, _ in kinds} == {"rule"}, f"{kinds}")
+    may_end.set()
+    ended(session)
+    kinds = [soon() for _ in range(4)]
+    collective_assert(comm, [kind for kind, _ in kinds] == ["full"] * 4, f"{kinds}")
+    collective_assert(comm, len(set(allgather(comm, tuple(kinds)))) == 1, f"{kinds}")
+    collective_assert(comm, session.counters.planner_calls - before == 2, "more plans were made than two")
+
+
+def test_who_asks_how_far_a_search_goes_gets_no_other_plan(comm, session, soon):
+    kinds = [[soon(options=um.ScheduleOptions(search=how))[0] for _ in range(6)] for how in ("full", "rule")]
+    ended(session)
+    kinds.append([soon(options=um.ScheduleOptions(search="rule"))[0]])
+    collective_assert(comm, kinds == [["full"] * 6, ["rule"] * 6, ["rule"]], f"{kinds}")
+
+
+@pytest.mark.parametrize("planted", ["a search", "decoding", "binding"])
+def test_where_no_plan_is_found_or_it_cannot_be_taken_the_one_by_rule_stays(comm, session, soon, monkeypatch, planted):
+    failed = []
+
+    def fails(*unused, **how):
+        failed.append(planted)
+        patch.undo()
+        raise um.CapacityError("on purpose")
+
+    if planted == "decoding" and comm.size == 1:
+        pytest.skip("the rank that searches decodes nothing")
+    kinds = [soon(beta=0.0)]
+    with monkeypatch.context() as patch:
+        if planted == "a search" and comm.rank == 0:
+            patch.setattr(searches, "plan_several", fails)
+        kinds += [soon(beta=0.0) for _ in range(3)]
+        ended(session)
+        if planted != "a search" and comm.rank == comm.size - 1:
+            target = (Schedule, "decode") if planted == "decoding" else (type(session._backend), "executable")
+            patch.setattr(*target, fails)
+        kinds += [soon(beta=0.0) for _ in range(6)]
+        ended(session)
+    kinds.append(soon(beta=0.0))
+    collective_assert(comm, len(set(kinds)) == 1 and kinds[0][0] == "rule", f"{kinds}")
+    collective_assert(comm, any(allgather(comm, failed)), f"{planted} was never met")
+
+
+def test_searches_end_with_their_plans_and_with_the_session(comm, open_session, monkeypatch):
+    begun, ends = threading.Event(), []
+
+    def endless(plan, machine, effort, *, verify):
+        begun.set()
+        try:
+            while True:
+                effort.pause()
+        finally:
+            ends.append(plan.key.problem.m)
+
+    monkeypatch.setattr(planner, "search_s", lambda call_s, *_: 3.5 * planner.SEARCH_FRACTION * call_s)
+    monkeypatch.setattr(searches, "better_plan", endless)
+    with open_session(comm, machine=um.Machine.uniform(comm.size, host_gb_per_s=0.1), max_plans=1) as session:
+        for size in (40, 50):
+            matrices = [session.empty_host((size, size)) for _ in range(3)]
+            begun.clear()
+            for _ in range(6):
+                session.gemm(*matrices)
+            assert comm.rank or begun.wait(60)
+    assert ends == ([] if comm.rank else [40, 50])
+    assert not any(thread.name == "uncut_mpi search" for thread in threading.enumerate())
 
 
 def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(session, comm):

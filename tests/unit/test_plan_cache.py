@@ -7,7 +7,9 @@ import pytest
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.plan_cache import PlanCache
 from uncut_mpi.api.request import Choices, Request, Scalars
+from uncut_mpi.api.searches import Searches
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
@@ -18,7 +20,10 @@ class Caller:
 
     def __init__(self, max_plans, monkeypatch):
         self.dropped = []
-        self.cache = PlanCache(max_plans, lambda plan: self.dropped.append(plan.key.problem.m))
+        self.searches = Searches(Machine.uniform(2), lambda plan: True, verify=False, active=True)
+        self.cache = PlanCache(max_plans, lambda plan: self.dropped.append(plan.key.problem.m), self.searches)
+        self.due = []
+        monkeypatch.setattr(self.searches, "_begin", lambda job: self.due.append(job.plan))
         self.keys = 0
         monkeypatch.setattr(PlanKey, "of", self._key)
 
@@ -45,8 +50,8 @@ class Caller:
 class Made:
     """A plan, as far as a cache sees it."""
 
-    def __init__(self, key, search_after=0, predicted_s=1.0):
-        self.key = key
+    def __init__(self, key, search_after=0, predicted_s=1e-3):
+        self.key, self.now = key, self
         search = "rule" if search_after or key.options.search == "rule" else "full"
         self.summary = SimpleNamespace(search=search, search_after=search_after, predicted_s=predicted_s)
 
@@ -164,34 +169,28 @@ def test_a_cleared_cache_knows_nothing(caller):
     assert call(8) is not first
 
 
-def test_a_plan_by_rule_is_followed_by_that_of_a_search_after_so_many_calls(caller):
+def test_a_plan_by_rule_is_counted_until_its_search_is_due_and_followed_by_what_that_finds(caller):
     call = caller(4)
     rule = call.made(8, search_after=3)  # its first call
     for _ in range(2):
+        assert call.due == []
         assert call(8) is rule
         call.cache.keep(rule)
-    key = call(8)
-    assert key == rule.key
-    assert call.cache.is_due(key)
-    assert call(8, numbers=(4, 5, 6)) == key  # also in other matrices
-    found = Made(key)
+    assert call.due == [rule]
+    assert call(8) is call(8, numbers=(4, 5, 6)) is rule
+    found = Made(rule.key)
     call.cache.keep(found)
     assert call(8) is call(8, numbers=(4, 5, 6)) is found
     assert call.dropped == [8]
 
 
-@pytest.mark.parametrize("found", [[], [Made(PlanKey(None, None, ScheduleOptions()), predicted_s=1.0)]])
-def test_a_plan_by_rule_stays_where_its_search_brings_nothing_and_is_searched_no_more(caller, found):
-    call = caller(4)
-    rule = call.made(8, search_after=1)
-    key = call(8)
-    assert call.cache.instead(rule) is None
-    assert call.cache.instead(rule.key.searched("full")) is None  # which is another one's
-    assert call.cache.instead(key, Made(key, predicted_s=0.9)) is None
-    assert call.cache.instead(key, *found) is rule
-    for _ in range(3):
-        assert call(8) is rule
-        call.cache.keep(rule)
+def test_nothing_is_searched_for_a_plan_that_has_gone(caller):
+    call = caller(1)
+    call.made(8, search_after=3)
+    call.made(9, search_after=3)
+    assert [plan.key.problem.m for plan in call.searches.left] == [9]
+    call.cache.clear()
+    assert not call.searches.left
 
 
 def test_who_asks_how_far_a_search_goes_has_plans_of_its_own(caller):
@@ -200,5 +199,5 @@ def test_who_asks_how_far_a_search_goes_has_plans_of_its_own(caller):
     assert by_rule.summary.search == "rule"
     for _ in range(5):
         call.cache.keep(by_rule)
-        assert not call.cache.is_due(by_rule.key)
+        assert [*call.searches.left] == [usual]
         assert (call(8), call(8, options=full), call(8, options=rule)) == (usual, searched, by_rule)

@@ -172,8 +172,13 @@ class PlanMaker:
     def successor(self, plan: Plan, better: Better | None) -> Plan:
         """Return the better plan that rank 0 has found beside the calls of one; None on the others. Collective."""
         group, counters = self._group, self._counters
+
+        def of_root() -> tuple[PlanSummary, bytes]:
+            assert better is not None  # it has said so
+            return better.told
+
         before = group.bytes_broadcast
-        summary, encoded = group.from_root(lambda: better and better.told)
+        summary, encoded = group.from_root(of_root)
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         with agreement.collective(group, "decoding the schedule"):
             if better is None:

@@ -190,9 +190,7 @@ class Plan:
         return matrices
 
     @classmethod
-    def of(
-        cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int, options: ScheduleOptions
-    ) -> Plan:
+    def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int, options: ScheduleOptions) -> Plan:
         """Return the plan of a rank by a schedule."""
         lowering = lower(schedule, rank)
         needed = (
