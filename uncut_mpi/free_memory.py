@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Iterator
 from typing import Final
@@ -28,7 +29,7 @@ def available_bytes() -> tuple[int, str]:
     """
     of_node = _NO_LIMIT, "no known limit"
     with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in pathlib.Path("/proc/meminfo").read_text().splitlines():
+        for line in _read("/proc/meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 of_node = int(line.split()[1]) * 1024, OF_NODE
     return min([of_node, *_cgroup_limits(of_node[0])])
@@ -44,10 +45,20 @@ def _cgroup_limits(
 ) -> Iterator[tuple[int, str]]:
     """Yield (bytes left, name) of control groups of either version that enclose us and may leave less than that."""
     try:
-        lines = pathlib.Path(membership).read_text().splitlines()
+        text = _read(membership)
     except OSError:
         return
-    for line in lines:
+    for directory, names, said in _groups(text, root):
+        left = _cgroup_room(directory, *names, enough)
+        if left is not None:
+            yield left, said
+
+
+@functools.lru_cache(maxsize=4)
+def _groups(membership: str, root: str) -> list[tuple[str, tuple[str, str], str]]:
+    """Return directory, names of the limit and of what is taken, and what messages call it, of each that may be."""
+    groups = []
+    for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             bases, names = [root, f"{root}/unified"], ("memory.max", "memory.current")
@@ -59,22 +70,27 @@ def _cgroup_limits(
             # In a container the path may be that of the host, of which only the root is mounted.
             inner = pathlib.PurePosixPath(path.lstrip("/"))
             for group in dict.fromkeys([inner, *inner.parents, pathlib.PurePosixPath(".")]):
-                left = _cgroup_room(pathlib.Path(base) / group, *names, enough)
-                if left is not None:
-                    yield left, f"memory limit of control group /{'' if str(group) == '.' else group}"
+                said = f"memory limit of control group /{'' if str(group) == '.' else group}"
+                groups.append((str(pathlib.PurePosixPath(base) / group), names, said))
+    return groups
 
 
-def _cgroup_room(directory: pathlib.Path, limit_name: str, usage_name: str, enough: int) -> int | None:
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+def _cgroup_room(directory: str, limit_name: str, usage_name: str, enough: int) -> int | None:
     # Each reading takes the system 10 to 300 µs, and one is made for each segment.
     try:
-        limit = int((directory / limit_name).read_text())  # "max" is no number: no limit
+        limit = int(_read(f"{directory}/{limit_name}"))  # "max" is no number: no limit
         if limit >= _NO_LIMIT:
             return None
-        usage = int((directory / usage_name).read_text())
+        usage = int(_read(f"{directory}/{usage_name}"))
         if limit - usage >= enough:
             return None
         cache = 0
-        for line in (directory / "memory.stat").read_text().splitlines():
+        for line in _read(f"{directory}/memory.stat").splitlines():
             name, value = line.split()
             if name in ("inactive_file", "active_file"):
                 cache += int(value)

@@ -65,6 +65,17 @@ def test_decoding_gives_back_every_field_and_table() -> None:
 def test_equal_schedules_have_equal_bytes_and_digests() -> None:
     assert small().encode() == small().encode()
     assert small().digest() == Schedule.decode(memoryview(small().encode())).digest()
+
+
+def test_what_a_schedule_is_of_is_taken_as_it_is_where_it_is_known():
+    schedule = small()
+    expected = schedule.problem, schedule.placement
+    back = Schedule.decode(schedule.encode(), expected)
+    assert (back.problem, back.placement) == expected
+    assert back.problem is expected[0]
+    assert back.placement is expected[1]
+    other = dataclasses.replace(schedule.problem, scales_only=True), Placement.parse("1,1,1")
+    assert Schedule.decode(schedule.encode(), other).digest() == schedule.digest()
     assert len(small().digest()) == 32
 
 

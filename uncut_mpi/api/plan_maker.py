@@ -163,7 +163,7 @@ class PlanMaker:
         if isinstance(told, Chunks):
             return told
         with agreement.collective(group, "decoding the schedule"):
-            schedules = made or [Schedule.decode(encoded) for _, encoded in told]
+            schedules = made or [_decoded(encoded, key) for _, encoded in told]
             several = zip(told, schedules, strict=True)
             plans = tuple(Plan.of(key, about, schedule, group.rank, options) for (about, _), schedule in several)
         counters.planner_calls += 1
@@ -182,7 +182,7 @@ class PlanMaker:
         counters.schedule_bytes_broadcast += group.bytes_broadcast - before
         with agreement.collective(group, "decoding the schedule"):
             if better is None:
-                made = Plan.of(plan.key, summary, Schedule.decode(encoded), group.rank, plan.options)
+                made = Plan.of(plan.key, summary, _decoded(encoded, plan.key), group.rank, plan.options)
             else:
                 made = better.plan
         counters.planner_calls += 1
@@ -253,3 +253,7 @@ class PlanMaker:
             (PlanSummary.of(planned, self.machine, key.options, plan_s, len(several), calls), planned.schedule.encode())
             for planned in several
         ]
+
+
+def _decoded(encoded: bytes, key: PlanKey) -> Schedule:
+    return Schedule.decode(encoded, (key.problem, key.placement))

@@ -399,8 +399,9 @@ class ScheduleOptions:
     @property
     def given(self) -> tuple[str, ...]:
         """Names of what was said of the schedule itself: all that differs from its default, `Blocking` included."""
-        names = [name for name, about in declared(self) if about.takers and getattr(self, name) != about.default]
-        names += [f"blocking.{name}" for name, _ in declared(self.blocking) if getattr(self.blocking, name)]
+        names = [name for name, default in _DEFAULTS.items() if getattr(self, name) != default]
+        if self.blocking != _NO_BLOCKING:
+            names += [f"blocking.{name}" for name, _ in declared(self.blocking) if getattr(self.blocking, name)]
         return tuple(names)
 
     def foreign(self, scheduler: str) -> tuple[str, ...]:
@@ -514,6 +515,8 @@ def _check_devices(devices: tuple[int, ...]) -> None:
         raise ParamError(f"rank {twice[0]} is named twice among those that compute (devices): name it once")
 
 
+_DEFAULTS: Final = {name: about.default for name, about in declared(ScheduleOptions) if about.takers}
+_NO_BLOCKING: Final = Blocking()
 _TAKERS: Final = {
     **{name: about.takers for name, about in declared(ScheduleOptions)},
     **{f"blocking.{name}": about.takers for name, about in declared(Blocking)},

@@ -16,7 +16,7 @@ import enum
 import hashlib
 import json
 import struct
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -277,9 +277,16 @@ class Schedule(Remade):
         return b"".join(parts)
 
     @classmethod
-    def decode(cls, data: bytes | memoryview) -> Schedule:
+    def decode(cls, data: bytes | memoryview, expected: tuple[GemmProblem, Placement] | None = None) -> Schedule:
         """
         Rebuild a schedule from `encode`'s bytes.
+
+        Parameters
+        ----------
+        data : bytes
+            A schedule.
+        expected : (GemmProblem, Placement), optional
+            What it is likely to be of: if it is, that is not made and checked again.
 
         Raises
         ------
@@ -311,17 +318,15 @@ class Schedule(Remade):
             position += -(-count * dtype.itemsize // 8) * 8
         try:
             about = json.loads(about_json)
-            dtypes = tuple(DType[name] for name in about["dtypes"])
-            part = PartOfC.decoded(about["part"]) if "part" in about else None
-            batch = tuple((m, n, k) for m, n, k in about.get("batch", ()))
-            problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part, "batch": batch})
-            for name, value in _described(problem).items():
-                if about[name] != value:
-                    raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")
+            problem, placement = expected or (None, None)
+            if problem is None or not _is_described(problem, about):
+                problem = _problem_of(about)
+            if placement is None or placement.encoded() != about["placement"]:
+                placement = Placement.decoded(about["placement"])
             schedule = cls(
                 num_ranks=about["num_ranks"],
                 problem=problem,
-                placement=Placement.decoded(about["placement"]),
+                placement=placement,
                 scheduler=about["scheduler"],
                 grid=(about["grid"][0], about["grid"][1]),
                 splits=about["splits"],
@@ -468,18 +473,40 @@ class Schedule(Remade):
         }
 
 
+_IN_PARTS: Final = "part", "batch"
+"""Fields of a problem that the header has by themselves, where there are any."""
+
+
+def _is_described(problem: GemmProblem, about: dict[str, Any]) -> bool:
+    """Return whether a header is of a problem."""
+    described = _described(problem)
+    return all(about.get(name) == described.get(name) for name in (*described, *_IN_PARTS))
+
+
 def _described(problem: GemmProblem) -> dict[str, object]:
     """Return what the header holds of a problem: types of operands, where each begins in its matrix, scalars' kind."""
-    whole = dataclasses.asdict(dataclasses.replace(problem, part=None, batch=()))
-    del whole["part"], whole["batch"]
+    fields = (field.name for field in dataclasses.fields(problem))
     return {
-        "problem": {**whole, "dtype": problem.arithmetic.name},
+        "problem": {name: getattr(problem, name) for name in fields if name not in _IN_PARTS}
+        | {"dtype": problem.arithmetic.name},
         **({} if problem.part is None else {"part": problem.part.encoded()}),
         **({"batch": [[*one] for one in problem.batch]} if problem.batch else {}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",
     }
+
+
+def _problem_of(about: dict[str, Any]) -> GemmProblem:
+    """Return the problem that a header describes, or raise ScheduleError if it describes it otherwise."""
+    dtypes = tuple(DType[name] for name in about["dtypes"])
+    part = PartOfC.decoded(about["part"]) if "part" in about else None
+    batch = tuple((m, n, k) for m, n, k in about.get("batch", ()))
+    problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part, "batch": batch})
+    for name, value in _described(problem).items():
+        if about[name] != value:
+            raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")
+    return problem
 
 
 def native_tables(*tables: np.ndarray) -> dict[str, np.ndarray]:
