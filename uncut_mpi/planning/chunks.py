@@ -76,6 +76,8 @@ def chunks_of(setting: Setting) -> Chunks | None:
     setting : Setting
         The machine's host memory stands for files, if matrices lie there.
     """
+    if not setting.private and setting.surely_fits:
+        return None
     problem, straight = setting.problem, setting.but(placement=setting.placement.straight(setting.num_ranks))
     if (
         not problem.has_product

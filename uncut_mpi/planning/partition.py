@@ -44,6 +44,8 @@ class Partition:
     @classmethod
     def of_rectangles(cls, problem: GemmProblem, cut: Callable[[GemmProblem], Partition]) -> list[Partition]:
         """Return how each rectangle of C that a problem computes is cut, as `cut` cuts all of a problem's C."""
+        if problem.part is None:
+            return [cut(problem)]
         return [
             cut(dataclasses.replace(problem, m=bottom - top, n=right - left, part=None))._shifted(top, left)
             for (top, bottom), (left, right) in problem.rectangles
