@@ -14,6 +14,7 @@ from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
 from uncut_mpi.api import searches
+from uncut_mpi.api.neighbours import Neighbours
 from uncut_mpi.api.plans import Trial
 from uncut_mpi.planning import planner
 from uncut_mpi.planning.schedule import Schedule
@@ -64,6 +65,7 @@ def soon(session, monkeypatch):
     monkeypatch.setattr(searches, "_ADOPT_S", -1.0)
     session._calls.binder.drop_all()
     session._calls.plans.clear()
+    session._calls.maker.neighbours = Neighbours()
     operands = make_operands(session, CASE)
 
     def multiply(beta=CASE.beta, **how):
@@ -246,6 +248,7 @@ def test_one_shot_products_are_tuned_too_and_planned_once(session, comm, own_res
     collective_assert(comm, not isinstance(plan, Trial), "it still tries")
     assert session.counters.planner_calls == planned + 1
     session._calls.plans.clear()
+    session._calls.maker.neighbours = Neighbours()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -342,6 +345,7 @@ def test_a_trial_of_schedules_none_of_which_can_run_is_an_error_and_may_begin_ag
     session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
     check_product(comm, CASE, operands)
     session._calls.plans.clear()
+    session._calls.maker.neighbours = Neighbours()
     release(session, operands)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from uncut_mpi.api import searches
 from uncut_mpi.api.keys import PlanKey
+from uncut_mpi.api.neighbours import Neighbours
 from uncut_mpi.api.plans import Plan, PlanSummary
 from uncut_mpi.api.searches import Better, Searches, better_plan
 from uncut_mpi.model.dtypes import DType
@@ -74,7 +75,7 @@ def call(of_session, plan, times=1):
 
 
 def better(predicted_s):
-    return Better(Planned(predicted_s), ("", b""))
+    return Better(Planned(predicted_s), ("", b""), None)
 
 
 def test_calls_go_on_while_a_search_runs_and_what_it_finds_is_taken_after_it(made, monkeypatch):
@@ -163,6 +164,36 @@ def test_other_ranks_neither_count_nor_search(made):
     of_session, plan = made(active=False), Planned()
     of_session.watch(plan)
     assert not of_session.left
+
+
+def key_of(*extents, place="h,h,h", trans="N", options=None):
+    problem = GemmProblem(*extents, DType.f64, trans_a=trans)
+    return PlanKey(problem, Placement.parse(place), options or ScheduleOptions())
+
+
+def test_neighbours_are_alike_but_for_extents_within_a_factor_of_two_and_the_nearest_one_counts():
+    known, chosen = Neighbours(most=2), [ScheduleOptions(grid=(1, count)) for count in range(1, 5)]
+    known.add(key_of(1000, 1000, 1000), chosen[0])
+    assert known.of(key_of(1999, 501, 1000)) is chosen[0]
+    others = [key_of(2001, 1000, 1000), key_of(1000, 1000, 1000, place="h,h,0"), key_of(1000, 1000, 1000, trans="T")]
+    others.append(key_of(1000, 1000, 1000, options=ScheduleOptions(tile=512)))
+    assert [known.of(one) for one in others] == [None] * 4
+    known.add(key_of(1200, 1000, 1000), chosen[1])
+    assert known.of(key_of(1150, 1000, 1000)) is chosen[1]
+    assert known.of(key_of(1050, 1000, 1000, options=ScheduleOptions(search="full"))) is chosen[0]
+    known.add(key_of(10, 10, 10), chosen[2])  # in the place of what was used longest ago
+    assert known.of(key_of(1150, 1000, 1000)) is chosen[0]
+
+
+def test_a_plan_by_rule_may_be_that_of_a_neighbour():
+    machine, place = Machine.uniform(4), Placement.parse("0,0,0")
+    about, near = (
+        Setting.of(GemmProblem(*size, DType.f64), place, 4, machine) for size in ([1536] * 3, [1400, 1600, 1536])
+    )
+    chosen = plan_several(near.but(options=ScheduleOptions(search="full")))[0].options
+    (_, rule, calls), (_, like, _) = plans_for_calls(about, whole=True), plans_for_calls(about, whole=True, like=chosen)
+    assert calls > 1
+    assert like[0].predicted_s < 0.9 * rule[0].predicted_s
 
 
 @pytest.mark.parametrize(("place", "size"), [("0,0,0", 8192), ("h,h,h", 1536), ("h,h,h", 64)])

@@ -8,6 +8,7 @@ from typing import Final
 
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.keys import PlanKey
+from uncut_mpi.api.neighbours import Neighbours
 from uncut_mpi.api.plans import Plan, PlanSummary, Trial
 from uncut_mpi.api.searches import Better
 from uncut_mpi.device.interface import Backend
@@ -134,11 +135,14 @@ class PlanMaker:
     ----------
     machine, verify
         The same.
+    neighbours : Neighbours
+        What searches have chosen, on rank 0.
     """
 
     def __init__(self, group: Group, counters: Counters, machine: Machine, budget: Budget, *, verify: bool) -> None:
         self._group, self._counters, self.machine, self.verify = group, counters, machine, verify
         self._budget = budget
+        self.neighbours = Neighbours()
         self._fastest: dict[tuple[PlanKey, ...], int] = {}
 
     def make(self, key: PlanKey, held: tuple[int, int], *, whole: bool = False) -> Plan | Trial | Chunks:
@@ -175,6 +179,7 @@ class PlanMaker:
 
         def of_root() -> tuple[PlanSummary, bytes]:
             assert better is not None  # it has said so
+            self.neighbours.add(plan.key, better.chosen)
             return better.told
 
         before = group.bytes_broadcast
@@ -241,13 +246,19 @@ class PlanMaker:
         self, key: PlanKey, options: ScheduleOptions, made: list[Schedule], *, whole: bool
     ) -> Chunks | list[tuple[PlanSummary, bytes]]:
         started, setting = time.perf_counter(), self._setting(key, options)
-        chunks, several, calls = plans_for_calls(setting, whole=whole)
+        like = self.neighbours.of(key)
+        if like is not None:  # each has memory of its own
+            like = changed(like, device_memory=options.device_memory, host_memory=options.host_memory)
+        chunks, several, calls = plans_for_calls(setting, whole=whole, like=like)
         if chunks is not None:
             return chunks
         plan_s = time.perf_counter() - started
         if self.verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
+        searched = options.scheduler == "auto" and options.search != "rule" and options.metric == "time"
+        if searched and not calls and setting.problem.has_product:
+            self.neighbours.add(key, several[0].options)
         made += [planned.schedule for planned in several]
         return [
             (PlanSummary.of(planned, self.machine, key.options, plan_s, len(several), calls), planned.schedule.encode())

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from uncut_mpi.api.plans import AnyPlan, Plan, PlanSummary
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import changed
+from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import SEARCH_FRACTION, plan_several
 from uncut_mpi.planning.setting import Effort, Setting
 from uncut_mpi.planning.verify import verify as prove
@@ -50,10 +50,13 @@ class Better(NamedTuple):
         As rank 0 runs it.
     told : (PlanSummary, bytes)
         What the others make theirs of: the plan in numbers, and its schedule.
+    chosen : ScheduleOptions
+        What the search has chosen.
     """
 
     plan: Plan
     told: tuple[PlanSummary, bytes]
+    chosen: ScheduleOptions
 
 
 class _EndedError(Exception):
@@ -253,4 +256,4 @@ def better_plan(plan: Plan, machine: Machine, effort: Effort, *, verify: bool) -
     pause()
     made = Plan.of(key, summary, found.schedule, 0, plan.options)
     pause()
-    return Better(made, (summary, found.schedule.encode()))
+    return Better(made, (summary, found.schedule.encode()), found.options)

@@ -19,7 +19,7 @@ from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
-from uncut_mpi.planning.setting import Setting
+from uncut_mpi.planning.setting import Effort, Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.staging_budget import beside_copies
@@ -118,7 +118,9 @@ def plan_several(setting: Setting) -> list[Planned]:
     return fit[: max(1, options.tune)]
 
 
-def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, list[Planned], int]:
+def plans_for_calls(
+    setting: Setting, *, whole: bool, like: ScheduleOptions | None = None
+) -> tuple[Chunks | None, list[Planned], int]:
     """
     Return what calls of a product run by, which may be made again and again, if nobody says how far to search.
 
@@ -128,6 +130,8 @@ def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, li
         As for `plan_several`.
     whole : bool
         Whether it is done by one schedule, however large.
+    like : ScheduleOptions, optional
+        What a search has chosen for a product that is like this one, of the caller's C; a plan by rule may be by it.
 
     Returns
     -------
@@ -144,7 +148,9 @@ def plans_for_calls(setting: Setting, *, whole: bool) -> tuple[Chunks | None, li
     options = setting.options
     is_open = options.scheduler == "auto" and not options.search and options.tune < 2 and options.metric == "time"
     if is_open and setting.problem.has_product and not setting.problem.batch:
-        by_rule = plan_several(setting.but(options=changed(options, search="rule")))
+        besides = () if like is None else (like.oriented(setting.problem),)
+        rule = setting.but(options=changed(options, search="rule"), effort=Effort(besides=besides))
+        by_rule = plan_several(rule)
         call_s, tasks = by_rule[0].predicted_s, len(by_rule[0].schedule.tasks)
         calls = math.ceil(search_s(call_s, setting.num_ranks, tasks) / (SEARCH_FRACTION * call_s))
         if calls > 1:

@@ -12,6 +12,7 @@ products (`_with_ties_broken`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -169,7 +170,8 @@ class _Explorer:
 
     def __init__(self, setting: Setting, evaluation: Evaluation) -> None:
         self._problem, self._placement, self._num_ranks = setting.problem, setting.placement, setting.num_ranks
-        self._evaluation, self._sets, self._share = evaluation, RankSets(setting), setting.effort.share
+        self._evaluation, self._sets = evaluation, RankSets(setting)
+        self._share, self._besides = setting.effort.share, setting.effort.besides
         self._dimensions = Dimensions(setting, evaluation, self._sets)
         self._improved: set[tuple[Candidate, str]] = set()
 
@@ -222,6 +224,8 @@ class _Explorer:
                 parts = itertools.islice(self._dimensions.vary("parts", asked, usual), _PARTS_BY_RULE)
                 others = [*parts, *self._dimensions.whole(asked, usual), *self._in_strips(asked, usual)]
                 self._begin_with(*(changed(usual.options, **one) for one in others))
+                with contextlib.suppress(ParamError):  # what was chosen for another product need not fit this one
+                    self._begin_with(*self._besides)
 
     def _in_strips(self, asked: ScheduleOptions, usual: Candidate) -> list[dict[str, Any]]:
         """Return how a C that is much longer than wide is cut along its length alone, where that is left open."""

@@ -43,10 +43,13 @@ class Effort:
     pause : callable or None
         Called between schedules that are tried, where others are to come first; what it raises ends the search. Nothing
         is simulated on another thread then.
+    besides : tuple of ScheduleOptions
+        What a search by rule tries besides, of the problem's C: what was chosen for a product that is like this one.
     """
 
     share: float = 1.0
     pause: Callable[[], None] | None = None
+    besides: tuple[ScheduleOptions, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Setting:
     files : collection of int
         Those of them that lie in files.
     effort : Effort
-        How its searches go about it; of what they choose only `Effort.share` says something.
+        How its searches go about it.
     """
 
     problem: GemmProblem
