@@ -142,11 +142,11 @@ def test_where_no_plan_is_found_or_it_cannot_be_taken_the_one_by_rule_stays(comm
 def test_searches_end_with_their_plans_and_with_the_session(comm, open_session, monkeypatch):
     begun, ends = threading.Event(), []
 
-    def endless(plan, machine, effort, *, verify):
+    def endless(plan, machine, searching, *, verify):
         begun.set()
         try:
             while True:
-                effort.pause()
+                searching.pause()
         finally:
             ends.append(plan.key.problem.m)
 

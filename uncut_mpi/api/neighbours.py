@@ -33,7 +33,7 @@ class Neighbours:
 
     def add(self, key: PlanKey, chosen: ScheduleOptions) -> None:
         """Keep what a search has chosen for a product, of the caller's C, unless memory has limited it."""
-        if chosen.blocking.slots:
+        if chosen.blocking.in_rings:
             return
         about = _alike(key), _extents(key)
         self._known.pop(about, None)

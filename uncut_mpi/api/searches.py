@@ -22,7 +22,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import SEARCH_FRACTION, plan_several
-from uncut_mpi.planning.setting import Effort, Setting
+from uncut_mpi.planning.setting import Searching, Setting
 from uncut_mpi.planning.verify import verify as prove
 
 SHARES: Final = (1 / 16, 1 / 4, 1.0)
@@ -34,6 +34,9 @@ _LEAST_S: Final = 2e-3
 _ADOPT_S: Final = 2e-3
 _GROW_S: Final = 1e-2
 """About what a call takes longer in which a plan is taken, and besides where a SoftBuf has to grow for it."""
+
+_GAIN: Final = 1e-3
+"""What is no more than this part better than the plan there is, is not worth taking."""
 
 _PAUSE_S: Final = 2e-5
 
@@ -87,7 +90,7 @@ class _Course:
     at : int
         The number of the call at which `Searches.left` is 0.
     waiting : Better or None
-        Found, but so far there were fewer calls than pay for taking it.
+        Found, but so far there were fewer calls than pay for taking it, too.
     """
 
     steps: list[tuple[int, float]]
@@ -154,12 +157,12 @@ class Searches:
         calls = course.at - self.left[plan]
         if better is not None:
             cost = _ADOPT_S + (0.0 if self._fits(better.plan) else _GROW_S)
-            pays = cost / (plan.summary.predicted_s - better.plan.summary.predicted_s)
+            pays = math.ceil(cost / (SEARCH_FRACTION * plan.summary.predicted_s))
             if calls >= pays:
                 return True
             if not course.steps or pays < course.steps[0][0]:
-                course.waiting, course.at = better, calls + max(1, math.ceil(min(pays - calls, 1e15)))
-                self.left[plan] = course.at - calls
+                course.waiting, course.at = better, pays
+                self.left[plan] = pays - calls
                 del self.found[plan]
                 return False
         del self.found[plan]
@@ -224,7 +227,7 @@ class Searches:
                 self._running = job = self._jobs.popleft()
             found = None
             try:
-                found = better_plan(job.plan, self._machine, Effort(job.share, job.pause), verify=self._verify)
+                found = better_plan(job.plan, self._machine, Searching(job.share, job.pause), verify=self._verify)
             except _EndedError:
                 pass
             except Exception as error:  # the plan by rule stays
@@ -238,20 +241,20 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def better_plan(plan: Plan, machine: Machine, effort: Effort, *, verify: bool) -> Better | None:
-    """Return what a search with some effort finds, as rank 0 has it, or None if that is no better than a plan."""
-    pause = effort.pause or _nothing
+def better_plan(plan: Plan, machine: Machine, searching: Searching, *, verify: bool) -> Better | None:
+    """Return what a search in some way finds, as rank 0 has it, or None if that is no better than a plan."""
+    pause = searching.pause or _nothing
     pause()  # whose call begins it goes on
     started, key, options = time.perf_counter(), plan.key, changed(plan.options, search="full")
     about = key.problem, key.placement, machine.num_ranks, machine, options, key.private, key.files
-    found = plan_several(Setting.of(*about).but(effort=effort))[0]
-    if not found.predicted_s < plan.summary.predicted_s:
+    found = plan_several(Setting.of(*about).but(searching=searching))[0]
+    if not found.predicted_s < (1 - _GAIN) * plan.summary.predicted_s:
         return None
     if verify:
         prove(found.schedule, lower(found.schedule))
     pause()
     summary = PlanSummary.of(found, machine, key.options, time.perf_counter() - started, 1)
-    if effort.share < 1:
+    if searching.share < 1:
         summary = dataclasses.replace(summary, search="part", search_after=plan.summary.search_after)
     pause()
     made = Plan.of(key, summary, found.schedule, 0, plan.options)

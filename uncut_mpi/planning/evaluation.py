@@ -94,8 +94,8 @@ class Evaluation:
 
     def __init__(self, setting: Setting, *, limit: int) -> None:
         self._setting, self._problem, self._machine = setting, setting.problem, setting.machine
-        self._by_rule, self._effort = setting.options.search == "rule", setting.effort
-        self._simulations = Simulations(setting.machine, at_once=self._by_rule or self._effort.pause is not None)
+        self._by_rule, self._searching = setting.options.search == "rule", setting.searching
+        self._simulations = Simulations(setting.machine, at_once=self._by_rule or self._searching.pause is not None)
         self._metric_name, self._metric = "time", metric_of("time", setting.machine)
         self._results: dict[ScheduleOptions, Candidate | None] = {}  # None: begun, or not taken
         self._alike: dict[Hashable, ScheduleOptions] = {}
@@ -130,7 +130,7 @@ class Evaluation:
     @property
     def is_over(self) -> bool:
         """Whether nothing more is to be tried."""
-        most = self._effort.share * _most_tried(self._fastest_s)
+        most = self._searching.share * _most_tried(self._fastest_s)
         return self.spent >= self.limit or self._too_large >= _MOST_TOO_LARGE or len(self.tried) >= most
 
     def found(self, options: ScheduleOptions) -> Candidate | None:
@@ -165,8 +165,8 @@ class Evaluation:
         """
         if options in self._results:
             return
-        if self._effort.pause is not None:
-            self._effort.pause()
+        if self._searching.pause is not None:
+            self._searching.pause()
         if self.spent + (len(self._begun) + 1) * self._last_tasks > self.limit:
             self.settle()  # near the end of the budget one by one, so that little is made in vain
         self._results[options] = None

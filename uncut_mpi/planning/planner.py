@@ -19,7 +19,7 @@ from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import search
-from uncut_mpi.planning.setting import Effort, Setting
+from uncut_mpi.planning.setting import Searching, Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.staging_budget import beside_copies
@@ -149,7 +149,7 @@ def plans_for_calls(
     is_open = options.scheduler == "auto" and not options.search and options.tune < 2 and options.metric == "time"
     if is_open and setting.problem.has_product and not setting.problem.batch:
         besides = () if like is None else (like.oriented(setting.problem),)
-        rule = setting.but(options=changed(options, search="rule"), effort=Effort(besides=besides))
+        rule = setting.but(options=changed(options, search="rule"), searching=Searching(besides=besides))
         by_rule = plan_several(rule)
         call_s, tasks = by_rule[0].predicted_s, len(by_rule[0].schedule.tasks)
         calls = math.ceil(search_s(call_s, setting.num_ranks, tasks) / (SEARCH_FRACTION * call_s))

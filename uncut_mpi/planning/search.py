@@ -131,7 +131,7 @@ def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult
     metric_of(metric, setting.machine)  # before any work
     made_with = changed(setting.options, tune=0, search="", metric="time")
     budget = default_budget(setting.num_ranks) if budget_tasks is None else budget_tasks
-    budget = math.ceil(setting.effort.share * budget)
+    budget = math.ceil(setting.searching.share * budget)
     with Evaluation(setting, limit=budget) as tried:
         first = budget if metric == "time" else math.ceil(_TIME_PART * budget)
         _Explorer(setting, tried).explore(made_with, first, setting.options.search)
@@ -171,7 +171,7 @@ class _Explorer:
     def __init__(self, setting: Setting, evaluation: Evaluation) -> None:
         self._problem, self._placement, self._num_ranks = setting.problem, setting.placement, setting.num_ranks
         self._evaluation, self._sets = evaluation, RankSets(setting)
-        self._share, self._besides = setting.effort.share, setting.effort.besides
+        self._share, self._besides = setting.searching.share, setting.searching.besides
         self._dimensions = Dimensions(setting, evaluation, self._sets)
         self._improved: set[tuple[Candidate, str]] = set()
 

@@ -32,7 +32,7 @@ from uncut_mpi.units import bytes_text
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Effort:
+class Searching:
     """
     How a search goes about it.
 
@@ -72,7 +72,7 @@ class Setting:
         memory that peers cannot open, in private host memory that is not page-locked, or in files.
     files : collection of int
         Those of them that lie in files.
-    effort : Effort
+    searching : Searching
         How its searches go about it.
     """
 
@@ -82,7 +82,7 @@ class Setting:
     options: ScheduleOptions
     private: Collection[int] = ()
     files: Collection[int] = ()
-    effort: Effort = Effort()
+    searching: Searching = Searching()
 
     @classmethod
     def of(
