@@ -115,13 +115,14 @@ def test_a_small_part_that_tries_hardly_more_than_a_rule_is_left_out(made, monke
 
 
 @pytest.mark.parametrize(("fits", "after"), [(True, 20), (False, 120)])
-def test_a_plan_is_taken_when_calls_pay_for_that_too(made, monkeypatch, fits, after):
-    looking, of_session, plan = Looking(monkeypatch, better(CALL_S / 2)), made(fits=fits), Planned(CALL_S, 10)
+@pytest.mark.parametrize(("gain", "sooner"), [(0.05, 1), (0.5, 5)])
+def test_a_plan_is_taken_when_calls_pay_for_that_or_it_saves_as_much(made, monkeypatch, fits, after, gain, sooner):
+    looking, of_session, plan = Looking(monkeypatch, better((1 - gain) * CALL_S)), made(fits=fits), Planned(CALL_S, 2)
     looking.may_end.set()
     of_session.watch(plan)
-    call(of_session, plan, 10)
+    call(of_session, plan, 2)
     of_session.wait()
-    assert 10 + call(of_session, plan, 1000) == pytest.approx(after, abs=1)
+    assert 2 + call(of_session, plan, 1000) == pytest.approx(after / sooner, abs=1)
 
 
 def test_what_was_forgotten_is_searched_no_more(made, monkeypatch):

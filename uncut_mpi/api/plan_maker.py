@@ -17,7 +17,7 @@ from uncut_mpi.free_memory import available_bytes, usual_room
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions, changed
+from uncut_mpi.planning.options import SEARCHED, ScheduleOptions, changed
 from uncut_mpi.planning.planner import expected_seconds, plans_for_calls
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
@@ -256,8 +256,8 @@ class PlanMaker:
         if self.verify:
             for planned in several:
                 verify(planned.schedule, lower(planned.schedule))
-        searched = options.scheduler == "auto" and options.search != "rule" and options.metric == "time"
-        if searched and not calls and setting.problem.has_product:
+        searched = options.scheduler == "auto" and options.search != "rule" and options.metric == "time" and not calls
+        if searched and several[0].options.scheduler in SEARCHED:
             self.neighbours.add(key, several[0].options)
         made += [planned.schedule for planned in several]
         return [

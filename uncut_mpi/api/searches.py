@@ -152,12 +152,17 @@ class Searches:
                 self._begin(_Job(plan.now, course.steps.pop(0)[1]))
 
     def is_due(self, plan: AnyPlan) -> bool:
-        """Return whether all ranks are to take what was found for a plan in `found` in this call."""
+        """
+        Return whether all ranks are to take what was found for a plan in `found` in this call.
+
+        They are when the calls so far pay for that by the share of a search, or as many would save what it takes.
+        """
         better, course = self.found[plan], self._courses[plan]
         calls = course.at - self.left[plan]
         if better is not None:
             cost = _ADOPT_S + (0.0 if self._fits(better.plan) else _GROW_S)
-            pays = math.ceil(cost / (SEARCH_FRACTION * plan.summary.predicted_s))
+            now_s = plan.summary.predicted_s
+            pays = math.ceil(cost / max(SEARCH_FRACTION * now_s, now_s - better.plan.summary.predicted_s))
             if calls >= pays:
                 return True
             if not course.steps or pays < course.steps[0][0]:
