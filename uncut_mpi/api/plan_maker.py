@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.neighbours import Neighbours
@@ -72,7 +74,7 @@ class Budget:
         CapacityError
             On all ranks, if a rank has less than what was asked for.
         """
-        free = self._group.allgather_objects(self._backend.memory()[0] // self._sharing + held)
+        free = self._of_all(self._backend.memory()[0] // self._sharing + held)
         asked = asked or self.device_memory
         least = min(free)
         if asked > least:
@@ -102,7 +104,7 @@ class Budget:
         CapacityError
             On all ranks, if a rank's share of what is free is less than what was asked for.
         """
-        free = min(self._group.allgather_objects(available_bytes()[0] // self._group.size + held))
+        free = min(self._of_all(available_bytes()[0] // self._group.size + held))
         asked = asked or self.host_memory
         if asked > free:
             raise agreed(
@@ -112,6 +114,10 @@ class Budget:
                 )
             )
         return asked or usual_room(free)
+
+    def _of_all(self, nbytes: int) -> list[int]:
+        numbers: list[int] = self._group.allgather_bytes(np.array([nbytes], np.int64), "free memory")[:, 0].tolist()
+        return numbers
 
 
 _MOST_CHOICES: Final = 256
