@@ -12,7 +12,7 @@ BATCH: Final = (
     "session.gemm_batch lists of matrices"
 )
 _DIMENSIONS = {0: "a number is x.reshape(1, 1)", 1: "a vector is a matrix of one column, x.reshape(-1, 1)"}
-_ASYNCHRONOUS = "a call returns when the result is there: make it in a thread to do other work meanwhile"
+_ASYNCHRONOUS = "session.gemm and plan.execute return at once with wait=False, and what they return has wait()"
 _GEMM = "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm"
 _SQUARE = "session.gemm(a, a.T) computes all of it, for complex matrices with a.H in the place of a.T"
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"

@@ -61,8 +61,8 @@ def test_an_argument_that_is_not_there_is_told_with_those_that_are(method):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: um.Session.gemm(None, None, None, wait=False), "in a thread"),
-        (lambda: um.GemmPlan.execute(None, blocking=False), "in a thread"),
+        (lambda: um.Session.gemm(None, None, None, asynchronous=True), "wait=False"),
+        (lambda: um.GemmPlan.execute(None, blocking=False), "wait=False"),
         (lambda: um.Session.gemm(None, None, None, c=None), "did you mean 'out'"),
         (lambda: um.Session.gemm(None, None, None, transA="T"), "did you mean 'trans_a'"),
         (lambda: um.Session.plan(None, None, None, out=None), "did you mean 'c'"),

@@ -207,7 +207,7 @@ class Call:
             release_frames(error)
             self.error = error.with_traceback(None)
             if not is_agreed(error):
-                self._calls.gate.cut_short_in_flight(self._epoch, error)
+                self._calls.gate.end_in_flight(self._epoch, error)
 
     @property
     def result(self) -> CallResult:

@@ -190,7 +190,7 @@ class Gate:
             self._abort(self.epoch)
             self._leave(type(error).__name__, broken=True)
 
-    def cut_short_in_flight(self, epoch: int, error: BaseException) -> None:
+    def end_in_flight(self, epoch: int, error: BaseException) -> None:
         """End the session if an error of this rank alone has ended a call in flight, of this epoch. Local."""
         if not self.over:
             self._abort(epoch)

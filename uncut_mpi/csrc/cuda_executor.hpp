@@ -216,8 +216,8 @@ class Executor {
     std::uint32_t span_ = 0;
 };
 
-// One run of a list. The device has one run in flight, whose progress words, streams and events are the device's; or
-// two that are chained: once all of the first one is issued, the second is issued behind it. On the device it waits for
+// One run of a list. The device has one run in flight, whose progress words, streams and events are the device's. Two
+// may be chained: once all of the first one is issued, the second is issued behind it. On the device it waits for
 // the end of the first one, on all ranks, so it finds memory and flags as if it had begun then. In the order of all
 // tasks a run's end comes before the run that follows.
 // Every call is made without the interpreter lock. What cannot begin is over, with its error in the result; later calls

@@ -476,8 +476,8 @@ class Verdicts(CallExchange):
         Returns
         -------
         (list of (str, str) or None, bool) or None
-            Each rank's error as `to_wire` has it, and whether tasks of any may still be in flight: after a stall, or
-            with a context that is dead (`fatal`), so that nothing may be freed or reused any more.
+            Each rank's error as `to_wire` has it, and whether tasks of any may still be in flight. After a stall they
+            may, or with a context that is dead (`fatal`); nothing may be freed or reused then.
 
         Raises
         ------
