@@ -120,9 +120,8 @@ class Flight:
                     self._idle = False
             last = started[-1] if started else None
             if len(started) < len(calls) and (last is None or (len(started) < _CHAINED and last.may_be_followed)):
-                following = calls[len(started)]
-                following.attempt(following.start, chained=True, follows=last is not None)
-                started.append(following)
+                started.append(calls[len(started)])
+                started[-1].attempt(started[-1].start, chained=True, follows=last is not None)
                 continue
             oldest = started[0]
             # As long as it is alone another one may come and follow it.
@@ -130,16 +129,16 @@ class Flight:
                 continue
             oldest.attempt(oldest.finish)
             oldest.let_go()
-            started.popleft()
-            calls.popleft()
-            oldest.over = True
             if oldest.error is not None:
                 self._failure = oldest.error
                 self.unheard |= oldest.unheard
+            oldest.over = True
+            del last, oldest  # who finds no call in flight finds nothing of it here either
+            started.popleft()
+            calls.popleft()
             if self._awaited:
                 with self._changed:
                     self._changed.notify_all()
-            del last, oldest  # nothing of it is kept
 
 
 class Handle(Generic[_R]):

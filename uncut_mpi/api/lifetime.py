@@ -115,6 +115,7 @@ class Holdings:
             if not in_use:
                 last.callback(self.calls.backend.close)
                 last.callback(self.calls.store.close)
+                self.calls.flight.drain()  # a rank that has left may have calls in flight
                 self._end()
                 self.calls.close()
 
