@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from tests.dev.fake import FakeCluster, filled_with_numbers, succeed
+from tests.dev.fake import FakeCluster, bind, filled_with_numbers, succeed
+from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -134,3 +135,19 @@ def test_products_that_add_to_one_c_stay_apart(fake):
     succeed(cluster.run(alpha, beta))
     assert is_right()
     assert len(calls(fake)) == 4
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_is_to_run_by_itself_before_a_plan_is_not_made_with_others(fake, apart):
+    """Products of one shape at other alignments, which may be other kernels, small enough to lie beside each other."""
+    memory, todo = np.zeros(4096, np.uint8), WarmupList(1)
+    address = memory.ctypes.data + -memory.ctypes.data % 256
+    for alignment in (0, 32, 64):
+        region = Region(DType.f64, Op.N, 0, alignment, 2, 2, 2)
+        todo.gemm(GemmSignature(region, region, region, accumulates=False), 0)
+        if apart:
+            todo.part(0)
+    executable = bind(fake.device(), todo.program(), [address, address])
+    fake.reset()
+    assert executable.run(alpha=1.0, beta=1.0, epoch=0, timeout_s=20.0).error is None
+    assert len(calls(fake)) == (3 if apart else 1)

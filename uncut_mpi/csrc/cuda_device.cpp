@@ -303,20 +303,20 @@ std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
     return kept;
 }
 
-void DeviceState::warm_up(const ProductShape &shape, Bundle bundle, bool accumulates) {
-    const std::int64_t of_inputs = bytes_of(shape.dtype), of_c = bytes_of(shape.dtype_c);
-    const auto offset = [](std::int64_t bytes) { return (bytes - 1) % bundle_alignment + 1; };  // of a step, but not 0
-    const std::array steps{offset(bundle.step_a * of_inputs), offset(bundle.step_b * of_inputs),
-                           offset(bundle.step_c * of_c)};
-    if (!warm_bundles_.emplace(shape, bundle.count, bundle.strided, steps, accumulates).second) return;
+void DeviceState::warm_up(const ComputeLane &lane, const ProductShape &shape, Bundle bundle, bool accumulates) {
+    // The library may look at steps: where A has none, all may be one product.
+    const std::array steps{bundle.step_a, bundle.step_b, bundle.step_c};
+    if (!warm_bundles_.emplace(lane.handle, shape, bundle.count, bundle.strided, steps, accumulates).second) return;
     const Scope scope(*this);
     scope.check();
-    const ComputeLane &lane = compute_lane(0);
-    const auto spread = static_cast<std::size_t>(bundle.strided ? bundle.count * steps[2] : 0);
-    const std::shared_ptr<void> written = lend(shape.bytes_of_c() + spread + bundle_alignment);
+    std::size_t bytes = shape.bytes_of_c() + bundle_alignment;
+    if (bundle.strided) bytes += static_cast<std::size_t>((bundle.count - 1) * bundle.step_c * bytes_of(shape.dtype_c));
+    Address scratch = 0;
+    driver_->check("cuMemAlloc", driver_->cuMemAlloc(&scratch, bytes));
+    const auto free = [this](const Address *at) { driver_->cuMemFree(*at); };
+    const std::unique_ptr<const Address, decltype(free)> freed(&scratch, free);
     std::shared_ptr<void> table;
-    bundle.c = reinterpret_cast<Address>(written.get()) + shape.alignment_c % bundle_alignment;
-    bundle.step_c = steps[2] / of_c;
+    bundle.c = scratch + shape.alignment_c % bundle_alignment;
     if (!bundle.strided) {
         const std::vector<Address> everywhere(static_cast<std::size_t>(bundle.count), bundle.c);
         table = keep(everywhere.data(), everywhere.size() * sizeof(Address));

@@ -115,7 +115,7 @@ class DeviceState {
 
     // Call a bundle once, with results that nobody reads, if none like it was: what its first call loads may wait for
     // the whole device. `accumulates`: it may add to C.
-    void warm_up(const ProductShape &shape, Bundle bundle, bool accumulates);
+    void warm_up(const ComputeLane &lane, const ProductShape &shape, Bundle bundle, bool accumulates);
 
     // For lanes of the host; made when it is first asked for.
     HostWorker &host_worker();
@@ -163,8 +163,8 @@ class DeviceState {
         std::vector<Address> all;
     };
     std::shared_ptr<Tables> tables_ = std::make_shared<Tables>();
-    // Bundles that were called: shape and number, whether by steps, and how these are aligned, whether C was read.
-    std::set<std::tuple<ProductShape, std::int64_t, bool, std::array<std::int64_t, 3>, bool>> warm_bundles_;
+    // Bundles that were called, by which handle: shape and number, whether by steps, these, whether C was read.
+    std::set<std::tuple<BlasHandle, ProductShape, std::int64_t, bool, std::array<std::int64_t, 3>, bool>> warm_bundles_;
     double least_operations_ = std::numeric_limits<double>::infinity();
     bool timing_ = false;
     std::size_t most_tuned_ = 0;

@@ -47,6 +47,10 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
       rank_(program.rank) {
     files_ = program.files;
     bind_lanes(program);
+    // What a call of many products loads at its first use is not known for sure, and where flags are awaited nothing
+    // may be loaded.
+    const bool awaits_peers = std::ranges::any_of(
+        program.operations, [](const Operation &operation) { return operation.code == code_wait_flag; });
     for (std::size_t i = 0; i < program.operations.size(); ++i) {
         const Operation &operation = program.operations[i];
         const auto index = static_cast<std::uint32_t>(i);
@@ -67,7 +71,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 break;
             case code_gemm:
                 add_gemm(program, operation);
-                add_to_bundle(lanes_[operation.lane]);
+                if (!awaits_peers) add_to_bundle(lanes_[operation.lane]);
                 break;
             case code_combine:
                 operation.code == code_copy ? add_transposition(program, operation) : add_combine(program, operation);

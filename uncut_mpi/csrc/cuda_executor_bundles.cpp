@@ -9,6 +9,8 @@
 namespace uncut::cuda {
 namespace {
 
+constexpr std::size_t most_bundled_bytes = std::size_t{256} << 20;  // of C
+
 // Kernels of narrow types take no columns that begin elsewhere, of which the library cannot see all.
 bool is_aligned(const ProductShape &shape) {
     if (!is_tunable(shape.dtype) || shape.dtype == dtype_f32) return true;
@@ -30,6 +32,8 @@ bool Executor::may_join(const Lane &lane, const Gemm &gemm) const {
     if (!same_call(first.shape, gemm.shape) || first.factor_product != gemm.factor_product ||
         first.factor_c != gemm.factor_c || !may_be_bundled(gemm.shape.operations(), lane.bundled_operations))
         return false;
+    // A bundle is called once beforehand, into memory of its own.
+    if (gemm.c > first.c && gemm.c - first.c + gemm.shape.bytes_of_c() > most_bundled_bytes) return false;
     const auto behind = lane.bundled_c.lower_bound(gemm.c);
     return (behind == lane.bundled_c.end() || behind->first >= gemm.c + gemm.shape.bytes_of_c()) &&
            (behind == lane.bundled_c.begin() || std::prev(behind)->second <= gemm.c);
@@ -105,9 +109,9 @@ void Executor::upload_bundles() {
         while (gemm_of(next) != nullptr && gemm_of(next)->bundled && steps_[next].lane == steps_[step].lane)
             ++next;
         bundles_[first->bundle].behind = next - step - 1;
+        // A handle may prepare itself at its first use.
+        device_->warm_up(lanes_[steps_[step].lane], first->shape, bundles_[first->bundle], first->factor_c != zero);
     }
-    for (const Gemm &gemm : gemms_)
-        if (gemm.bundle >= 0) device_->warm_up(gemm.shape, bundles_[gemm.bundle], gemm.factor_c != zero);
 }
 
 }  // namespace uncut::cuda

@@ -109,6 +109,7 @@ class Preparation:
             todo = WarmupList(lanes)
             for number, signature in enumerate(signatures):
                 todo.gemm(signature, number % max(1, lanes))
+                todo.part(number % max(1, lanes))
             # Every handle multiplies once in every type: a handle may prepare itself at its first use.
             for _, dtype, lane in sorted(handles):
                 todo.gemm(square(_SMALL, dtype), lane)

@@ -113,7 +113,7 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
 
 
 class WarmupList:
-    """Collects bodies on scratch memory and makes one operation list of them, with no flags and no events."""
+    """Collects bodies on scratch memory and makes one operation list of them, without flags."""
 
     def __init__(self, compute_lanes: int) -> None:
         self._num_lanes = max(1, compute_lanes)
@@ -126,6 +126,10 @@ class WarmupList:
         if signature.accumulates:
             operands.append(operands[0])
         self._add(Code.GEMM, operands, lane)
+
+    def part(self, lane: int) -> None:
+        """Keep what a lane has so far from being made with what follows: an event is recorded that nobody awaits."""
+        self._operations.append((Code.RECORD, 0, 0, lane, len(self._operations), 0, 0, -1, -1))
 
     def copies(self, dtype: DType, *, host: bool) -> None:
         """Add flat and strided copies within the device and, if wanted, from and to host memory."""
@@ -153,7 +157,7 @@ class WarmupList:
             ),
             buffers=buffers,
             locations=location_table(1),
-            num_events=0,
+            num_events=1,
             flag_lanes=np.zeros(0, LANE_DTYPE),
             span=0,
         )
