@@ -21,7 +21,7 @@ from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard, Run
+from uncut_mpi.device.interface import Chain, ExecutionReport, FlagTable, ProgressBoard, Run
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.lower import Code, OperationList, lower
@@ -233,7 +233,7 @@ class FakeCluster:
                 while not runs and min(ended) < number:  # as a call's end has ranks meet
                     time.sleep(1e-4)
                 epoch = (self.epoch + number * span) % 2**32
-                runs.append(executable.start(**about, epoch=epoch, chained=True, follows=bool(runs)))
+                runs.append(executable.start(**about, epoch=epoch, chain=Chain.NEXT if runs else Chain.FIRST))
             for run in runs:
                 reports[rank] = run.finish()
                 ended[rank] += 1

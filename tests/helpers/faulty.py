@@ -13,7 +13,7 @@ import numpy as np
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.host.bodies import Body
 from uncut_mpi.device.host.executor import HostExecutable, HostRun
-from uncut_mpi.device.interface import FlagTable, ProgressBoard, Run
+from uncut_mpi.device.interface import ALONE, Chain, FlagTable, ProgressBoard, Run
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
 
@@ -80,15 +80,7 @@ class FaultyExecutable(HostExecutable):
                 self.bodies[index] = Watched(body, fault, self.tasks[index], self.codes[index])
 
     def start(
-        self,
-        *,
-        alpha: Number,
-        beta: Number,
-        epoch: int,
-        timeout_s: float,
-        traced: bool = False,
-        chained: bool = False,
-        follows: bool = False,
+        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE
     ) -> Run:
         """See `Executable.start`."""
         if self.disorder is None:

@@ -158,7 +158,9 @@ def failing(session_of, comm, guilty):
             told.clear()
             raise um.DeviceError(f"task {task} on purpose")
 
-    backend = lambda *about: FaultyBackend(*about, fault=fault if comm.rank == guilty else None)  # noqa: E731
+    def backend(*about):
+        return FaultyBackend(*about, fault=fault if comm.rank == guilty else None)
+
     return session_of(comm, backend=backend), told
 
 
@@ -192,19 +194,21 @@ def test_what_fails_in_flight_is_told_by_the_handle_or_by_the_next_call_on_every
 
 
 @pytest.mark.mpi(min_size=2)
-def test_an_error_of_one_rank_alone_ends_the_session_and_every_handle(comm, open_session, held_up, monkeypatch):
+@pytest.mark.parametrize("where", ["a product", "the thread"])
+def test_an_error_of_one_rank_alone_ends_the_session_and_every_handle(comm, open_session, held_up, monkeypatch, where):
     session = open_session(comm)
     (a, b, _), (c, *_) = operands(session)
     session.gemm(a, b, c)
-    finish, left = HostRun.finish, [comm.rank == 1]
+    of, name = (HostRun, "finish") if where == "a product" else (Call, "let_go")
+    usual, left = getattr(of, name), [comm.rank == 1]
 
-    def broken(run):
-        if left and left.pop():
+    def broken(one):
+        if threading.current_thread().name == "uncut_mpi calls" and left and left.pop():
             raise MemoryError("of this rank alone")
-        return finish(run)
+        return usual(one)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HostRun, "finish", broken)
+        patch.setattr(of, name, broken)
         handles = [session.gemm(a, b, c, wait=False) for _ in range(3)]
         held_up.set()
         said = []
@@ -214,8 +218,11 @@ def test_an_error_of_one_rank_alone_ends_the_session_and_every_handle(comm, open
             except Exception as error:
                 said.append(type(error).__name__)
         allgather(comm, None)
-    first = "MemoryError" if comm.rank == 1 else "PeerFailedError"
-    collective_assert(comm, said == [first, "ParamError", "ParamError"] and session.broken, str(said))
+    if where == "a product":
+        wanted = ["MemoryError" if comm.rank == 1 else "PeerFailedError", "ParamError", "ParamError"]
+    else:  # behind the first product, which the others have
+        wanted = ["MemoryError"] * 3 if comm.rank == 1 else ["PeerFailedError", "ParamError"]
+    collective_assert(comm, said == wanted and session.broken, str(said))
     session.close()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import batch
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
@@ -31,15 +33,15 @@ from uncut_mpi.view.traffic import traffic
 MACHINES = {ranks: Machine.uniform(ranks) for ranks in range(1, 9)}
 
 
-def _problem(shapes: list[tuple[int, int, int]], dtype: DType = DType.f64, **about: object) -> GemmProblem:
+def _problem(shapes: list[tuple[int, int, int]], dtype: DType = DType.f64, **about: Any) -> GemmProblem:
     m, n, k = map(sum, zip(*shapes, strict=True))
-    return GemmProblem(m, n, k, dtype, batch=tuple(shapes), **about)  # type: ignore[arg-type]
+    return GemmProblem(m, n, k, dtype, batch=tuple(shapes), **about)
 
 
-def _placement(problem: GemmProblem, layout_of: object) -> Placement:
+def _placement(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) -> Placement:
     """Return where a batch lies, by the shape of each block of each matrix."""
     blocks = ([tuple(stop - start for start, stop in one) for one in problem.blocks_of(matrix)] for matrix in MATRICES)
-    return Placement(*(BoundLayout.diagonal([layout_of(shape) for shape in its]) for its in blocks))  # type: ignore[operator]
+    return Placement(*(BoundLayout.diagonal([layout_of(shape) for shape in its]) for its in blocks))
 
 
 def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
@@ -50,7 +52,7 @@ def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
     shapes = shapes if rng.random() < 0.6 else [shapes[0]] * count
     trans = {f"trans_{one}": rng.choice("NT") for one in "ab"}
     about = {"reads_c": rng.random() < 0.5, "scales_only": rng.random() < 0.1, **trans}
-    problem = _problem(shapes, rng.choice((DType.f64, DType.f32, DType.bf16, DType.c128)), **about)  # type: ignore[arg-type]
+    problem = _problem(shapes, rng.choice((DType.f64, DType.f32, DType.bf16, DType.c128)), **about)
     orders: tuple[Order, ...] = rng.choice((("F",), ("F",), ("F", "C")))
     alike = rng.choice((None, Location.host(), Location.device(0)))
 
@@ -106,6 +108,14 @@ def test_products_are_dealt_whole_where_there_are_many_and_cut_where_there_are_f
     at_home = _planned([(128, 128, 128)] * 100, Location.device(1)).schedule
     assert {*at_home.tasks["rank"].tolist()} == {1}
     assert len(at_home.tasks) == 100
+
+
+@pytest.mark.parametrize("options", [{"grid": (2, 1)}, {"metric": "pdp"}, {"blocking": Blocking(splits=2)}])
+def test_options_of_one_product_are_refused(options: dict[str, Any]) -> None:
+    problem = _problem([(8, 8, 8)] * 4)
+    placement = _placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
+    with pytest.raises(ParamError, match=f"{next(iter(options))}.* was given, which is for one product and no batch"):
+        plan(problem, placement, 2, MACHINES[2], ScheduleOptions(**options))
 
 
 def test_little_memory_is_used_again() -> None:

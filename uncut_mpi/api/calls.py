@@ -28,7 +28,7 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.api.searches import Searches
-from uncut_mpi.device.interface import Backend, ExecutionReport, Run
+from uncut_mpi.device.interface import ALONE, Backend, Chain, ExecutionReport, Run
 from uncut_mpi.errors import (
     CapacityError,
     DeviceError,
@@ -111,7 +111,6 @@ class Call:
     )
 
     report: ExecutionReport
-    _run: Run | None
 
     def __init__(
         self,
@@ -127,6 +126,7 @@ class Call:
         self._binding, self._planned, self._traced = binding, planned, traced
         self._began = self.over = self.unheard = False
         self.error: BaseException | None = None
+        self._run: Run | None = None
 
     def arm(self) -> None:
         """Do what ranks have to do together before the product begins. Collective."""
@@ -140,28 +140,19 @@ class Call:
         self._patience_s = calls.timeout_s + executable.longest_s
         calls.gate.epoch = self._epoch = calls.binder.flags.begin(executable.span)
 
-    def start(self, *, waits: bool = False, chained: bool = False, follows: bool = False) -> None:
-        """
-        Begin the product, and return soon; or when this rank's part is over, if it waits for it anyway. Local.
-
-        `chained`, `follows`: as of `Executable.start`.
-        """
+    def start(self, *, waits: bool = False, chain: Chain = ALONE) -> None:
+        """Begin the product, and return soon; or when this rank's part is over, if it waits for it anyway. Local."""
+        if self._calls.gate.broken:  # by the call before this one, which nobody goes on after
+            raise ParamError(self._calls.gate.why)
         executable = self._binding.executable
         alpha, beta = self._request.scalars
-        self._began, self._run = True, None
+        self._began, self._run = True, None  # one after another, of chunks
         epoch, timeout_s, traced = self._epoch, self._patience_s, self._traced
         if waits:
             self.report = executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)
         else:
-            self._run = executable.start(
-                alpha=alpha,
-                beta=beta,
-                epoch=epoch,
-                timeout_s=timeout_s,
-                traced=traced,
-                chained=chained,
-                follows=follows,
-            )
+            about: Any = {"alpha": alpha, "beta": beta, "epoch": epoch, "timeout_s": timeout_s}
+            self._run = executable.start(**about, traced=traced, chain=chain)
 
     def poll(self, spin_s: float = 0.0) -> bool:
         """Get on without waiting; return whether this rank's part of what was started is over. Local."""
@@ -169,7 +160,7 @@ class Call:
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether another call may start before this one, which is chained, is over."""
+        """Whether another call may start before this one is over."""
         return self._run is not None and self._run.may_be_followed
 
     def finish(self, *, last: bool = True) -> None:
@@ -197,17 +188,21 @@ class Call:
         if last and written.file:
             calls.store.end_writing(written)
 
-    def attempt(self, step: Callable[..., None], **how: bool) -> None:
+    def attempt(self, step: Callable[..., None], **how: Chain) -> None:
         """Make a step of a product in flight; an error is kept, and ends it. Local but for the end."""
         if self.error is not None:
             return
         try:
             step(**how)
         except BaseException as error:
-            release_frames(error)
-            self.error = error.with_traceback(None)
-            if not is_agreed(error):
-                self._calls.gate.end_in_flight(self._epoch, error)
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End a product in flight by an error. Local."""
+        release_frames(error)
+        self.error = error.with_traceback(None)
+        if not is_agreed(error):
+            self._calls.gate.end_in_flight(self._epoch, error)
 
     @property
     def result(self) -> CallResult:
@@ -234,10 +229,10 @@ class TriedCall(Call):
 
     _plan: Trial
 
-    def start(self, *, waits: bool = False, **how: bool) -> None:
+    def start(self, *, waits: bool = False, chain: Chain = ALONE) -> None:
         """See `Call.start`."""
         self._started_s = time.perf_counter()
-        super().start(waits=waits, **how)
+        super().start(waits=waits, chain=chain)
 
     def finish(self, *, last: bool = True) -> None:
         """See `Call.finish`; what is kept then is what the next call runs."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from uncut_mpi.api.gate import public_call
+from uncut_mpi.device.interface import Chain
 from uncut_mpi.errors import ParamError, from_wire, to_wire
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import flag
@@ -65,12 +66,18 @@ class Flight:
         if len(self.calls) >= MOST_IN_FLIGHT:
             self._await(lambda: len(self.calls) <= MOST_IN_FLIGHT // 2)  # one by one the threads would only take turns
         self.calls.append(call)
-        if self._idle:
-            with self._changed:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._loop, name="uncut_mpi calls")
-                    self._thread.start()
-                self._changed.notify_all()
+        if not self._idle:
+            return
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="uncut_mpi calls")
+                try:
+                    thread.start()
+                except BaseException:  # there are too many, and nobody would end the call
+                    self.calls.pop()
+                    raise
+                self._thread, self._idle = thread, False
+            self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until none is in flight. Local."""
@@ -108,6 +115,20 @@ class Flight:
                 self._group.drive()
             self._awaited -= 1
 
+    def _work(self) -> None:
+        try:
+            self._loop()
+        except BaseException as error:  # none that is expected, and nobody may wait for ever
+            with self._changed:
+                for call in self.calls:
+                    call.fail(error)
+                    call.let_go()
+                    self._failure, call.over = call.error, True
+                    self.unheard |= call.unheard
+                self.calls.clear()
+                self._thread, self._idle = None, True
+                self._changed.notify_all()
+
     def _loop(self) -> None:
         calls, started = self.calls, collections.deque[Any]()
         while True:
@@ -121,7 +142,7 @@ class Flight:
             last = started[-1] if started else None
             if len(started) < len(calls) and (last is None or (len(started) < _CHAINED and last.may_be_followed)):
                 started.append(calls[len(started)])
-                started[-1].attempt(started[-1].start, chained=True, follows=last is not None)
+                started[-1].attempt(started[-1].start, chain=Chain.FIRST if last is None else Chain.NEXT)
                 continue
             oldest = started[0]
             # As long as it is alone another one may come and follow it.
@@ -150,15 +171,10 @@ class Handle(Generic[_R]):
     finishes them first. If the handle of a call that fails is dropped, the next call of the session raises the error.
     """
 
-    def __init__(self, session: object, flight: Flight, call: Call, value: _R | None) -> None:
+    def __init__(self, session: object, flight: Flight, call: Call, result: Callable[[Call], _R]) -> None:
         self._session = session  # which is in use as long as its calls are
-        self._flight, self._call, self._value = flight, call, value
+        self._flight, self._call, self._result = flight, call, result
         self._asked = False
-
-    def _of(self, value: _R) -> Handle[_R]:
-        """Return it with another value for its `wait` to return."""
-        self._value = value
-        return self
 
     def done(self) -> bool:
         """Return whether the product is over on all ranks, also by an error. Local."""
@@ -189,7 +205,7 @@ class Handle(Generic[_R]):
         self._flight.await_end(call)
         if call.error is not None:
             raise call.error
-        return call.result if self._value is None else self._value  # type: ignore[return-value]  # a CallResult
+        return self._result(call)
 
     def __del__(self) -> None:
         if not self._asked:

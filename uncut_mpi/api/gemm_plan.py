@@ -340,4 +340,5 @@ class GemmPlan:
                 request, plan = self._request("execute", alpha, beta, a, b, c, stream)
                 return self._calls.run(request, plan, self._keep).result
             request, plan = self._request("execute", alpha, beta, a, b, c, stream, wait)
-            return Handle(self, self._calls.flight, self._calls.launch(request, plan, self._keep), None)
+            begun = self._calls.launch(request, plan, self._keep)
+            return Handle(self, self._calls.flight, begun, lambda call: call.result)

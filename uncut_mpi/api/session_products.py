@@ -120,7 +120,8 @@ class Multiplies(MakesMatrices):
             if wait:
                 self._calls.run(request, plan, self._calls.plans.keep)
                 return out
-            return Handle(self, self._calls.flight, self._calls.launch(request, plan, self._calls.plans.keep), out)
+            begun = self._calls.launch(request, plan, self._calls.plans.keep)
+            return Handle(self, self._calls.flight, begun, lambda call: out.matrices if type(out) is Listed else out)
 
     @public_call
     def gemm_batch(
@@ -164,7 +165,7 @@ class Multiplies(MakesMatrices):
         )
         chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
         made = self.gemm(*given, alpha=alpha, beta=beta, wait=wait, **chosen)
-        return made._of(out) if isinstance(made, Handle) else out
+        return made if isinstance(made, Handle) else out
 
     @public_call
     def matmul(self, a: Matrix | Batch, b: Matrix | Batch) -> Any:

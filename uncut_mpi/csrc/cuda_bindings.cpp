@@ -122,7 +122,7 @@ void bind_cuda(nb::module_ &m) {
              stalled, aborted, stuck, times_s, host_times)
     nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
         .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,
-                      bool, bool, bool>(),
+                      bool, int>(),
              nb::call_guard<nb::gil_scoped_release>())
         .def("poll", &Run::poll, nb::arg("spin_s") = 0.0, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("may_be_followed", &Run::may_be_followed)

@@ -270,8 +270,10 @@ Address DeviceState::allocation_of(Address address) const {
     return code == success && begin != 0 ? begin : address;
 }
 
-std::shared_ptr<void> DeviceState::lend(std::size_t bytes) {
+std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
+    const Driver &d = *driver_;
     const std::size_t size = std::bit_ceil(std::max(bytes, least_table_bytes));
+    const Stream stream = own_stream();
     Address address = 0;
     {
         const std::lock_guard lock(tables_->mutex);
@@ -282,23 +284,16 @@ std::shared_ptr<void> DeviceState::lend(std::size_t bytes) {
         }
     }
     if (address == 0) {
-        driver_->check("cuMemAlloc", driver_->cuMemAlloc(&address, size));
+        d.check("cuMemAlloc", d.cuMemAlloc(&address, size));
         const std::lock_guard lock(tables_->mutex);
         tables_->all.push_back(address);
     }
     // Who holds it may outlive this object.
-    return {reinterpret_cast<void *>(address), [tables = tables_, size](void *at) {
-                const std::lock_guard lock(tables->mutex);
-                tables->unused.emplace(size, reinterpret_cast<Address>(at));
-            }};
-}
-
-std::shared_ptr<void> DeviceState::keep(const void *table, std::size_t bytes) {
-    const Driver &d = *driver_;
-    const Stream stream = own_stream();
-    std::shared_ptr<void> kept = lend(bytes);
-    d.check("cuMemcpyAsync",
-            d.cuMemcpyAsync(reinterpret_cast<Address>(kept.get()), reinterpret_cast<Address>(table), bytes, stream));
+    std::shared_ptr<void> kept(reinterpret_cast<void *>(address), [tables = tables_, size](void *at) {
+        const std::lock_guard lock(tables->mutex);
+        tables->unused.emplace(size, reinterpret_cast<Address>(at));
+    });
+    d.check("cuMemcpyAsync", d.cuMemcpyAsync(address, reinterpret_cast<Address>(table), bytes, stream));
     d.check("cuStreamSynchronize", d.cuStreamSynchronize(stream));
     return kept;
 }

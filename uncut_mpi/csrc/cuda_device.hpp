@@ -131,8 +131,7 @@ class DeviceState {
     std::uint64_t pointer_attribute(int attribute, Address address) const;
     // Where the allocation with an address begins: the address itself if the driver knows of none.
     Address allocation_of(Address address) const;
-    // Some of the device's memory, which it keeps as long as it is asked to and is open; and a copy of a table there.
-    std::shared_ptr<void> lend(std::size_t bytes);
+    // A copy of a table in the device's memory, which it keeps as long as it is asked to and is open.
     std::shared_ptr<void> keep(const void *table, std::size_t bytes);
 
     // Release everything; a second call does nothing. After a stall the streams still wait, and

@@ -26,12 +26,12 @@ constexpr std::int64_t more_per_checkpoint = 64;
 void Executor::prepare_trace() { device_->reserve_timing(1 + 2 * num_bodies_); }
 
 Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
-         double timeout_s, bool traced, bool chained, bool follows)
+         double timeout_s, bool traced, int chain)
     : executor_(std::move(executor)),
       device_(*executor_->device_),
       traced_(traced),
-      chained_(chained),
-      follows_(follows),
+      chained_(chain != alone),
+      follows_(chain == next_of_chain),
       epoch_(epoch),
       call_(std::uint64_t{epoch} + 1),
       factors_{0.0, 1.0, alpha, beta},

@@ -216,6 +216,10 @@ class Executor {
     std::uint32_t span_ = 0;
 };
 
+// How a run is issued beside others (`Chain` of device/interface.py): the next one may be issued behind it, and it
+// behind the one before.
+inline constexpr int alone = 0, next_of_chain = 2;
+
 // One run of a list. The device has one run in flight, whose progress words, streams and events are the device's. Two
 // may be chained: once all of the first one is issued, the second is issued behind it. On the device it waits for
 // the end of the first one, on all ranks, so it finds memory and flags as if it had begun then. In the order of all
@@ -226,7 +230,7 @@ class Run {
   public:
     // Issue what can be issued without waiting.
     Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::complex<double> beta, std::uint32_t epoch,
-        double timeout_s, bool traced, bool chained = false, bool follows = false);
+        double timeout_s, bool traced, int chain = alone);
     ~Run();
     Run(const Run &) = delete;
     Run &operator=(const Run &) = delete;

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -113,7 +113,7 @@ class FlagTable:
     ----------
     own : int
         Address of this rank's flags, slot s at ``own + 4 s``, which lanes of other ranks write. Before them lies a word
-        of each rank, the last one's at ``own - 4``: what a rank writes there behind a chained run (`Executable.start`).
+        of each rank, the last one's at ``own - 4``: what a rank writes there behind a run of a chain (`Chain`).
     peers : ndarray of int64, shape (num_ranks,)
         Address, in this process, of every rank's flags (this rank's entry equals `own`).
     host : ndarray of uint32, shape (num_ranks, MAX_LANES)
@@ -212,6 +212,22 @@ class ExecutionReport:
     times: TaskTimes | None = None
 
 
+class Chain(enum.IntEnum):
+    """How a run is issued beside others of its device."""
+
+    ALONE = 0
+    FIRST = 1
+    """The next one may be issued behind it (`Run.may_be_followed`)."""
+    NEXT = 2
+    """
+    The same, and it begins on the device when the run before has ended on all ranks, whether that is known here or not.
+    The epoch goes on by that one's span, and that one is finished first.
+    """
+
+
+ALONE: Final = Chain.ALONE
+
+
 class Run(abc.ABC):
     """One run of an operation list, from its start to its report. One thread at a time uses it."""
 
@@ -225,7 +241,7 @@ class Run(abc.ABC):
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether a chained run may begin before this one, which is chained as well, is over."""
+        """Whether the next run of a chain may begin before this one is over."""
         return False
 
     @abc.abstractmethod
@@ -265,15 +281,7 @@ class Executable(abc.ABC):
 
     @abc.abstractmethod
     def start(
-        self,
-        *,
-        alpha: Number,
-        beta: Number,
-        epoch: int,
-        timeout_s: float,
-        traced: bool = False,
-        chained: bool = False,
-        follows: bool = False,
+        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE
     ) -> Run:
         """
         Begin a run and return soon; one run of the list at a time, and finish it.
@@ -296,11 +304,8 @@ class Executable(abc.ABC):
             changed for so long while this rank still waits. It names the awaited task and rank.
         traced : bool, default False
             Take the time of every body; `prepare_trace` comes first.
-        chained : bool, default False
-            Let the next run follow this one; the same on all ranks.
-        follows : bool, default False
-            Begin on the device when the run before has ended on all ranks, which here may or may not know that. It was
-            chained (`Run.may_be_followed`), the epoch goes on by its span, and it is finished first.
+        chain : Chain, default ALONE
+            Whether runs follow one another; the same on all ranks, but for `FIRST` and `NEXT`.
         """
 
     def run(

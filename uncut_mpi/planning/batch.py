@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from uncut_mpi.errors import PlanError
+from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.locations import Location, location_index
 from uncut_mpi.model.parts import Extent, Part, Rectangle, common, elements_of
 from uncut_mpi.model.placement import MATRICES, Matrix
@@ -76,13 +76,17 @@ def schedule(setting: Setting) -> Schedule:
 
     Raises
     ------
-    PlanError
-        If another scheduler is asked for.
+    PlanError, ParamError
+        If another scheduler is asked for, a way to cut one product, or another metric than time.
     CapacityError
         If a device has no room for what an element of C needs.
     """
-    if setting.options.scheduler != "auto":
-        raise PlanError(f"{setting.options.scheduler} makes one product and no batch: leave the scheduler to auto")
+    options = setting.options
+    if options.scheduler != "auto":
+        raise PlanError(f"{options.scheduler} makes one product and no batch: leave the scheduler to auto")
+    refused = [name for name in options.given if name != "devices"] + ["metric"] * (options.metric != "time")
+    if refused:
+        raise ParamError(f"{', '.join(refused)} was given, which is for one product and no batch: leave it out")
     batch = _Work(setting)
     several = [_Groups(batch, shares).schedule() for shares in batch.ways()]
     if len(several) == 1:

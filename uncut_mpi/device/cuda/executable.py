@@ -10,6 +10,8 @@ from uncut_mpi import _native
 from uncut_mpi.device.cuda.library import device_errors
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import (
+    ALONE,
+    Chain,
     Executable,
     ExecutionReport,
     FlagTable,
@@ -88,19 +90,10 @@ class CudaExecutable(Executable):
             )
 
     def start(
-        self,
-        *,
-        alpha: Number,
-        beta: Number,
-        epoch: int,
-        timeout_s: float,
-        traced: bool = False,
-        chained: bool = False,
-        follows: bool = False,
+        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE
     ) -> Run:
         """See `Executable.start`."""
-        how = timeout_s, traced, chained, follows
-        run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, *how)
+        run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced, int(chain))
         return CudaRun(self, run, timeout_s, traced)
 
     def run(

@@ -27,6 +27,8 @@ from uncut_mpi.device.host.bodies import bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
 from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import (
+    ALONE,
+    Chain,
     Executable,
     ExecutionReport,
     FlagTable,
@@ -100,15 +102,7 @@ class HostExecutable(Executable):
         return words
 
     def start(
-        self,
-        *,
-        alpha: Number,
-        beta: Number,
-        epoch: int,
-        timeout_s: float,
-        traced: bool = False,
-        chained: bool = False,
-        follows: bool = False,
+        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE
     ) -> Run:
         """See `Executable.start`: there is nothing to issue, so no body runs yet."""
         if not self._open:
