@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.by_hand import ByHand
 from tests.helpers.interpret import mismatch, random_data, random_order, reference
 from tests.helpers.layouts import random_layout, user_parts
 from uncut_mpi.device.files import FileWindows
@@ -18,6 +19,7 @@ from uncut_mpi.errors import ParamError, ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.parts import BoundLayout, Order, Part
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -27,6 +29,7 @@ from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.verify import verify
 from uncut_mpi.view.traffic import traffic
 
@@ -116,6 +119,24 @@ def test_options_of_one_product_are_refused(options: dict[str, Any]) -> None:
     placement = _placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
     with pytest.raises(ParamError, match=f"{next(iter(options))}.* was given, which is for one product and no batch"):
         plan(problem, placement, 2, MACHINES[2], ScheduleOptions(**options))
+
+
+def test_what_one_call_makes_is_expected_to_begin_once_where_no_flag_is_awaited() -> None:
+    machine = load_machine("h200-4x")
+
+    def expected_s(count: int, *, awaits_a_peer: bool) -> float:
+        build = ByHand(4)
+        if awaits_a_peer:
+            there, here = build.add(1), build.add(0)
+            copied = build.copy(build.copy_lane(1, 1, 0), here, there)
+            build.copy(build.copy_lane(0, 0, build.host), build.add(Location.host()), here, [copied])
+        for _ in range(count):
+            c, a, b = (build.add(0, 128, 128) for _ in "cab")
+            build.task(Kind.GEMM, build.compute_lane(0), c, [(a, Factor.ALPHA, Op.N), (b, Factor.ONE, Op.N)])
+        return simulate(build.done(), machine).seconds
+
+    assert expected_s(64, awaits_a_peer=False) < 8 * expected_s(1, awaits_a_peer=False)
+    assert expected_s(64, awaits_a_peer=True) > 4 * expected_s(64, awaits_a_peer=False)
 
 
 def test_little_memory_is_used_again() -> None:

@@ -127,10 +127,12 @@ void Simulator::count_waits() {
     const std::size_t count = t_.tasks.size();
     kept_.clear(t_.lanes.size());
     issues_.assign(count, {});
+    awaits_flags_.assign(static_cast<std::size_t>(m_.num_ranks), 0);
     for (std::size_t i = 0; i < count; ++i) {
         const TaskRecord &task = t_.tasks[i];
         kept_.each(t_, task, [&](std::int32_t awaited) {
             const bool local = is_local(tasks_[awaited], tasks_[i]);
+            if (!local) awaits_flags_[static_cast<std::size_t>(task.rank)] = 1;
             issues_[i].own += local ? m_.event_s : m_.wait_s;
             issues_[i].waits = true;
             if (!local) tasks_[i].before = m_.wait_lane_s;

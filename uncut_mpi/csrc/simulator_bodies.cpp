@@ -227,14 +227,15 @@ bool Simulator::is_aligned(const TaskRecord &task) const {
     return b.rows % step == 0 && (!turned || a.rows % step == 0);
 }
 
-// One call makes small products of one shape, as long as nobody waits or is told between them.
+// One call makes small products of one shape, as long as nobody waits or is told between them; none where a rank awaits
+// flags, as in the CUDA executor.
 void Simulator::bundle_products() {
     bundles_.resize(t_.lanes.size());
     for (Bundled &bundled : bundles_)  // a simulation that was given up may have left some
         bundled.open = false, bundled.others.clear();
     for (std::size_t i = 0; i < t_.tasks.size(); ++i) {
         Bundled &bundled = bundles_[t_.tasks[i].lane];
-        if (t_.tasks[i].kind == gemm_task) {
+        if (t_.tasks[i].kind == gemm_task && awaits_flags_[static_cast<std::size_t>(t_.tasks[i].rank)] == 0) {
             add_to_bundle(i);
         } else if (bundled.open) {
             end_bundle(bundled);

@@ -199,6 +199,7 @@ class Simulator {
     std::vector<Pack> packs_;  // by lane
     std::vector<Serial> series_;
     std::vector<Bundled> bundles_;
+    std::vector<std::uint8_t> awaits_flags_;  // by rank
     KeptWaits kept_;
     std::vector<double> clock_;
 
