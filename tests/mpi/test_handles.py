@@ -64,6 +64,16 @@ def held_up(monkeypatch):
     gate.set()
 
 
+@pytest.fixture(params=["the thread", "the program"])
+def by_whom(request, monkeypatch):
+    """Who starts and ends products: devices that compute by themselves leave that to the program while it comes."""
+    if request.param == "the program":
+        usual = flight.Flight.__init__
+        monkeypatch.setattr(flight.Flight, "__init__", lambda one, group, **_: usual(one, group, computes=False))
+    return request.param
+
+
+@pytest.mark.usefixtures("by_whom")
 def test_products_are_done_in_order_and_one_may_use_what_an_earlier_one_made(comm, open_session):
     with open_session(comm) as session:
         (a, b, d), (c, e, f) = operands(session)
@@ -98,6 +108,7 @@ def test_a_call_returns_before_its_product_begins_and_the_product_gets_on_by_its
         collective_assert(comm, is_near(c.array, a.array @ b.array) and isinstance(result, um.CallResult), str(result))
 
 
+@pytest.mark.usefixtures("by_whom")
 def test_so_many_products_are_in_flight_and_no_more(comm, open_session, monkeypatch):
     monkeypatch.setattr(flight, "MOST_IN_FLIGHT", 3)
     with open_session(comm) as session:
@@ -112,6 +123,7 @@ def test_so_many_products_are_in_flight_and_no_more(comm, open_session, monkeypa
         collective_assert(comm, not in_flight.calls and is_near(c.array, a.array @ b.array))
 
 
+@pytest.mark.usefixtures("by_whom")
 @pytest.mark.parametrize("fence", ["barrier", "release", "register", "gemm", "plan", "gather", "close"])
 def test_every_other_call_finishes_what_is_in_flight(comm, open_session, fence):
     session = open_session(comm)
@@ -164,6 +176,7 @@ def failing(session_of, comm, guilty):
     return session_of(comm, backend=backend), told
 
 
+@pytest.mark.usefixtures("by_whom")
 @pytest.mark.parametrize("heard", ["waited", "dropped", "at close"])
 def test_what_fails_in_flight_is_told_by_the_handle_or_by_the_next_call_on_every_rank(comm, open_session, heard):
     guilty = comm.size - 1
@@ -226,6 +239,7 @@ def test_an_error_of_one_rank_alone_ends_the_session_and_every_handle(comm, open
     session.close()
 
 
+@pytest.mark.usefixtures("by_whom")
 def test_files_chunks_and_plans_that_are_tried_are_right_without_waiting(comm, open_session, tmp_path_factory):
     folder = comm.bcast(str(tmp_path_factory.mktemp("handles")) if comm.rank == 0 else None)
     with open_session(comm) as session:

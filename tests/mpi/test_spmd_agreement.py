@@ -252,13 +252,14 @@ def test_a_rank_that_does_not_come_to_an_exchange_is_named(comm, agree_all, grou
 
 
 @pytest.mark.mpi(min_size=2)
-def test_an_interrupted_wait_keeps_later_exchanges_in_step(comm, agree_all, group):
+def test_an_interrupted_wait_keeps_later_exchanges_in_step(comm, agree_all, group, monkeypatch):
     """Whoever comes late to the exchange that an interrupt ended elsewhere still finds all records of it."""
     calls = call_exchange(group)
     for number in range(2 if comm.rank == 0 else 0):  # the second one is interrupted before it begins
         calls.fill("gemm", bytes(16), number, flags=1, status=0)
-        with contextlib.suppress(KeyboardInterrupt):
-            calls.exchange("opening barrier", 20, progress=interrupt)
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(group, "drive", interrupt)
+            calls.exchange("opening barrier", 20)
     comm.Barrier()
     numbers = range(0 if comm.rank else 1, 5)
     found, error = [], ""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -49,6 +49,8 @@ from uncut_mpi.spmd.turns import DeviceTurns
 
 _FIRST_FLAGS = 1 << 12
 _NO_DIGEST = bytes(16)
+
+_R = TypeVar("_R")
 
 
 class CallResult(NamedTuple):
@@ -99,6 +101,8 @@ class Call:
 
     Attributes
     ----------
+    begun : bool
+        Whether it was started.
     report : ExecutionReport
         Once it is finished: what this rank did.
     over, error, unheard : bool, BaseException or None, bool
@@ -106,8 +110,8 @@ class Call:
     """
 
     __slots__ = (
-        *("_began", "_binding", "_calls", "_epoch", "_keep", "_patience_s", "_plan", "_planned", "_request", "_run"),
-        *("_traced", "error", "over", "report", "unheard"),
+        *("_binding", "_calls", "_epoch", "_keep", "_patience_s", "_plan", "_planned", "_request", "_run", "_traced"),
+        *("begun", "error", "over", "report", "unheard"),
     )
 
     report: ExecutionReport
@@ -124,7 +128,7 @@ class Call:
     ) -> None:
         self._calls, self._request, self._plan, self._keep = calls, request, plan, keep
         self._binding, self._planned, self._traced = binding, planned, traced
-        self._began = self.over = self.unheard = False
+        self.begun = self.over = self.unheard = False
         self.error: BaseException | None = None
         self._run: Run | None = None
 
@@ -146,7 +150,7 @@ class Call:
             raise ParamError(self._calls.gate.why)
         executable = self._binding.executable
         alpha, beta = self._request.scalars
-        self._began, self._run = True, None  # one after another, of chunks
+        self.begun, self._run = True, None  # one after another, of chunks
         epoch, timeout_s, traced = self._epoch, self._patience_s, self._traced
         if waits:
             self.report = executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)
@@ -154,9 +158,13 @@ class Call:
             about: Any = {"alpha": alpha, "beta": beta, "epoch": epoch, "timeout_s": timeout_s}
             self._run = executable.start(**about, traced=traced, chain=chain)
 
-    def poll(self, spin_s: float = 0.0) -> bool:
-        """Get on without waiting; return whether this rank's part of what was started is over. Local."""
-        return self._run is None or self._run.poll(spin_s)
+    def may_finish(self, *, spin_s: float, waits: bool) -> bool:
+        """Return whether this rank's part is over, after polling it for so long; unless `waits`, all others' too."""
+        if self._run is not None:
+            if not self._run.poll(spin_s):
+                return False
+            self.report, self._run = self._run.finish(), None
+        return waits or self._calls.gate.tell(self.report.error)
 
     @property
     def may_be_followed(self) -> bool:
@@ -188,14 +196,16 @@ class Call:
         if last and written.file:
             calls.store.end_writing(written)
 
-    def attempt(self, step: Callable[..., None], **how: Chain) -> None:
+    def attempt(self, step: Callable[..., _R], **how: Any) -> _R | None:
         """Make a step of a product in flight; an error is kept, and ends it. Local but for the end."""
-        if self.error is not None:
-            return
-        try:
-            step(**how)
-        except BaseException as error:
-            self.fail(error)
+        if self.error is None:
+            try:
+                return step(**how)
+            except BaseException as error:
+                self.fail(error)
+                if not isinstance(error, Exception):  # an interrupt of the program
+                    raise
+        return None
 
     def fail(self, error: BaseException) -> None:
         """End a product in flight by an error. Local."""
@@ -213,7 +223,7 @@ class Call:
 
     def progress(self) -> float:
         """Return about what part of it is done on this rank, from 0 to 1. Any thread may ask."""
-        return self._binding.executable.progress() if self._began else 0.0
+        return self._binding.executable.progress() if self.begun else 0.0
 
     def let_go(self) -> None:
         """Give the turn back, once. Local."""
@@ -273,7 +283,7 @@ class ChunkedCall(Call):
 
     def _finish_one(self, number: int) -> None:
         super().finish(last=number + 1 == len(self._plan.keys))
-        self._began = False
+        self.begun = False
         self._results.append(super().result)
 
     @property
@@ -347,7 +357,7 @@ class Calls:
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
-            self.flight = Flight(group)
+            self.flight = Flight(group, computes=backend.takes_host_memory)
             self.gate = Gate(group, self.turns, control, self.flight, arrival_timeout_s)
             self.binder = Binder(group, backend, store, counters, control)
             self.binder.flags.before_reset = self.flight.drain

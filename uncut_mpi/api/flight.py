@@ -1,9 +1,11 @@
 """
-Calls that were made without waiting for them (``wait=False``): in their order, by a thread of the session's.
+Calls that were made without waiting for them (``wait=False``): in their order, whatever the program does.
 
-Ranks open such a call together, as any other, and plan and bind then if they have to. What is left uses no MPI: the
-thread starts the product, and meets the other ranks' threads at its end. So it gets on whatever the program does. All
-other calls of the session finish those in flight before they begin (`Gate.open`).
+Ranks open such a call together, as any other, and plan and bind then if they have to. What is left uses no MPI: who
+starts a product, and ends it with the other ranks, is a thread of the session's. So it gets on whatever the program
+does. As long as the program comes back with call after call, it does so itself in passing, as far as it need not wait:
+two threads would take the interpreter from each other at each small product. All other calls of the session finish
+those in flight before they begin (`Gate.open`).
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ MOST_IN_FLIGHT: Final = 16
 """Calls that may be in flight; the next one waits for the oldest."""
 
 _LOOK_S = 1e-3  # how often a rank that waits lets MPI get on
-_SPIN_S = 100e-6  # how long the thread polls before it looks for another call
-_CHAINED = 2  # calls that are started at a time
+_SPIN_S = 100e-6  # how long a call is polled before another one is looked for
+_AWAY_S = 500e-6  # how long the program may stay away before the thread goes on without it
 _LINGER_S = 0.02  # how long the thread waits for another call; a program does not end before
 
 _R = TypeVar("_R")
@@ -43,20 +45,27 @@ class Flight:
     """
     The calls of a session that are in flight.
 
+    Parameters
+    ----------
+    computes : bool
+        Whether the thread that polls a product computes it, so that only that of the session's may.
+
     Attributes
     ----------
     calls : deque of Call
-        The oldest first. The thread takes them out when they are over.
+        The oldest first. They are taken out when they are over.
     unheard : bool
         Whether a call has failed of which nobody here will ask what became of it.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, group: Group, *, computes: bool) -> None:
+        self._group, self._computes = group, computes
         self._changed = threading.Condition(threading.Lock())
+        self._working = threading.Lock()  # held by who starts and ends calls
         self._thread: threading.Thread | None = None
         self._idle = True  # whether the thread waits for calls, or is none
         self._awaited = 0  # threads that wait for it
+        self._visits = 0  # how often the program itself has started and ended calls
         self._failure: BaseException | None = None  # of the last call that failed; on all ranks
         self.unheard = False
         self.calls: collections.deque[Call] = collections.deque()
@@ -66,8 +75,12 @@ class Flight:
         if len(self.calls) >= MOST_IN_FLIGHT:
             self._await(lambda: len(self.calls) <= MOST_IN_FLIGHT // 2)  # one by one the threads would only take turns
         self.calls.append(call)
-        if not self._idle:
-            return
+        if self._idle:
+            self._wake()
+        while self._visit():
+            pass
+
+    def _wake(self) -> None:
         with self._changed:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="uncut_mpi calls")
@@ -107,9 +120,24 @@ class Flight:
         name, message = to_wire(self._failure)
         return from_wire(name, f"a call with wait=False, whose handle was dropped: {message}", rank=self._group.rank)
 
+    def _visit(self, spin_s: float = 0.0) -> bool:
+        """Start a call or end one in the program's own thread, unless the other is at it; return whether one was."""
+        if self._computes or not self._working.acquire(blocking=False):
+            return False
+        self._visits += 1
+        try:
+            return self._advance(spin_s, waits=False)
+        finally:
+            self._working.release()
+
     def _await(self, done: Callable[[], object]) -> None:
+        while not done() and self._visit(_SPIN_S):  # a small product is over before the thread has woken up
+            pass
+        if done():
+            return
         with self._changed:
             self._awaited += 1
+            self._changed.notify_all()
             while not done():
                 self._changed.wait(_LOOK_S)
                 self._group.drive()
@@ -130,36 +158,52 @@ class Flight:
                 self._changed.notify_all()
 
     def _loop(self) -> None:
-        calls, started = self.calls, collections.deque[Any]()
+        visits = 0
         while True:
-            if not calls:
+            if not self.calls:
                 with self._changed:
                     self._idle = True
-                    if not self._changed.wait_for(lambda: calls, _LINGER_S):
+                    if not self._changed.wait_for(lambda: self.calls, _LINGER_S):
                         self._thread = None
                         return
                     self._idle = False
-            last = started[-1] if started else None
-            if len(started) < len(calls) and (last is None or (len(started) < _CHAINED and last.may_be_followed)):
-                started.append(calls[len(started)])
-                started[-1].attempt(started[-1].start, chain=Chain.FIRST if last is None else Chain.NEXT)
-                continue
-            oldest = started[0]
-            # As long as it is alone another one may come and follow it.
-            if len(calls) == 1 and oldest.may_be_followed and not oldest.poll(_SPIN_S):
-                continue
-            oldest.attempt(oldest.finish)
-            oldest.let_go()
-            if oldest.error is not None:
-                self._failure = oldest.error
-                self.unheard |= oldest.unheard
-            oldest.over = True
-            del last, oldest  # who finds no call in flight finds nothing of it here either
-            started.popleft()
-            calls.popleft()
-            if self._awaited:
+            if visits != self._visits and not self._awaited:  # the program comes by itself
+                visits = self._visits
+                with self._changed:
+                    self._changed.wait_for(lambda: self._awaited, _AWAY_S)
+            with self._working:
+                ended = self._advance(_SPIN_S, waits=True)
+            if ended and self._awaited:
                 with self._changed:
                     self._changed.notify_all()
+
+    def _advance(self, spin_s: float, *, waits: bool) -> bool:
+        """
+        Start a call or end one, after polling it for so long; return whether one was. `waits`: also for other ranks.
+
+        What is to be done is seen of the calls alone, since an interrupt may end this anywhere.
+        """
+        calls = self.calls
+        if not calls:
+            return False
+        oldest = calls[0]
+        if not oldest.begun and oldest.error is None:
+            oldest.attempt(oldest.start, chain=Chain.FIRST)
+            return True
+        if len(calls) > 1 and not (calls[1].begun or calls[1].error) and oldest.may_be_followed:
+            calls[1].attempt(calls[1].start, chain=Chain.NEXT)
+            return True
+        if not self._computes and not oldest.attempt(oldest.may_finish, spin_s=spin_s, waits=waits) and oldest.error is None:
+            return False
+        oldest.attempt(oldest.finish)
+        oldest.let_go()
+        if oldest.error is not None:
+            self._failure = oldest.error
+            self.unheard |= oldest.unheard
+        oldest.over = True
+        del oldest  # who finds no call in flight finds nothing of it here either
+        calls.popleft()
+        return True
 
 
 class Handle(Generic[_R]):

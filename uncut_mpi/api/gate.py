@@ -327,6 +327,10 @@ class Gate:
         finally:
             del error  # it has left this frame
 
+    def tell(self, error: BaseException | None) -> bool:
+        """Begin to close a product, as `Verdicts.tell`. Local."""
+        return self.broken or self._verdicts.tell(error)
+
     def close(self, error: BaseException | None, timeout_s: float) -> tuple[list[Wire | None], bool] | None:
         """Close a product, as `Verdicts.judge`; wait only while the others get on. Collective."""
         try:

@@ -333,13 +333,7 @@ class CallExchange:
         """Write `mine`: the call's name (ASCII), the 16-byte digest of its arguments, and the rest. Local."""
         _RECORD_STRUCT.pack_into(self._mine_bytes, 0, digest, call.encode(), epoch, flags, status)
 
-    def exchange(
-        self,
-        what: str,
-        timeout_s: float | None = None,
-        missing: Missing | None = None,
-        progress: Progress | None = None,
-    ) -> np.ndarray:
+    def exchange(self, what: str, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
         """
         Give `mine` to all ranks and return the records of all. Collective; allocates nothing.
 
@@ -352,17 +346,12 @@ class CallExchange:
             If a rank has left the session, whether the others are here or not; names it.
         """
         self._group.check_usable()
-        return self._met(what, timeout_s, missing, progress)
-
-    def _met(
-        self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None
-    ) -> np.ndarray:
         meeting = self._meeting
         if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
-            self._watch(what, timeout_s, missing, progress)
+            self._watch(what, timeout_s, missing)
         self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
         if self._outcome == _WAITING:
-            self._watch(what, timeout_s, missing, progress)
+            self._watch(what, timeout_s, missing)
         elif self._outcome == _ABANDONED:
             self.check_left(what)
         self.unanimous = self._outcome == _ALIKE
@@ -422,7 +411,7 @@ class CallExchange:
         """
         self._meeting.leave(reason.encode("ascii", "replace").decode())
 
-    def _watch(self, what: str, timeout_s: float | None, missing: Missing | None, progress: Progress | None) -> None:
+    def _watch(self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None) -> None:
         group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw
 
         def met() -> int:
@@ -458,18 +447,40 @@ class Verdicts(CallExchange):
         super().__init__(group, memory[:ends])
         self._rank = group.rank
         self._texts = memory[ends:].reshape(2, group.size, _TEXT_BYTES)  # used in turn, as the places of a meeting
-        self._turn = 0
+        self._turn, self._told = 0, False
 
-    def judge(
-        self, error: BaseException | None, timeout_s: float, progress: Progress
-    ) -> tuple[list[Wire | None], bool] | None:
+    def tell(self, error: BaseException | None, spin_s: float = 0.0) -> bool:
         """
-        Tell all ranks what this one has met, and return what each has, or None if it is nothing. Collective.
+        Tell all ranks what this one has met, if it has not; return whether all have. Not collective, but `judge` is.
 
         Parameters
         ----------
         error : BaseException or None
             What went wrong here; the first 2,048 bytes of its text reach the others.
+        """
+        if self._told:
+            if self._outcome == _WAITING:
+                self._outcome = self._meeting.collect(self._everyone_raw, spin_s)
+            return self._outcome != _WAITING
+        self._told, self._turn = True, self._turn ^ 1
+        if error is not None:
+            text = "\0".join(to_wire(error)).encode("utf-8", "replace")[: _TEXT_BYTES - 1] + b"\0"
+            self._texts[self._turn, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
+            lost = isinstance(error, StallError) or getattr(error, "fatal", False)
+            self.mine["status"] = _LOST if lost else _FAILED
+        self._outcome = self._meeting.meet(self._mine_raw, self._everyone_raw, spin_s)
+        return self._outcome != _WAITING
+
+    def judge(
+        self, error: BaseException | None, timeout_s: float, progress: Progress
+    ) -> tuple[list[Wire | None], bool] | None:
+        """
+        Return what each rank has met, or None if it is nothing, after `tell`. Collective.
+
+        Parameters
+        ----------
+        error : BaseException or None
+            What this one tells, or has told.
         progress : callable
             As of `Group.watch`.
 
@@ -484,16 +495,14 @@ class Verdicts(CallExchange):
         StallError, PeerFailedError
             As `CallExchange.exchange`.
         """
-        self._turn ^= 1
-        if error is not None:
-            text = "\0".join(to_wire(error)).encode("utf-8", "replace")[: _TEXT_BYTES - 1] + b"\0"
-            self._texts[self._turn, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
-            lost = isinstance(error, StallError) or getattr(error, "fatal", False)
-            self.mine["status"] = _LOST if lost else _FAILED
-        records = self._met("closing barrier", timeout_s, None, progress)
-        if error is None and self.unanimous:
+        if not self.tell(error, self._spin_s):
+            self._watch("closing barrier", timeout_s, progress=progress)
+        elif self._outcome == _ABANDONED:
+            self.check_left("closing barrier")
+        self._told = False
+        if error is None and self._outcome == _ALIKE:
             return None
-        self.mine["status"], statuses = 0, records["status"]
+        self.mine["status"], statuses = 0, self.everyone["status"]
         wires: list[Wire | None] = [self._wire(rank) if status else None for rank, status in enumerate(statuses)]
         if error is not None:
             wires[self._rank] = to_wire(error)
