@@ -38,7 +38,7 @@ DeviceState::DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<c
         int least_priority = 0;
         d.check("cuCtxGetStreamPriorityRange", d.cuCtxGetStreamPriorityRange(&least_priority, &greatest_priority_));
         void *words = nullptr;
-        constexpr std::size_t bytes = 2 * max_lanes * sizeof(std::uint32_t);
+        constexpr std::size_t bytes = (num_sets * max_lanes + num_sets) * sizeof(std::uint32_t);
         d.check("cuMemHostAlloc", d.cuMemHostAlloc(&words, bytes, host_alloc_portable | host_alloc_device_map));
         progress_ = static_cast<std::uint32_t *>(words);
         std::memset(words, 0, bytes);
@@ -97,7 +97,7 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     }
     reserve_events(events_, events, event_disable_timing);
     if (chain_stream_ == nullptr) d.check("cuStreamCreate", d.cuStreamCreate(&chain_stream_, stream_non_blocking));
-    reserve_events(chain_events_, 3 + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
+    reserve_events(chain_events_, 1 + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
 }
 
 void DeviceState::tune(const std::map<ProductShape, Wanted> &asked) {

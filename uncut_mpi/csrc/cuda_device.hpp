@@ -22,6 +22,7 @@ namespace uncut::cuda {
 class DeviceState {
   public:
     static constexpr std::size_t workspace_bytes = std::size_t{32} << 20;
+    static constexpr std::size_t num_sets = 2;  // of progress words
 
     struct ComputeLane {
         Stream stream = nullptr;
@@ -76,7 +77,10 @@ class DeviceState {
     Address progress_address(std::size_t lane, std::size_t set) const {
         return progress_device_ + 4 * (set * max_lanes + lane);
     }
-    // What puts one run behind another: a stream, and events of which a run of each set has one, and each lane.
+    // Behind them a word of each set, in which a chained run writes that it has ended.
+    std::uint32_t *end_word(std::size_t set) const { return progress(num_sets) + set; }
+    Address end_address(std::size_t set) const { return progress_address(set, num_sets); }
+    // What puts one run behind another: a stream, and events for it and each lane.
     Stream chain_stream() const { return chain_stream_; }
     Event chain_event(std::size_t number) const { return chain_events_.at(number); }
 

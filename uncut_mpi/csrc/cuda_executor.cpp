@@ -64,6 +64,7 @@ void Run::begin() {
     // No lane of a run with these words is busy, so the host may write them.
     set_ = device_.next_set();
     std::memset(device_.progress(set_), 0, max_lanes * sizeof(std::uint32_t));
+    *device_.end_word(set_) = epoch_;
     volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
     for (std::size_t l = 0; l < max_lanes && !follows_; ++l)  // of lanes that an earlier list had, too
         if (row[l] != 0) row[l] = 0;
@@ -119,17 +120,21 @@ Stream Run::joint() const { return is_joined() ? executor_->lanes_.front().strea
 // Let no lane begin before the run before has ended on all ranks.
 void Run::follow() {
     const Driver &d = device_.driver();
-    fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(1 - set_), 0));
+    const Stream before = static_cast<const Run *>(device_.in_flight().front())->joint();
+    if (before != joint()) {
+        fail("cuEventRecord", d.cuEventRecord(device_.chain_event(0), before));
+        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(0), 0));
+    }
     std::vector<MemOp> &ends = executor_->awaited_ends_;
     for (MemOp &end : ends)
         end.value.value = epoch_;
     if (!ends.empty())
         fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(ends.size()), ends.data(), 0));
     if (is_joined()) return;
-    fail("cuEventRecord", d.cuEventRecord(device_.chain_event(2), joint()));
+    fail("cuEventRecord", d.cuEventRecord(device_.chain_event(0), joint()));
     for (const Executor::Lane &lane : executor_->lanes_)
         if (lane.stream != nullptr)
-            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(lane.stream, device_.chain_event(2), 0));
+            fail("cuStreamWaitEvent", d.cuStreamWaitEvent(lane.stream, device_.chain_event(0), 0));
 }
 
 // Say behind all lanes that this run has ended here, after an error too.
@@ -138,15 +143,14 @@ void Run::end_lanes() {
     for (std::size_t l = 0; l < executor_->lanes_.size() && !is_joined(); ++l) {
         const Stream stream = executor_->lanes_[l].stream;
         if (stream == nullptr) continue;
-        fail("cuEventRecord", d.cuEventRecord(device_.chain_event(3 + l), stream));
-        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(3 + l), 0));
+        fail("cuEventRecord", d.cuEventRecord(device_.chain_event(1 + l), stream));
+        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(1 + l), 0));
     }
     std::vector<MemOp> &told = executor_->told_;
     for (MemOp &end : told)
         end.value.value = epoch_ + executor_->span_;
-    if (!told.empty())
-        fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(told.size()), told.data(), 0));
-    fail("cuEventRecord", d.cuEventRecord(device_.chain_event(set_), joint()));
+    told.front().value.address = device_.end_address(set_);
+    fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(told.size()), told.data(), 0));
     tail_issued_ = true;
 }
 
@@ -429,13 +433,7 @@ bool Run::may_issue() {
 
 bool Run::drain() {
     if (chained_) {  // behind whose steps the streams may hold those of another
-        const Code code = device_.driver().cuEventQuery(device_.chain_event(set_));
-        if (code == error_not_ready) {
-            if (!moved()) give_up();
-            return result_.stalled;
-        }
-        result_.fatal = result_.fatal || code != success;
-        fail("cuEventQuery", code);
+        if (!has_ended()) return result_.fatal || result_.stalled;
         next_lane_ = lanes_.size();
     }
     // Lane after lane: once one is empty the others mostly are, and each is asked once.
@@ -449,6 +447,19 @@ bool Run::drain() {
     if (executor_->host_lanes_.empty() || device_.host_worker().is_done()) return true;
     if (!moved()) give_up();
     return result_.stalled;
+}
+
+// Mostly the word is looked at alone: to ask the driver keeps it from a thread that issues.
+bool Run::has_ended() {
+    const volatile std::uint32_t *word = device_.end_word(set_);
+    if (*word == epoch_ + executor_->span_) return true;
+    const auto now = Clock::now();
+    if (now - last_look_ < look_interval) return false;
+    const Code code = device_.driver().cuStreamQuery(joint());
+    result_.fatal = code != success && code != error_not_ready;
+    if (result_.fatal) fail("cuStreamQuery", code);
+    if (!moved()) give_up();
+    return false;
 }
 
 void Run::mirror() {

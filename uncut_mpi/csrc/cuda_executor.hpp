@@ -212,7 +212,7 @@ class Executor {
     std::uint32_t *board_;
     std::size_t board_words_, rank_;
     std::size_t num_bodies_ = 0;
-    std::vector<MemOp> told_, awaited_ends_;  // of peers, that a run has ended
+    std::vector<MemOp> told_, awaited_ends_;  // that a run has ended: to this device's host and to peers, and by them
     std::uint32_t span_ = 0;
 };
 
@@ -278,6 +278,7 @@ class Run {
     void signal(const Step &step);
     bool may_issue();  // whether so little is outstanding that more may be issued
     bool drain();      // whether all lanes are empty
+    bool has_ended();  // of a chained run: whether its word says so
     void mark_reference();
     void take_time(const Step &step, std::size_t number);
     void read_times();
