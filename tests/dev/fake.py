@@ -56,6 +56,23 @@ class FakeCuda:
     def reset(self) -> None:
         self._library.fake_reset()
 
+    def stream(self) -> int:
+        """A stream of a caller's."""
+        handle = ctypes.c_void_p()
+        assert self._library.f_cuStreamCreate(ctypes.byref(handle), 1) == 0
+        return handle.value or 0
+
+    def copy(self, array: np.ndarray, stream: int) -> np.ndarray:
+        """What a stream has copied of an array, once it has come to that."""
+        copied = np.zeros_like(array)
+        ends = (ctypes.c_uint64(one.ctypes.data) for one in (copied, array))
+        assert self._library.f_cuMemcpyAsync(*ends, ctypes.c_size_t(array.nbytes), ctypes.c_void_p(stream)) == 0
+        return copied
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until a stream has come to its end."""
+        assert self._library.f_cuStreamSynchronize(ctypes.c_void_p(stream)) == 0
+
     def log(self) -> list[str]:
         size = self._library.fake_log(None, 0)
         text = ctypes.create_string_buffer(size + 1)

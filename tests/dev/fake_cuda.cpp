@@ -336,6 +336,13 @@ Code f_cuEventRecord(Event event, Stream stream) {
     if (code == success) target->latest = record;
     return code;
 }
+Code f_cuEventQuery(Event event) {
+    const std::lock_guard<std::mutex> guard(lock);
+    if (const Code code = entered("cuEventQuery"); code != success) return code;
+    advance();
+    const auto *target = reinterpret_cast<FakeEvent *>(event);
+    return target->latest == nullptr || target->latest->passed ? success : error_not_ready;
+}
 Code f_cuEventSynchronize(Event event) {
     auto *target = reinterpret_cast<FakeEvent *>(event);
     do {

@@ -28,7 +28,7 @@ from tests.helpers.schedules import SummaOptions, random_case, summa
 from tests.helpers.transposed import SHAPES, bits_of, filled, transposing_copies
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
-from uncut_mpi.device.interface import ProgressBoard
+from uncut_mpi.device.interface import Chain, ProgressBoard
 from uncut_mpi.errors import DataFileError, DeviceError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -123,6 +123,32 @@ def test_chained_runs_give_what_runs_one_after_another_give(fake):
             contents.append([memory.tobytes() for memory in cluster.memory])
         assert contents[0] == contents[1]
     assert followed > 20
+
+
+def test_what_a_stream_gets_behind_a_run_finds_it_ended_on_all_ranks(fake):
+    """A stream of each rank copies all ranks' memory, given that before other ranks begin, and while they run."""
+    rng = random.Random(6)
+    for case in range(40):
+        schedule = random_case(rng, max_ranks=4, max_extent=20)
+        if schedule.problem.dtype is not DType.f64:
+            continue
+        cluster = FakeCluster(fake, schedule)
+        (alpha, beta), _ = filled_with_numbers(cluster, case)
+        fake.reset()
+        runs, streams, copied = [], [], []
+        for executable in cluster.executables:
+            run = executable.start(alpha=alpha, beta=beta, epoch=1, timeout_s=20.0, chain=Chain.FIRST)
+            assert run.may_be_followed
+            streams.append(fake.stream())
+            run.precede(streams[-1:])
+            copied.append([fake.copy(memory, streams[-1]) for memory in cluster.memory])
+            runs.append(run)
+        while [run.poll() for run in runs].count(False):
+            pass
+        succeed(dict(enumerate(run.finish() for run in runs)))
+        for stream, copies in zip(streams, copied, strict=True):
+            fake.synchronize(stream)
+            assert all(np.array_equal(one, memory) for one, memory in zip(copies, cluster.memory, strict=True))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])

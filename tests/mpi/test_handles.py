@@ -69,7 +69,12 @@ def by_whom(request, monkeypatch):
     """Who starts and ends products: devices that compute by themselves leave that to the program while it comes."""
     if request.param == "the program":
         usual = flight.Flight.__init__
-        monkeypatch.setattr(flight.Flight, "__init__", lambda one, group, **_: usual(one, group, computes=False))
+
+        def by_program(one, *about):
+            usual(one, *about)
+            one._computes = False
+
+        monkeypatch.setattr(flight.Flight, "__init__", by_program)
     return request.param
 
 
@@ -159,6 +164,17 @@ def test_a_handle_is_waited_for_once_and_ranks_do_so_or_not(comm, open_session):
         said = outcome(lambda: session.gemm(a, b, c, wait=2))
         collective_assert(comm, said.startswith("ParamError: wait = 2"), said)
         collective_assert(comm, session.gemm(a, b, c, wait=False).wait() is c)
+
+
+def test_where_streams_cannot_wait_the_program_does(comm, open_session):
+    with open_session(comm) as session:
+        (a, b, d), (c, e, _) = operands(session)
+        session.gemm(a, b, c), session.gemm(b, d, e)
+        handles = [session.gemm(a, b, c, wait=False), session.gemm(b, d, e, wait=False)]
+        handles[1].wait_on()
+        handles[1].wait_on(0)
+        done = [one.done() for one in handles]
+        collective_assert(comm, all(done) and handles[1].wait() is e and is_near(e.array, b.array @ d.array), str(done))
 
 
 def failing(session_of, comm, guilty):

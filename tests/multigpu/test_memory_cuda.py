@@ -113,6 +113,38 @@ def test_work_that_the_given_stream_holds_is_done_before_a_product_reads(session
     release(session, operands)
 
 
+def test_what_a_stream_gets_behind_products_in_flight_finds_them_done_on_all_ranks(session, comm, cupy):
+    """The host waits for none of them; each copies what all ranks have made, and ranks without work wait too."""
+    size, rng = 840, np.random.default_rng(3)
+    data = rng.random((2, size, size))
+    a, b = (session.empty((size, size), "f64", um.Layout.rows()) for _ in range(2))
+    for matrix, whole in zip((a, b), data, strict=True):
+        matrix.local[...] = cupy.asarray(np.split(whole, comm.size)[comm.rank])
+    results = [session.empty((size, size), "f64", um.Layout.whole(step % comm.size)) for step in range(6)]
+    everywhere = [session.empty((size, size), "f64", um.Layout.replicated()) for _ in range(6)]
+    for c in (*results, *everywhere):
+        session.gemm(a, b, c)  # planned and bound
+        if c.local is not None:
+            c.local.fill(np.nan)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    copies = []
+    for c in (*results, *everywhere):
+        handle = session.gemm(a, b, c, alpha=0.5, wait=False)
+        handle.wait_on(stream)
+        with stream:
+            copies.append(None if c.local is None else c.local.copy())
+    stream.synchronize()
+    wanted = 0.5 * data[0] @ data[1]
+    off = [float(abs(copy.get() - wanted).max()) for copy in copies if copy is not None]
+    # Two sums of k terms below 1, one after the other, each with an error below k² u.
+    collective_assert(comm, max(off) <= 2 * size**2 * 2**-53, f"errors {off}")
+    with pytest.raises(um.ParamError, match="stream = 'no stream'"):
+        session.gemm(a, b, results[0], wait=False).wait_on("no stream")
+    session.barrier()
+    for one in (a, b, *results, *everywhere):
+        session.release(one)
+
+
 # -- devices -------------------------------------------------------------------------------------
 
 

@@ -163,7 +163,7 @@ class Call:
         if self._run is not None:
             if not self._run.poll(spin_s):
                 return False
-            self.report, self._run = self._run.finish(), None
+            self.report = self._run.finish()
         return waits or self._calls.gate.tell(self.report.error)
 
     @property
@@ -171,11 +171,16 @@ class Call:
         """Whether another call may start before this one is over."""
         return self._run is not None and self._run.may_be_followed
 
+    def precede(self, streams: list[int]) -> None:
+        """Let streams of the caller's wait for the end, where another call may start before it. Local."""
+        if self._run is not None:
+            self._run.precede(streams)
+
     def finish(self, *, last: bool = True) -> None:
         """Wait until all ranks have done their parts; raise what any of them met. `last`: of what is written."""
         calls, gate = self._calls, self._calls.gate
         if self._run is not None:
-            self.report = self._run.finish()
+            self.report, self._run = self._run.finish(), None
         if gate.broken:  # by the call before this one, which others do not close either
             raise ParamError(gate.why)
         report = self.report
@@ -357,7 +362,7 @@ class Calls:
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
-            self.flight = Flight(group, computes=backend.takes_host_memory)
+            self.flight = Flight(group, backend)
             self.gate = Gate(group, self.turns, control, self.flight, arrival_timeout_s)
             self.binder = Binder(group, backend, store, counters, control)
             self.binder.flags.before_reset = self.flight.drain

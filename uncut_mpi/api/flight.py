@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from uncut_mpi.api.gate import public_call
-from uncut_mpi.device.interface import Chain
+from uncut_mpi.device.interface import Backend, Chain
 from uncut_mpi.errors import ParamError, from_wire, to_wire
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import flag
@@ -31,7 +31,7 @@ MOST_IN_FLIGHT: Final = 16
 _LOOK_S = 1e-3  # how often a rank that waits lets MPI get on
 _SPIN_S = 100e-6  # how long a call is polled before another one is looked for
 _AWAY_S = 500e-6  # how long the program may stay away before the thread goes on without it
-_LINGER_S = 0.02  # how long the thread waits for another call; a program does not end before
+_LINGERS = 40  # times that the thread waits so long for another call; a program does not end before
 
 _R = TypeVar("_R")
 
@@ -47,8 +47,8 @@ class Flight:
 
     Parameters
     ----------
-    computes : bool
-        Whether the thread that polls a product computes it, so that only that of the session's may.
+    backend : Backend
+        Where the host computes, who polls a product does; only the thread of the session's does so then.
 
     Attributes
     ----------
@@ -58,14 +58,14 @@ class Flight:
         Whether a call has failed of which nobody here will ask what became of it.
     """
 
-    def __init__(self, group: Group, *, computes: bool) -> None:
-        self._group, self._computes = group, computes
+    def __init__(self, group: Group, backend: Backend) -> None:
+        self._group, self._backend, self._computes = group, backend, backend.takes_host_memory
         self._changed = threading.Condition(threading.Lock())
         self._working = threading.Lock()  # held by who starts and ends calls
         self._thread: threading.Thread | None = None
-        self._idle = True  # whether the thread waits for calls, or is none
+        self._idle = True  # whether the thread waits to be woken up for a call, or is none
         self._awaited = 0  # threads that wait for it
-        self._visits = 0  # how often the program itself has started and ended calls
+        self._visits = 0  # how often the program itself has come to start and end calls
         self._failure: BaseException | None = None  # of the last call that failed; on all ranks
         self.unheard = False
         self.calls: collections.deque[Call] = collections.deque()
@@ -102,6 +102,14 @@ class Flight:
         if not call.over:
             self._await(lambda: call.over)
 
+    def let_wait(self, stream: object, call: Call) -> None:
+        """Let a stream wait until a call is over; or wait for it here, if the device cannot. Local."""
+        streams = self._backend.streams_of(stream)
+        self._await(lambda: call.over or call.may_be_followed)
+        with self._working:
+            if not call.over:
+                call.precede(streams)
+
     def drop(self, call: Call) -> None:
         """Note that nobody here will ask what became of a call. Local."""
         call.unheard = True
@@ -122,9 +130,11 @@ class Flight:
 
     def _visit(self, spin_s: float = 0.0) -> bool:
         """Start a call or end one in the program's own thread, unless the other is at it; return whether one was."""
-        if self._computes or not self._working.acquire(blocking=False):
+        if self._computes:
             return False
         self._visits += 1
+        if not self._working.acquire(blocking=False):
+            return False
         try:
             return self._advance(spin_s, waits=False)
         finally:
@@ -158,28 +168,29 @@ class Flight:
                 self._changed.notify_all()
 
     def _loop(self) -> None:
-        visits = 0
+        visits, quiet = 0, 0
         while True:
-            if not self.calls:
-                with self._changed:
-                    self._idle = True
-                    if not self._changed.wait_for(lambda: self.calls, _LINGER_S):
-                        self._thread = None
-                        return
-                    self._idle = False
-            if visits != self._visits and not self._awaited:  # the program comes by itself
-                visits = self._visits
-                with self._changed:
-                    self._changed.wait_for(lambda: self._awaited, _AWAY_S)
+            is_alone, visits = visits == self._visits, self._visits  # else the program comes by itself
+            goes_on = self.calls and (is_alone or self._awaited)
             with self._working:
-                ended = self._advance(_SPIN_S, waits=True)
+                ended = self._advance(_SPIN_S if goes_on else 0.0, waits=bool(goes_on))
             if ended and self._awaited:
                 with self._changed:
                     self._changed.notify_all()
+            if ended or goes_on:
+                continue
+            quiet = quiet + 1 if is_alone else 0
+            with self._changed:
+                self._idle = self._computes or quiet >= _LINGERS
+                self._changed.wait_for(lambda: self.calls and (self._awaited or self._idle), _AWAY_S)
+                if quiet >= _LINGERS and not self.calls:
+                    self._thread = None
+                    return
+                self._idle = False
 
     def _advance(self, spin_s: float, *, waits: bool) -> bool:
         """
-        Start a call or end one, after polling it for so long; return whether one was. `waits`: also for other ranks.
+        Start a call or end one, after polling it for so long; return whether one was. `waits`: for other ranks too.
 
         What is to be done is seen of the calls alone, since an interrupt may end this anywhere.
         """
@@ -250,6 +261,28 @@ class Handle(Generic[_R]):
         if call.error is not None:
             raise call.error
         return self._result(call)
+
+    @public_call
+    def wait_on(self, stream: Any = None) -> None:
+        """
+        Let what a stream gets from now on wait until the product is over on all ranks, and return soon. Local.
+
+        So kernels may follow that use the result, while the program goes on. Whether the product has failed `wait`
+        tells, or the next call if the handle is dropped. On the host, and for a product that goes through memory of the
+        host, this returns when the product is over.
+
+        Parameters
+        ----------
+        stream : optional
+            Of this rank's device: of cupy, of torch, of anything with ``__cuda_stream__``, or an integer handle. By
+            default the current ones of cupy and torch.
+
+        Raises
+        ------
+        ParamError
+            If it is no stream.
+        """
+        self._flight.let_wait(stream, self._call)
 
     def __del__(self) -> None:
         if not self._asked:

@@ -126,6 +126,7 @@ void bind_cuda(nb::module_ &m) {
              nb::call_guard<nb::gil_scoped_release>())
         .def("poll", &Run::poll, nb::arg("spin_s") = 0.0, nb::call_guard<nb::gil_scoped_release>())
         .def_prop_ro("may_be_followed", &Run::may_be_followed)
+        .def("precede", &Run::precede, nb::arg("streams"), nb::call_guard<nb::gil_scoped_release>())
         .def("finish", [](Run &self) { return self.finish(); }, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Executor>(m, "CudaExecutor", "An operation list bound to addresses; keeps the device, not the board.")
         .def(nb::new_(&make_executor))

@@ -97,7 +97,7 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     }
     reserve_events(events_, events, event_disable_timing);
     if (chain_stream_ == nullptr) d.check("cuStreamCreate", d.cuStreamCreate(&chain_stream_, stream_non_blocking));
-    reserve_events(chain_events_, 1 + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
+    reserve_events(chain_events_, 1 + num_sets + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
 }
 
 void DeviceState::tune(const std::map<ProductShape, Wanted> &asked) {

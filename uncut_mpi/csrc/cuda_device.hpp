@@ -80,7 +80,7 @@ class DeviceState {
     // Behind them a word of each set, in which a chained run writes that it has ended.
     std::uint32_t *end_word(std::size_t set) const { return progress(num_sets) + set; }
     Address end_address(std::size_t set) const { return progress_address(set, num_sets); }
-    // What puts one run behind another: a stream, and events for it and each lane.
+    // What puts one run behind another: a stream, and events for it, what waits for a run of each set, and lanes.
     Stream chain_stream() const { return chain_stream_; }
     Event chain_event(std::size_t number) const { return chain_events_.at(number); }
 

@@ -153,6 +153,7 @@ enum DataType : int {
     X(cuEventCreate, 2000, Code(Event *, unsigned))                                                                    \
     X(cuEventDestroy, 4000, Code(Event))                                                                               \
     X(cuEventRecord, 2000, Code(Event, Stream))                                                                        \
+    X(cuEventQuery, 2000, Code(Event))                                                                                 \
     X(cuEventSynchronize, 2000, Code(Event))                                                                           \
     X(cuEventElapsedTime, 2000, Code(float *, Event, Event))                                                           \
     X(cuMemAlloc, 3020, Code(Address *, std::size_t))                                                                  \

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <utility>
 
 namespace uncut::cuda {
 namespace {
@@ -125,16 +126,36 @@ void Run::follow() {
         fail("cuEventRecord", d.cuEventRecord(device_.chain_event(0), before));
         fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(0), 0));
     }
-    std::vector<MemOp> &ends = executor_->awaited_ends_;
-    for (MemOp &end : ends)
-        end.value.value = epoch_;
-    if (!ends.empty())
-        fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(ends.size()), ends.data(), 0));
+    await_ends(epoch_);
     if (is_joined()) return;
     fail("cuEventRecord", d.cuEventRecord(device_.chain_event(0), joint()));
     for (const Executor::Lane &lane : executor_->lanes_)
         if (lane.stream != nullptr)
             fail("cuStreamWaitEvent", d.cuStreamWaitEvent(lane.stream, device_.chain_event(0), 0));
+}
+
+// Let the joint wait until the other ranks have ended what takes the epoch so far.
+void Run::await_ends(std::uint32_t epoch) {
+    std::vector<MemOp> &ends = executor_->awaited_ends_;
+    if (ends.empty()) return;
+    for (MemOp &end : ends)
+        end.value.value = epoch;
+    fail("cuStreamBatchMemOp",
+         device_.driver().cuStreamBatchMemOp(joint(), static_cast<unsigned>(ends.size()), ends.data(), 0));
+}
+
+// By an event: a stream of the caller's may come to wait long after the words have served other runs, or are no more.
+void Run::precede(const std::vector<Address> &streams) {
+    if (std::exchange(over_, false)) device_.in_flight().push_back(this);  // it is over when others are too
+    const auto held = hold();
+    const DeviceState::Scope scope(device_);
+    const Driver &d = device_.driver();
+    const Event event = device_.chain_event(1 + set_);
+    await_ends(epoch_ + executor_->span_);
+    fail("cuEventRecord", d.cuEventRecord(event, joint()));
+    for (const Address stream : streams)
+        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(reinterpret_cast<Stream>(stream), event, 0));
+    preceding_ = true;
 }
 
 // Say behind all lanes that this run has ended here, after an error too.
@@ -143,8 +164,8 @@ void Run::end_lanes() {
     for (std::size_t l = 0; l < executor_->lanes_.size() && !is_joined(); ++l) {
         const Stream stream = executor_->lanes_[l].stream;
         if (stream == nullptr) continue;
-        fail("cuEventRecord", d.cuEventRecord(device_.chain_event(1 + l), stream));
-        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(1 + l), 0));
+        fail("cuEventRecord", d.cuEventRecord(device_.chain_event(3 + l), stream));
+        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(3 + l), 0));
     }
     std::vector<MemOp> &told = executor_->told_;
     for (MemOp &end : told)
@@ -452,7 +473,9 @@ bool Run::drain() {
 // Mostly the word is looked at alone: to ask the driver keeps it from a thread that issues.
 bool Run::has_ended() {
     const volatile std::uint32_t *word = device_.end_word(set_);
-    if (*word == epoch_ + executor_->span_) return true;
+    if (*word == epoch_ + executor_->span_ &&
+        (!preceding_ || device_.driver().cuEventQuery(device_.chain_event(1 + set_)) == success))
+        return true;
     const auto now = Clock::now();
     if (now - last_look_ < look_interval) return false;
     const Code code = device_.driver().cuStreamQuery(joint());

@@ -241,6 +241,9 @@ class Run {
     bool may_be_followed() const {
         return chained_ && tail_issued_ && !result_.fatal && !result_.stalled && !executor_->host_lanes_.size();
     }
+    // Let what these streams get from now on wait for the end of the run on all ranks; it may be followed, and is over
+    // no sooner.
+    void precede(const std::vector<Address> &streams);
     // Wait until the run is over.
     const RunResult &finish();
 
@@ -264,6 +267,7 @@ class Run {
     bool is_joined() const;
     void follow();
     void end_lanes();
+    void await_ends(std::uint32_t epoch);
     void advance(std::size_t most_steps);
     template <bool traced>
     void issue_steps(std::size_t most_steps);
@@ -313,7 +317,7 @@ class Run {
     bool full_ = false, signals_only_ = false;
     std::size_t next_lane_ = 0;  // those before it are empty
     std::vector<std::uint32_t> seen_;
-    bool over_ = false, tail_issued_ = false;
+    bool over_ = false, tail_issued_ = false, preceding_ = false;
     std::size_t set_ = 0;  // of the words
 };
 

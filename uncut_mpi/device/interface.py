@@ -244,6 +244,9 @@ class Run(abc.ABC):
         """Whether the next run of a chain may begin before this one is over."""
         return False
 
+    def precede(self, streams: list[int]) -> None:
+        """Let streams wait, from now on, for the end of this run on all ranks, if it may be followed; return soon."""
+
     @abc.abstractmethod
     def finish(self) -> ExecutionReport:
         """Wait until the run is over and return what it did."""
@@ -526,16 +529,20 @@ class Backend(abc.ABC):
     def fill_words(self, address: int, count: int, value: int) -> None:
         """Set `count` 32-bit words; synchronous. For flags, before any use of them."""
 
-    def mark_caller(self, stream: Any = None) -> None:
+    def streams_of(self, stream: Any = None) -> list[int]:
         """
-        Note what work the caller has given this device so far, for `await_caller`.
+        Return the handles of what a caller names as its stream.
 
         Parameters
         ----------
         stream : object, optional
-            The caller's stream: of cupy, of torch, of anything with ``__cuda_stream__``, or an integer handle. By
-            default the current ones, cupy's and, where torch is loaded, torch's.
+            One of cupy, of torch, of anything with ``__cuda_stream__``, or an integer handle. By default the current
+            ones, cupy's and, where torch is loaded, torch's.
         """
+        return []
+
+    def mark_caller(self, stream: Any = None) -> None:
+        """Note what work the caller has given this device so far, for `await_caller`; as for `streams_of`."""
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""

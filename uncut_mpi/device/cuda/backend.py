@@ -265,11 +265,15 @@ class CudaBackend(Backend):
             with self._current("setting flags"):
                 self._native.fill_words(address, count, value & 0xFFFFFFFF)
 
+    def streams_of(self, stream: Any = None) -> list[int]:
+        """See `Backend.streams_of`."""
+        return current_streams(self._cupy, self._ordinal) if stream is None else [stream_handle(stream)]
+
     def mark_caller(self, stream: Any = None) -> None:
         """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
-        given = [stream_handle(stream)] if stream is not None else current_streams(self._cupy, self._ordinal)
+        streams = self.streams_of(stream)
         with _MARKING:
-            self._native.mark_streams(given)
+            self._native.mark_streams(streams)
 
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""

@@ -208,6 +208,11 @@ class CudaRun(Run):
         """See `Run.may_be_followed`."""
         return self._native.may_be_followed
 
+    def precede(self, streams: list[int]) -> None:
+        """See `Run.precede`."""
+        with self._executable.running:
+            self._native.precede(streams)
+
     def finish(self) -> ExecutionReport:
         """See `Run.finish`."""
         with self._executable.running:
