@@ -110,8 +110,8 @@ class Call:
     """
 
     __slots__ = (
-        *("_binding", "_calls", "_epoch", "_keep", "_patience_s", "_plan", "_planned", "_request", "_run", "_traced"),
-        *("begun", "error", "over", "report", "unheard"),
+        *("_binding", "_calls", "_epoch", "_keep", "_patience_s", "_plan", "_planned", "_reported", "_request", "_run"),
+        *("_traced", "begun", "error", "over", "report", "unheard"),
     )
 
     report: ExecutionReport
@@ -150,7 +150,7 @@ class Call:
             raise ParamError(self._calls.gate.why)
         executable = self._binding.executable
         alpha, beta = self._request.scalars
-        self.begun, self._run = True, None  # one after another, of chunks
+        self.begun, self._reported = True, waits  # one after another, of chunks
         epoch, timeout_s, traced = self._epoch, self._patience_s, self._traced
         if waits:
             self.report = executable.run(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)
@@ -160,10 +160,11 @@ class Call:
 
     def may_finish(self, *, spin_s: float, waits: bool) -> bool:
         """Return whether this rank's part is over, after polling it for so long; unless `waits`, all others' too."""
-        if self._run is not None:
+        if not self._reported:
+            assert self._run is not None
             if not self._run.poll(spin_s):
                 return False
-            self.report = self._run.finish()
+            self.report, self._reported = self._run.finish(), True
         return waits or self._calls.gate.tell(self.report.error)
 
     @property
@@ -175,12 +176,14 @@ class Call:
         """Let streams of the caller's wait for the end, where another call may start before it. Local."""
         if self._run is not None:
             self._run.precede(streams)
+            self._reported = False
 
     def finish(self, *, last: bool = True) -> None:
         """Wait until all ranks have done their parts; raise what any of them met. `last`: of what is written."""
         calls, gate = self._calls, self._calls.gate
-        if self._run is not None:
-            self.report, self._run = self._run.finish(), None
+        if not self._reported:
+            assert self._run is not None
+            self.report = self._run.finish()
         if gate.broken:  # by the call before this one, which others do not close either
             raise ParamError(gate.why)
         report = self.report
@@ -232,6 +235,7 @@ class Call:
 
     def let_go(self) -> None:
         """Give the turn back, once. Local."""
+        self._run = None
         if self._calls.now is self:
             self._calls.now = None
         self._calls.turns.release()

@@ -3,9 +3,9 @@ Calls that were made without waiting for them (``wait=False``): in their order, 
 
 Ranks open such a call together, as any other, and plan and bind then if they have to. What is left uses no MPI: who
 starts a product, and ends it with the other ranks, is a thread of the session's. So it gets on whatever the program
-does. As long as the program comes back with call after call, it does so itself in passing, as far as it need not wait:
-two threads would take the interpreter from each other at each small product. All other calls of the session finish
-those in flight before they begin (`Gate.open`).
+does. While the program comes back with call after call, it does so itself in passing, as far as it need not wait. (Two
+threads would take the interpreter from each other at each small product.) All other calls of the session finish those
+in flight before they begin (`Gate.open`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MOST_IN_FLIGHT: Final = 16
 
 _LOOK_S = 1e-3  # how often a rank that waits lets MPI get on
 _SPIN_S = 100e-6  # how long a call is polled before another one is looked for
-_AWAY_S = 500e-6  # how long the program may stay away before the thread goes on without it
-_LINGERS = 40  # times that the thread waits so long for another call; a program does not end before
+_AWAY_S = 1e-3  # how long the program may stay away before the thread goes on without it
+_LINGERS = 20  # times that the thread waits so long for another call; a program does not end before
 
 _R = TypeVar("_R")
 
@@ -77,7 +77,7 @@ class Flight:
         self.calls.append(call)
         if self._idle:
             self._wake()
-        while self._visit():
+        while not call.begun and self._visit():
             pass
 
     def _wake(self) -> None:
