@@ -186,6 +186,15 @@ def test_neighbours_are_alike_but_for_extents_within_a_factor_of_two_and_the_nea
     assert known.of(key_of(1150, 1000, 1000)) is chosen[0]
 
 
+@pytest.mark.parametrize("extents", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_where_nothing_is_multiplied_there_are_no_neighbours(extents):
+    known = Neighbours()
+    known.add(key_of(1, 1, 1), ScheduleOptions())
+    assert known.of(key_of(*extents)) is None
+    known.add(key_of(*extents), ScheduleOptions(grid=(1, 2)))
+    assert known.of(key_of(1, 1, 1)) == ScheduleOptions()
+
+
 def test_a_plan_by_rule_may_be_that_of_a_neighbour():
     machine, place = Machine.uniform(4), Placement.parse("0,0,0")
     about, near = (

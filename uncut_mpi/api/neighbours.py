@@ -33,7 +33,7 @@ class Neighbours:
 
     def add(self, key: PlanKey, chosen: ScheduleOptions) -> None:
         """Keep what a search has chosen for a product, of the caller's C, unless memory has limited it."""
-        if chosen.blocking.in_rings:
+        if chosen.blocking.in_rings or 0 in _extents(key):
             return
         about = _alike(key), _extents(key)
         self._known.pop(about, None)
@@ -44,6 +44,8 @@ class Neighbours:
     def of(self, key: PlanKey) -> ScheduleOptions | None:
         """Return what was chosen for the product that is the nearest one to another, if one is near."""
         alike, extents = _alike(key), _extents(key)
+        if 0 in extents:  # nothing is multiplied
+            return None
         near = {its: _distance(extents, its) for kind, its in self._known if kind == alike}
         nearest = min(near, key=near.__getitem__, default=None)
         if nearest is None or near[nearest] > math.log(FACTOR):
