@@ -140,9 +140,9 @@ def user_bytes(users: np.ndarray) -> np.ndarray:
     users : ndarray of BUFFER_DTYPE
         Such buffers.
     """
-    _, first, count = np.unique(users[["location", "matrix"]], return_inverse=True, return_counts=True)
-    elements = users["rows"].astype(np.int64) * users["cols"] * ITEMSIZES[users["dtype"]]
-    return np.where(count[first] > 1, np.minimum(elements, buffer_bytes(users)), buffer_bytes(users))
+    there = len(MATRICES) * users["location"].astype(np.int64) + users["matrix"]
+    elements, spanned = users["rows"].astype(np.int64) * users["cols"] * ITEMSIZES[users["dtype"]], buffer_bytes(users)
+    return np.where(np.bincount(there)[there] > 1, np.minimum(elements, spanned), spanned)
 
 
 def elements_aligned(problem: GemmProblem) -> int:

@@ -175,10 +175,8 @@ class Evaluation:
             self.discarded += 1
             return
         try:
-            if options.scheduler == "kblocks" and not must:
-                self._begin_in_core(options)
-            else:
-                self._begin_here(options, must=must)
+            begin = self._begin_in_core if options.scheduler == "kblocks" else self._begin_here
+            begin(options, must=must)
         except (PlanError, CapacityError) as error:
             if must:
                 raise
@@ -208,9 +206,7 @@ class Evaluation:
 
     def _begin_here(self, options: ScheduleOptions, *, must: bool) -> None:
         asked = self._setting.but(options=options)
-        made = make_schedule(asked, most_tasks=MAX_TASKS if must else self.limit - self.spent)
-        if options.scheduler == "kblocks":
-            self._alike[self._prepare(made.options).alike] = options
+        made = make_schedule(asked, most_tasks=self._most_tasks(must=must))
         wait = self._simulations.begin(made.schedule)
 
         def ended() -> Candidate | None:
@@ -223,21 +219,23 @@ class Evaluation:
 
         self._begun.append((options, ended))
 
-    def _begin_in_core(self, options: ScheduleOptions) -> None:
-        prepared = self._prepare(options)
+    def _begin_in_core(self, options: ScheduleOptions, *, must: bool) -> None:
+        prepared = self._prepare(options, must=must)
         alike = prepared.alike
         first = self._alike.setdefault(alike, options)
         if first is not options:  # the same by other rules: it costs nothing
             self._begun.append((options, lambda: self._results[first]))
             return
-        wait = self._run_in_core(prepared)
+        wait = self._run_in_core(prepared, must=must)
 
         def ended() -> Candidate | None:
             made, run = prepared, wait()
             if not run.fits and self._kblocks.aligns:  # with fewer panels, if it fits so
-                made = self._prepare(options, aligns=False)
-                run = self._run_in_core(made)()
-            if not run.fits or not self._spend(run.num_tasks):
+                made = self._prepare(options, aligns=False, must=must)
+                run = self._run_in_core(made, must=must)()
+            if must and (not run.fits or run.num_tasks > MAX_TASKS):
+                made.schedule()  # says why there is none
+            if not run.fits or not self._spend(run.num_tasks, must=must):
                 del self._alike[alike]  # there may be more room later
                 return None
             simulated = SimulatedInCore(made, run, self._machine, self._simulations.machine)
@@ -245,9 +243,10 @@ class Evaluation:
 
         self._begun.append((options, ended))
 
-    def _run_in_core(self, prepared: kblocks.Prepared) -> Callable[[], _native.KBlocksRun]:
+    def _run_in_core(self, prepared: kblocks.Prepared, *, must: bool) -> Callable[[], _native.KBlocksRun]:
         """Begin to make a schedule and to simulate it, and return what waits for it."""
-        run = prepared.run(self.limit - self.spent, keeps=self._metric_name != "time")
+        keeps = self._by_rule or self._metric_name != "time"  # few are tried by rule, of which one is taken
+        run = prepared.run(self._most_tasks(must=must), keeps=keeps)
         wait = self._simulations.begin_kblocks(run, self._problem.arithmetic)
 
         def ended() -> _native.KBlocksRun:
@@ -260,8 +259,11 @@ class Evaluation:
     def _kblocks(self) -> kblocks.Planner:
         return kblocks.Planner(self._setting)
 
-    def _prepare(self, options: ScheduleOptions, *, aligns: bool = True) -> kblocks.Prepared:
-        return self._kblocks.prepare(options, aligns=aligns, in_core=not options.blocking.slots)
+    def _prepare(self, options: ScheduleOptions, *, aligns: bool = True, must: bool = False) -> kblocks.Prepared:
+        return self._kblocks.prepare(options, aligns=aligns, in_core=not (must or options.blocking.slots))
+
+    def _most_tasks(self, *, must: bool) -> int:
+        return MAX_TASKS if must else self.limit - self.spent
 
     def _spend(self, tasks: int, *, must: bool = False) -> bool:
         """Spend some of the budget, or none if there is no room for so many tasks."""
