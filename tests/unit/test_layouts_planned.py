@@ -228,6 +228,23 @@ def test_the_search_moves_no_more_than_the_best_of_them_unless_that_is_faster(ki
         assert min(one.predicted_s for one in tried) > found.best.predicted_s
 
 
+@pytest.mark.parametrize("long", [Matrix.A, Matrix.B])
+def test_nothing_moves_by_rule_where_nothing_has_to_though_ranks_differ_in_rate(long: Matrix) -> None:
+    m, n = (4096, 8) if long is Matrix.A else (8, 4096)
+    problem, rates = GemmProblem(m, n, 8, DType.f64, reads_c=False), {"f64": np.array([1.0, 2.0, 3.0, 2.5])}
+    machine = dataclasses.replace(Machine.uniform(RANKS), gemm_tflop_per_s=rates, typical_gemm_tflop_per_s=rates)
+
+    def dealt(shape: tuple[int, int]) -> BoundLayout:
+        if max(shape) == 8:
+            return BoundLayout(shape, tuple(Part((0, 8), (0, 8), Location.device(rank)) for rank in range(RANKS)))
+        return grid_layout(*(even(extent, RANKS if extent > 8 else 1) for extent in shape), range(RANKS))
+
+    placement = Placement(*map(dealt, (problem.a_shape, problem.b_shape, (m, n))))
+    for search in ("rule", "full"):
+        schedule = plan(problem, placement, RANKS, machine, ScheduleOptions(search=search)).schedule
+        assert not any(moved(schedule).values()), search
+
+
 def _place(options: ScheduleOptions) -> tuple[object, ...]:
     return options.grid, options.blocking.splits, options.devices
 

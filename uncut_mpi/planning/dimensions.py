@@ -167,6 +167,14 @@ class Dimensions:
         for one in self.alone(asked):
             yield {**_EQUAL, "devices": one.devices, "grid": None, **_blocked(best, splits=1, **whole)}
 
+    def stays(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
+        """All of each rank's C and k in one block, on grids on which a matrix in parts stays where it is."""
+        given = asked.blocking
+        for cut, splits in self._stays(asked) if self._placement.in_parts else []:
+            block = given.block or max(self._deepest(splits, cut["k_shares"]), given.first, 1)
+            whole = {"first": given.first or block, "block": block, "columns": given.columns or 1}
+            yield {**cut, **_blocked(best, splits=splits, begin=given.begin or BEGINS[0], **whole)}
+
     def at_once(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
         All of k at once by blocks of C: products are few and deep, and half types need no sums.

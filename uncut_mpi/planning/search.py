@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Final
@@ -60,9 +59,6 @@ _TILED_PART: Final = 0.5
 
 _HOPELESS: Final = 1.25
 """The best grid of `uncut` that takes so many times as long is not improved."""
-
-_PARTS_BY_RULE: Final = 2
-"""Grids on which matrices in parts stay where they are that are tried where nothing else is looked for."""
 
 _LONG: Final = 4
 """A C so many times as long as wide is tried in strips where nothing else is looked for."""
@@ -215,14 +211,14 @@ class _Explorer:
             self._descend(one, kblocks, [name for name in dimensions if name not in OF_RANKS])
 
     def _by_rule(self, asked: ScheduleOptions) -> None:
-        """Try what a scheduler chooses by itself; of `kblocks` also all in one block, and each owner alone."""
+        """Try what a scheduler chooses by itself; of `kblocks` also all in one block, and where a matrix stays."""
         first = self._on_all_ranks(asked)
         if asked.scheduler == "kblocks" and not self._evaluation.fits(first):
             first = next(filter(self._evaluation.fits, self._sets.with_room(asked)), first)
         for usual in self._begin_with(first):
             if asked.scheduler == "kblocks" and not usual.options.blocking.slots:
-                parts = itertools.islice(self._dimensions.vary("parts", asked, usual), _PARTS_BY_RULE)
-                others = [*parts, *self._dimensions.whole(asked, usual), *self._in_strips(asked, usual)]
+                whole, stays = (each(asked, usual) for each in (self._dimensions.whole, self._dimensions.stays))
+                others = [*whole, *self._in_strips(asked, usual), *stays]
                 self._begin_with(*(changed(usual.options, **one) for one in others))
                 with contextlib.suppress(ParamError):  # what was chosen for another product need not fit this one
                     self._begin_with(*self._besides)
@@ -267,6 +263,7 @@ class _Explorer:
             *(changed(usual.options, **one) for one in self._dimensions.whole(asked, usual))
         )
         at_once = self._begin_with(*(changed(usual.options, **one) for one in self._dimensions.at_once(asked, usual)))
+        self._begin_with(*(changed(usual.options, **one) for one in self._dimensions.stays(asked, usual)))
         starts = [self._improve(one, asked, "grids") for one in (usual, *in_one_block[:1])]
         for others in (in_one_block[1:], at_once):
             starts += sorted(others, key=lambda one: one.value)[:1]
