@@ -209,7 +209,7 @@ def test_areas_are_strips_of_c_as_it_is_stored(order: str) -> None:
     assert spans(made) == expected
     said = describe(made.schedule, made.options)
     assert said.startswith(f"{'rows' if order == 'C' else 'columns'} of ranks 0.333 | 0.167:0.500")
-    summary = PlanSummary.of(made, Machine.uniform(3), options, 0.0, 1)
+    summary, _ = PlanSummary.of(made, Machine.uniform(3), options, 0.0, 1)
     assert summary.grid == (2, 2)
 
 
@@ -244,7 +244,7 @@ def test_reports_name_the_grid_of_the_callers_c(scheduler: str) -> None:
     problem = problem_of(4000, 100, 1000, "C")
     several = plan_several(problem, places_of("h,h,h", problem), 4, Machine.uniform(4), options)
     made = several[0]
-    summary = PlanSummary.of(made, Machine.uniform(4), options, 0.0, len(several))
+    summary, _ = PlanSummary.of(made, Machine.uniform(4), options, 0.0, len(several))
     assert summary.grid == (4, 1)
     assert "4x1" in summary.how
     assert made.options.grid == (4, 1)

@@ -213,7 +213,7 @@ def test_a_whole_search_beside_calls_chooses_as_one_that_is_asked_for(place, siz
     setting = Setting.of(key.problem, key.placement, 4, machine)
     _, several, calls = plans_for_calls(setting, whole=True)
     rule = several[0]
-    summary = PlanSummary.of(rule, machine, key.options, 0.0, 1, calls)
+    summary, _ = PlanSummary.of(rule, machine, key.options, 0.0, 1, calls)
     plan = Plan.of(key, summary, rule.schedule, 0, key.options)
     parts = [
         better_plan(plan, machine, Searching(share, lambda: pauses.append(1)), verify=True) for share in (1 / 4, 1)

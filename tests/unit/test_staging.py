@@ -411,7 +411,7 @@ def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
         assert private_of(problem, (a, b, c)) == (private, ())
         options = ScheduleOptions(scheduler="kblocks")
         (planned,) = plan_several(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), options)
-        summary = PlanSummary.of(dataclasses.replace(planned, staged=private), Machine.uniform(2), options, 0.0, 1)
+        summary, _ = PlanSummary.of(dataclasses.replace(planned, staged=private), Machine.uniform(2), options, 0.0, 1)
         assert summary.staged == "AC"
 
 

@@ -17,7 +17,6 @@ from uncut_mpi.api.plans import AnyPlan, Plan
 from uncut_mpi.api.request import Operands, infos_of
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.model.arguments import Number
-from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -181,25 +180,15 @@ class Binder:
     def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
         infos = in_schedule_order(plan.key.problem, infos_in(infos_of(matrices), plan.key.orders))
         buffers, owners, in_host = plan.schedule.buffers, plan.schedule.owners(), plan.schedule.in_host()
-        addresses = np.zeros(len(buffers), np.int64)
-        parts = _part_numbers(buffers)
-        for index in plan.program.buffers_used():
-            buffer = buffers[index]
-            if buffer["role"] == Role.USER:
-                addresses[index] = self._store.address(infos[buffer["matrix"]], parts[index])
-            else:
-                arena = self.host_softbuf if in_host[index] else self.softbuf
-                addresses[index] = arena.addresses[owners[index]] + buffer["offset"]
+        bases = np.where(in_host, self.host_softbuf.addresses[owners], self.softbuf.addresses[owners])
+        addresses: np.ndarray = bases + buffers["offset"]
+        used, users = plan.program.buffers_used(), buffers["role"] == Role.USER
+        matrices = buffers["matrix"][users]  # they come first, in the order of the matrices and of their parts
+        addresses[users] = 0
+        for at in used[users[used]].tolist():
+            part = at - int(np.searchsorted(matrices, matrices[at]))
+            addresses[at] = self._store.address(infos[matrices[at]], part)
         return addresses
-
-
-def _part_numbers(buffers: np.ndarray) -> dict[int, int]:
-    """Return which part of its matrix each user buffer is: they come in the order of the parts."""
-    numbers: dict[int, int] = {}
-    for matrix in MATRICES:
-        own = (buffers["role"] == Role.USER) & (buffers["matrix"] == matrix)
-        numbers.update((index, number) for number, index in enumerate(np.flatnonzero(own).tolist()))
-    return numbers
 
 
 def digest_of(plan: AnyPlan | PlanKey, matrices: Operands) -> int:

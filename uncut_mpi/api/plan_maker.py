@@ -266,10 +266,8 @@ class PlanMaker:
         if searched and several[0].options.scheduler in SEARCHED:
             self.neighbours.add(key, several[0].options)
         made += [planned.schedule for planned in several]
-        return [
-            (PlanSummary.of(planned, self.machine, key.options, plan_s, len(several), calls), planned.schedule.encode())
-            for planned in several
-        ]
+        about = self.machine, key.options, plan_s, len(several), calls
+        return [PlanSummary.of(planned, *about) for planned in several]
 
 
 def _decoded(encoded: bytes, key: PlanKey) -> Schedule:

@@ -27,7 +27,7 @@ from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Schedule, digest_of_bytes
 
 CALLS: Final = 3
 """Calls of each plan that are timed; its first one comes before them and is not."""
@@ -113,13 +113,18 @@ class PlanSummary:
     @classmethod
     def of(
         cls, planned: Planned, machine: Machine, asked: ScheduleOptions, plan_s: float, tried: int, calls: int = 0
-    ) -> PlanSummary:
-        """Return what one of several plans does, by what was asked for, the time that all took (s), `search_after`."""
+    ) -> tuple[PlanSummary, bytes]:
+        """
+        Return what one of several plans does, and its schedule as bytes: what other ranks make theirs of.
+
+        It is by what was asked for, the time that all took (s), and `search_after`.
+        """
         schedule, copies = planned.schedule, planned.schedule.copies()
         names = "BAC" if schedule.problem.swapped else "ABC"
         in_host = schedule.softbuf_bytes(Space.HOST).tolist()
         searched = asked.scheduler == "auto" and schedule.problem.has_product
-        return cls(
+        encoded = schedule.encode()
+        summary = cls(
             scheduler=f"auto ({schedule.scheduler})" if asked.scheduler == "auto" else schedule.scheduler,
             grid=schedule.callers_grid,
             splits=schedule.splits,
@@ -129,7 +134,7 @@ class PlanSummary:
             bytes_by_link=schedule.bytes_by_link(copies),
             predicted_s=planned.predicted_s,
             plan_s=plan_s,
-            digest=schedule.digest(),
+            digest=digest_of_bytes(encoded),
             softbuf_bytes=schedule.softbuf_bytes().tolist(),
             staged="".join(sorted(names[matrix] for matrix in planned.staged)),
             tried=tried,
@@ -140,6 +145,7 @@ class PlanSummary:
             search=("rule" if calls else asked.search or "full") if searched else "",
             search_after=calls,
         )
+        return summary, encoded
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference
@@ -194,8 +200,8 @@ class Plan:
         """Return the plan of a rank by a schedule."""
         lowering = lower(schedule, rank)
         needed = (
-            schedule.softbuf_bytes(),
-            schedule.softbuf_bytes(Space.HOST),
+            np.array(summary.softbuf_bytes, np.int64),
+            np.array(summary.host_bytes, np.int64),
             4 * (lowering.num_flags + schedule.num_ranks),  # with the words by which runs follow one another
         )
         for of_ranks in needed:

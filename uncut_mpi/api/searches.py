@@ -258,10 +258,10 @@ def better_plan(plan: Plan, machine: Machine, searching: Searching, *, verify: b
     if verify:
         prove(found.schedule, lower(found.schedule))
     pause()
-    summary = PlanSummary.of(found, machine, key.options, time.perf_counter() - started, 1)
+    summary, encoded = PlanSummary.of(found, machine, key.options, time.perf_counter() - started, 1)
     if searching.share < 1:
         summary = dataclasses.replace(summary, search="part", search_after=plan.summary.search_after)
     pause()
     made = Plan.of(key, summary, found.schedule, 0, plan.options)
     pause()
-    return Better(made, (summary, found.schedule.encode()), found.options)
+    return Better(made, (summary, encoded), found.options)

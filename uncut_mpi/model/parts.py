@@ -198,9 +198,13 @@ class BoundLayout:
     @property
     def transposed(self) -> BoundLayout:
         """The same memory as the transposed matrix."""
+        made = object.__new__(BoundLayout)  # what was checked needs no check
         parts = tuple(part.transposed for part in self.parts)
         blocks = tuple((rows, cols) for cols, rows in self.blocks)
-        return BoundLayout(self.shape[::-1], parts, self.word, self.orders[::-1], blocks)
+        about = self.shape[::-1], parts, self.word, self.orders[::-1], blocks
+        for field, value in zip(dataclasses.fields(self), about, strict=True):
+            object.__setattr__(made, field.name, value)
+        return made
 
     @property
     def order(self) -> Order:

@@ -340,7 +340,7 @@ class Schedule(Remade):
 
     def digest(self) -> str:
         """Return 32 hexadecimal digits of BLAKE2b over `encode`'s bytes."""
-        return hashlib.blake2b(self.encode(), digest_size=16).hexdigest()
+        return digest_of_bytes(self.encode())
 
     # -- structure ---------------------------------------------------------------------------
 
@@ -475,6 +475,11 @@ class Schedule(Remade):
 
 _IN_PARTS: Final = "part", "batch"
 """Fields of a problem that the header has by themselves, where there are any."""
+
+
+def digest_of_bytes(encoded: bytes) -> str:
+    """Return `Schedule.digest` of a schedule that is encoded."""
+    return hashlib.blake2b(encoded, digest_size=16).hexdigest()
 
 
 def _is_described(problem: GemmProblem, about: dict[str, Any]) -> bool:
