@@ -95,7 +95,7 @@ class Call:
     binding : Binding
         What it runs first.
     planned : bool
-        Whether something was planned or bound for it, so that ranks meet again before it begins.
+        Whether something was planned or bound for it.
     traced : bool
         Whether the times of this rank's tasks are taken.
 
@@ -138,8 +138,6 @@ class Call:
         if self._traced:
             with agreement.collective(calls.group, "preparing a trace"):
                 executable.prepare_trace()
-        if self._planned or self._traced:
-            calls.group.barrier()
         # Nothing may end anywhere during the longest task, and for what is allowed besides.
         self._patience_s = calls.timeout_s + executable.longest_s
         calls.gate.epoch = self._epoch = calls.binder.flags.begin(executable.span)
@@ -281,10 +279,9 @@ class ChunkedCall(Call):
         self._finish_one(0)
         first = self.report
         for number in range(1, len(self._plan.keys)):
+            # Where ranks meet, so that what this chunk overwrites all have used.
             self._binding, self._planned = self._calls.bind_chunk(self._plan, self._request, number)
             self._traced = False
-            if not self._planned:  # else `arm` does so: what it overwrites all have used
-                self._calls.group.barrier()
             self.arm()
             self.start(waits=True)
             self._finish_one(number)
