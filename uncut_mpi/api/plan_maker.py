@@ -203,6 +203,8 @@ class PlanMaker:
         """
         Return the number of the key whose plan is predicted to take the least time, the first of equals. Collective.
 
+        Plans are by rule, unless the options say how far to search: the matrix that is made for the first call stays.
+
         Parameters
         ----------
         keys : sequence of PlanKey
@@ -217,7 +219,7 @@ class PlanMaker:
         """
         asked = tuple(keys)
         if asked not in self._fastest:
-            options = self._options(asked, held)
+            options = self._options([key.searched(key.options.search or "rule") for key in asked], held)
             if len(self._fastest) >= _MOST_CHOICES:
                 self._fastest.clear()
             self._fastest[asked] = self._group.from_root(lambda: self._fastest_on_root(asked, options))

@@ -79,7 +79,7 @@ class Multiplies(MakesMatrices):
         out_layout : Layout or "auto", optional
             How a new C is dealt, also of two whole matrices, instead of by that rule; its memory is as by the rule for
             others. ``"auto"``: as op(A), as op(B), by even rows, columns or blocks, whichever is predicted to take the
-            least time. The first such call plans for each of them.
+            least time. The first such call plans for each of them by rule, unless `options` say how far to search.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
         wait : bool, default True
