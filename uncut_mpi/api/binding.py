@@ -183,11 +183,11 @@ class Binder:
         bases = np.where(in_host, self.host_softbuf.addresses[owners], self.softbuf.addresses[owners])
         addresses: np.ndarray = bases + buffers["offset"]
         used, users = plan.program.buffers_used(), buffers["role"] == Role.USER
-        matrices = buffers["matrix"][users]  # they come first, in the order of the matrices and of their parts
+        of_users: np.ndarray = buffers["matrix"][users]  # they come first, in the order of the matrices and their parts
         addresses[users] = 0
         for at in used[users[used]].tolist():
-            part = at - int(np.searchsorted(matrices, matrices[at]))
-            addresses[at] = self._store.address(infos[matrices[at]], part)
+            matrix = int(of_users[at])
+            addresses[at] = self._store.address(infos[matrix], at - int(np.searchsorted(of_users, matrix)))
         return addresses
 
 
