@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -144,6 +144,8 @@ class Candidate:
         Its run as the model sees it.
     shape : tuple of int
         How it cuts its problem: grid, splits of k and, of columns of ranks, how many each has.
+    traits : frozenset
+        What a descent seldom changes: shape, order of blocks, place of sums and how pieces are handed on.
     """
 
     options: ScheduleOptions
@@ -155,10 +157,13 @@ class Candidate:
     value: float
     run: Simulated | SimulatedInCore
     shape: tuple[int, ...] = dataclasses.field(init=False)
+    traits: frozenset[Hashable] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        columns = () if self.options.areas is None else tuple(map(len, self.options.areas))
+        columns, how = () if self.options.areas is None else tuple(map(len, self.options.areas)), self.options.blocking
         object.__setattr__(self, "shape", (*self.grid, self.splits, *columns))
+        kind = self.shape, how.order, how.slots > 0, (how.combine, how.away > 0), how.delivery, how.begin
+        object.__setattr__(self, "traits", frozenset(kind))
 
     def of_callers_c(self, setting: Setting) -> Candidate:
         """Return it with options and grid of the caller's C instead of the problem's."""

@@ -163,13 +163,14 @@ class Evaluation:
         must : bool, optional
             Whether it is simulated whatever it takes; PlanError or CapacityError if it cannot be planned.
         """
-        if options in self._results:
+        known = len(self._results)
+        self._results.setdefault(options, None)  # hashed once: that takes a while
+        if len(self._results) == known:
             return
         if self._searching.pause is not None:
             self._searching.pause()
         if self.spent + (len(self._begun) + 1) * self._last_tasks > self.limit:
             self.settle()  # near the end of the budget one by one, so that little is made in vain
-        self._results[options] = None
         by_bound = self._metric_name == "time" and not self._by_rule  # to know it takes as long as to try some by rule
         if not must and (self.is_over or (by_bound and self.bound_s(options) >= self.least)):
             self.discarded += 1
@@ -189,13 +190,14 @@ class Evaluation:
         begun, self._begun = self._begun, []
         for options, wait in begun:
             candidate = wait()
-            is_new = candidate is not None and self._results.get(candidate.options) is None
-            self._results[options] = candidate
             if candidate is None:
                 self.discarded += 1
-            elif is_new:
+                continue
+            if self._results.get(candidate.options) is None:
                 self._results[candidate.options] = candidate
                 settled.append(candidate)
+            if options is not candidate.options:
+                self._results[options] = candidate
         for candidate in settled:
             self.least = min(self.least, candidate.value)
             self._fastest_s = min(self._fastest_s, candidate.predicted_s)

@@ -140,7 +140,7 @@ class Planner:
         shape = setting.machine.gemm_shape.get(problem.arithmetic.name)
         self.aligns = shape is not None and shape.misaligned > 0
         self._in_core = problem_in_core(setting)
-        self._cuts: dict[tuple[object, ...], Cut] = {}
+        self._dealt: dict[tuple[object, ...], DealtPanels] = {}
 
     def prepare(self, options: ScheduleOptions, *, aligns: bool = True, in_core: bool = False) -> Prepared:
         """
@@ -185,17 +185,13 @@ class Planner:
         how = choose(self.problem, self.placement, len(devices), options, even=ways_of(self.machine).even)
         if how.splits > len(devices):
             raise ParamError(f"k shall be split {how.splits} times, but {len(devices)} ranks compute: use more ranks")
-        cut = self._cut(len(devices) // how.splits, options)
-        k_starts = _k_starts(self.problem, how.splits, options.k_shares)
-        return how, DealtPanels(self.setting, self._in_core, cut, devices, k_starts)
-
-    def _cut(self, num_places: int, options: ScheduleOptions) -> Cut:
-        """Return how C is cut among so many ranks."""
-        key = (num_places, options.grid, options.row_shares, options.col_shares, options.areas)
-        found = self._cuts.get(key)
-        if found is None:
-            found = self._cuts[key] = Cut.of(self._partitions(num_places, options))
-        return found
+        key = (how.splits, *_CUT(options))  # a search varies the rest more often
+        dealt = self._dealt.get(key)
+        if dealt is None:
+            cut = Cut.of(self._partitions(len(devices) // how.splits, options))
+            k_starts = _k_starts(self.problem, how.splits, options.k_shares)
+            dealt = self._dealt[key] = DealtPanels(self.setting, self._in_core, cut, devices, k_starts)
+        return how, dealt
 
     def _partitions(self, num_places: int, options: ScheduleOptions) -> list[Partition]:
         areas, shares = options.areas, (options.row_shares, options.col_shares)

@@ -40,6 +40,7 @@ COMBINES = ("owner", "worker")
 SWEEPS = ("back", "again")
 _SHARES = ("row_shares", "col_shares", "k_shares")
 _OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
+_IN_RINGS: Final = operator.attrgetter(*_OF_RINGS)
 IN_RINGS: Final = {"splits": 1, "rows": 1, "order": "k", "begin": "first", "combine": "worker", "away": 0}
 """The only values of options where ranks have room for some k-blocks at a time."""
 _MOST_SHARES = 1e300
@@ -184,7 +185,7 @@ class Blocking:
     @property
     def in_rings(self) -> bool:
         """Whether ranks have room for some k-blocks at a time."""
-        return bool(self.rings_given)
+        return any(_IN_RINGS(self))  # which a search asks all the time
 
     @property
     def may_be_in_rings(self) -> bool:

@@ -155,9 +155,10 @@ def _with_ties_broken(found: list[Candidate], placement: Placement) -> list[Cand
     rules = [("moved_bytes", slack)]
     rules += [] if in_turn else [("held_bytes", slack)]
     rules += [("products", _AS_LITTLE)] if in_turn or (placement.in_parts and not placement.in_host()) else []
-    for which, as_little in rules:
-        least = min(getattr(one.run.taken, which) for one in tied)
-        tied = [one for one in tied if getattr(one.run.taken, which) <= least + as_little * abs(least)]
+    taken = {one: one.run.taken for one in tied} if len(tied) > 1 else {}
+    for which, as_little in rules if taken else ():
+        least = min(getattr(taken[one], which) for one in tied)
+        tied = [one for one in tied if getattr(taken[one], which) <= least + as_little * abs(least)]
     return [tied[0], *(one for one in found if one is not tied[0])]
 
 
@@ -195,7 +196,7 @@ class _Explorer:
                     self._evaluation.allow(budget)
                 for one in starts:
                     dimensions = OUT_OF_CORE if one.options.blocking.slots else DIMENSIONS
-                    done |= _traits(self._descend(one, kblocks, dimensions))
+                    done |= self._descend(one, kblocks, dimensions).traits
             except (PlanError, CapacityError) as error:
                 if len(schedulers) == 1:
                     raise
@@ -303,12 +304,15 @@ class _Explorer:
 
     def _starts(self, done: set[Hashable]) -> Iterator[Candidate]:
         """Return the best of each other kind, one after the other: what comes of one may be better than the next."""
+        left, seen, least = list[Candidate](), 0, math.inf
         while not self._evaluation.is_over:
-            own = [one for one in self._evaluation.tried if one.options.scheduler == "kblocks"]
-            best = min((one for one in own if _traits(one) - done), key=lambda one: one.value, default=None)
-            if best is None or best.value > _WORTH_IT * min(one.value for one in own):
+            new = [one for one in self._evaluation.tried[seen:] if one.options.scheduler == "kblocks"]
+            seen, least = len(self._evaluation.tried), min([least, *(one.value for one in new)])
+            left = [one for one in (*left, *new) if not one.traits <= done]
+            best = min(left, key=lambda one: one.value, default=None)
+            if best is None or best.value > _WORTH_IT * least:
                 return
-            done |= _traits(best)
+            done |= best.traits
             yield best
 
     def _descend(self, best: Candidate, asked: ScheduleOptions, dimensions: Sequence[str]) -> Candidate:
@@ -333,9 +337,3 @@ class _Explorer:
             self._evaluation.begin(changed(best.options, **changes))
         self._evaluation.settle()
         return min((best, *self._evaluation.tried[seen:]), key=lambda one: one.value)
-
-
-def _traits(one: Candidate) -> set[Hashable]:
-    """Return what a descent seldom changes: grid, order of blocks, place of sums and how pieces are handed on."""
-    how = one.options.blocking
-    return {one.shape, how.order, how.slots > 0, (how.combine, how.away > 0), how.delivery, how.begin}
