@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.collective import allgather, carried, expect
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, TopologyError
 from uncut_mpi.spmd import runtime
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import _FIRST_BYTES, Group
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
@@ -47,7 +47,7 @@ def test_what_is_no_intracommunicator_is_refused(agree_all):
     agree_all("NoneType" in found[0] and "COMM_NULL" in found[2], found)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, 1000, 3_000_001])
+@pytest.mark.parametrize("nbytes", [0, 1, 1000, *range(_FIRST_BYTES - 40, _FIRST_BYTES), 3_000_001])
 def test_bytes_are_broadcast_and_counted(comm, agree_all, group, nbytes):
     data = np.random.default_rng(nbytes).bytes(nbytes)
     before = group.bytes_broadcast

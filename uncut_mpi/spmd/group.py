@@ -57,6 +57,9 @@ Missing = Callable[[], Sequence[int]]
 
 _T = TypeVar("_T")
 
+_FIRST_BYTES: Final = 1 << 14
+"""What rank 0 tells at once: a schedule of some dozens of tasks."""
+
 _unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
 """Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
 
@@ -438,10 +441,17 @@ class Group:
                 data = pickle.dumps((function(), None), pickle.HIGHEST_PROTOCOL)
             except BaseException as error:  # the others wait for the result or the error
                 failed, data = error, pickle.dumps((None, to_wire(error)))
-        length = np.array([len(data)])
-        self.wait(self._comm.Ibcast(length, root=0), "broadcast", None, length)
-        body = np.frombuffer(data, np.uint8) if self.rank == 0 else np.empty(length[0], np.uint8)
-        self.wait(self._comm.Ibcast(body, root=0), "broadcast", None, body)
+        first = np.zeros(_FIRST_BYTES, np.uint8)  # its length, and mostly all of it: ranks wait once
+        length, body = first[:8].view(np.int64), np.frombuffer(data, np.uint8)
+        if self.rank == 0:
+            length[0], begin = len(body), body[: _FIRST_BYTES - 8]
+            first[8 : 8 + len(begin)] = begin
+        self.wait(self._comm.Ibcast(first, root=0), "broadcast", None, first)
+        if 8 + length[0] <= _FIRST_BYTES:
+            body = first[8 : 8 + length[0]]
+        else:
+            body = body if self.rank == 0 else np.empty(length[0], np.uint8)
+            self.wait(self._comm.Ibcast(body, root=0), "broadcast", None, body)
         self.bytes_broadcast += len(body)
         value, wire = pickle.loads(body.data)
         if wire is not None:
