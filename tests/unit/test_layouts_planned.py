@@ -240,9 +240,9 @@ def test_nothing_moves_by_rule_where_nothing_has_to_though_ranks_differ_in_rate(
         return grid_layout(*(even(extent, RANKS if extent > 8 else 1) for extent in shape), range(RANKS))
 
     placement = Placement(*map(dealt, (problem.a_shape, problem.b_shape, (m, n))))
-    for search in ("rule", "full"):
-        schedule = plan(problem, placement, RANKS, machine, ScheduleOptions(search=search)).schedule
-        assert not any(moved(schedule).values()), search
+    for how in ("rule", "full"):
+        schedule = plan(problem, placement, RANKS, machine, ScheduleOptions(search=how)).schedule
+        assert not any(moved(schedule).values()), how
 
 
 def _place(options: ScheduleOptions) -> tuple[object, ...]:
