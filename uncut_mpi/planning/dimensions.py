@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.model.placement import Matrix
+from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.planning.blocking import HALVINGS, count_blocks, forms_sums
+from uncut_mpi.planning.buffers import resident_bytes
 from uncut_mpi.planning.candidates import Candidate, speeds_of
 from uncut_mpi.planning.decomposition import candidate_tiles, fitting_tile
 from uncut_mpi.planning.evaluation import Evaluation
@@ -154,8 +155,8 @@ class Dimensions:
                     cut = {"areas": None, "k_shares": None, **self._sets.devices_and_shares(ranks, grid and grid[:2])}
                     yield {**cut, "grid": grid and grid[:2], **_recut(asked, best, splits=splits)}
 
-    def whole(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
-        """All of C and k in one block, for what is too small to be cut; also by one owner of A, B or C alone."""
+    def whole(self, asked: ScheduleOptions, best: Candidate, *, by_rule: bool = False) -> Iterator[dict[str, Any]]:
+        """All of C and k in one block, for what is too small to be cut; also by owners of A, B or C alone."""
         given = asked.blocking
         block = given.block or max(self._inner(best), given.first, 1)
         whole: dict[str, Any] = {"block": block, "first": given.first or block, "columns": given.columns or 1}
@@ -164,7 +165,7 @@ class Dimensions:
         if not given.block:
             whole["block"] = max(self._problem.k, whole["first"])
             whole["first"] = given.first or whole["block"]
-        for one in self.alone(asked):
+        for one in self.alone(asked, by_rule=by_rule):
             yield {**_EQUAL, "devices": one.devices, "grid": None, **_blocked(best, splits=1, **whole)}
 
     def stays(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
@@ -204,10 +205,13 @@ class Dimensions:
             inner = self._deepest(splits, cut.get("k_shares", best.options.k_shares))
             yield {**cut, **_blocked(best, splits=splits, first=inner, block=inner, **way)}
 
-    def alone(self, asked: ScheduleOptions) -> Iterator[ScheduleOptions]:
-        """Return what each owner of A, B or C does by itself."""
+    def alone(self, asked: ScheduleOptions, *, by_rule: bool = False) -> Iterator[ScheduleOptions]:
+        """Return what each owner of A, B or C does by itself; by a rule, of many, who holds most: they are alike."""
         if not (asked.devices is not None or is_cut(asked) or asked.blocking.splits > 1 or self._num_ranks == 1):
-            for owner in sorted(self._placement.devices()):
+            owners = sorted(self._placement.devices())
+            if by_rule and len(owners) > len(MATRICES):
+                owners = [max(owners, key=resident_bytes(self._num_ranks, self._problem, self._placement).__getitem__)]
+            for owner in owners:
                 yield changed(asked, devices=(owner,))
 
     def _arrangements(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:

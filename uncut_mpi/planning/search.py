@@ -218,8 +218,8 @@ class _Explorer:
             first = next(filter(self._evaluation.fits, self._sets.with_room(asked)), first)
         for usual in self._begin_with(first):
             if asked.scheduler == "kblocks" and not usual.options.blocking.slots:
-                whole, stays = (each(asked, usual) for each in (self._dimensions.whole, self._dimensions.stays))
-                others = [*whole, *self._in_strips(asked, usual), *stays]
+                whole = self._dimensions.whole(asked, usual, by_rule=True)
+                others = [*whole, *self._in_strips(asked, usual), *self._dimensions.stays(asked, usual)]
                 self._begin_with(*(changed(usual.options, **one) for one in others))
                 with contextlib.suppress(ParamError):  # what was chosen for another product need not fit this one
                     self._begin_with(*self._besides)
