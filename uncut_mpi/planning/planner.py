@@ -18,7 +18,7 @@ from uncut_mpi.planning.evaluation import search_s
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
-from uncut_mpi.planning.search import search
+from uncut_mpi.planning.search import choice, search
 from uncut_mpi.planning.setting import Searching, Setting
 from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.planning.staging import stage, used_by_others
@@ -191,11 +191,12 @@ def _unstaged(setting: Setting) -> list[Planned]:
         if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
             break
         try:
-            found = search(searched.but(options=first)).candidates
+            about = searched.but(options=first)
+            found = varied(search(about).candidates, options.tune) if options.tune > 1 else [choice(about)]
         except (CapacityError, PlanError) as error:  # another way to begin may need less
             refusals.append(error)
             continue
-        several += [Planned(one.schedule, one.predicted_s, one.options) for one in varied(found, max(1, options.tune))]
+        several += [Planned(one.schedule, one.predicted_s, one.options) for one in found]
     if setting.files:
         several.sort(key=lambda one: one.predicted_s)
     if not several:

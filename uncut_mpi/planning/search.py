@@ -119,6 +119,18 @@ def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult
     PlanError, CapacityError
         If there is no product, or not even the first candidate can be planned.
     """
+    found, tried = _found(setting, budget_tasks)
+    candidates = [one.of_callers_c(setting) for one in found]
+    return SearchResult(candidates, tried.discarded, tried.spent, setting.options.metric)
+
+
+def choice(setting: Setting) -> Candidate:
+    """Return the best that a search finds, alone: for calls that wait for it, or run beside it."""
+    return _found(setting)[0][0].of_callers_c(setting)
+
+
+def _found(setting: Setting, budget_tasks: int | None = None) -> tuple[list[Candidate], Evaluation]:
+    """Return candidates of the problem's C, the best first, and all that was tried."""
     if budget_tasks is not None and budget_tasks < 1:
         raise ParamError(f"budget_tasks = {budget_tasks} is below 1")
     if not setting.problem.has_product:
@@ -136,8 +148,7 @@ def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult
             tried.turn_to(metric)
             _Explorer(setting, tried).explore(made_with, budget, setting.options.search)
     found = sorted(tried.tried, key=lambda one: one.value)  # stable: equals stay in the order of trying
-    chosen = [one.of_callers_c(setting) for one in _with_ties_broken(found, setting.placement)]
-    return SearchResult(chosen, tried.discarded, tried.spent, metric)
+    return _with_ties_broken(found, setting.placement), tried
 
 
 def _with_ties_broken(found: list[Candidate], placement: Placement) -> list[Candidate]:
