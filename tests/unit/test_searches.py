@@ -15,6 +15,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import search as planned
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan_several, plans_for_calls
 from uncut_mpi.planning.setting import Searching, Setting
@@ -228,3 +229,16 @@ def test_a_whole_search_beside_calls_chooses_as_one_that_is_asked_for(place, siz
     else:
         assert parts[1].plan.schedule.digest() == full.schedule.digest()
     assert len(pauses) > 30
+
+
+def test_what_a_search_beside_calls_has_tried_goes_bit_by_bit(monkeypatch):
+    pauses = []
+    about = GemmProblem(1024, 1024, 1024, DType.f64), Placement.parse("0,0,0"), 2, Machine.uniform(2)
+    setting = Setting.of(*about).but(searching=Searching(pause=lambda: pauses.append(1)))
+    tried, counts = len(planned.search(setting).candidates), []
+    for at_once in (10**6, 1):
+        monkeypatch.setattr(planned, "_FREED_AT_ONCE", at_once)
+        pauses.clear()
+        planned.choice(setting)
+        counts.append(len(pauses))
+    assert counts[1] - counts[0] == tried - 1 > 10

@@ -58,9 +58,9 @@ class Simulated:
     def taken(self) -> Taken:
         """What the schedule takes besides time."""
         schedule = self.simulation.schedule
-        moved = schedule.bytes_by_link()
+        copies = schedule.copies()
         held, products = int(schedule.softbuf_bytes().sum()), int((schedule.tasks["kind"] == Kind.GEMM).sum())
-        return Taken(sum(moved.values()) - moved["local"], held, products)
+        return Taken(int(copies[copies[:, 1] != copies[:, 2], 3].sum()), held, products)
 
     @property
     def progress(self) -> Progress:

@@ -63,6 +63,9 @@ _HOPELESS: Final = 1.25
 _LONG: Final = 4
 """A C so many times as long as wide is tried in strips where nothing else is looked for."""
 
+_FREED_AT_ONCE: Final = 16
+"""Schedules that are let go together, where others are to come first."""
+
 _TIME_PART: Final = 0.75
 """What a search by another metric has of the budget for the least time, with which it begins."""
 
@@ -126,7 +129,13 @@ def search(setting: Setting, *, budget_tasks: int | None = None) -> SearchResult
 
 def choice(setting: Setting) -> Candidate:
     """Return the best that a search finds, alone: for calls that wait for it, or run beside it."""
-    return _found(setting)[0][0].of_callers_c(setting)
+    found, tried = _found(setting)
+    best, pause = found[0].of_callers_c(setting), setting.searching.pause
+    del tried
+    while pause is not None and found:  # to free a thousand schedules takes milliseconds
+        del found[-_FREED_AT_ONCE:]
+        pause()
+    return best
 
 
 def _found(setting: Setting, budget_tasks: int | None = None) -> tuple[list[Candidate], Evaluation]:
