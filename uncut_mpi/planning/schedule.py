@@ -394,7 +394,7 @@ class Schedule(Remade):
         require(
             (buffers["dtype"] <= max(DType))
             & (buffers["role"] <= max(Role))
-            & np.isin(buffers["matrix"], list(Matrix)),
+            & ((buffers["matrix"] <= Matrix.C) | (buffers["matrix"] == Matrix.NONE)),
             "a buffer's dtype, role or matrix is unknown",
         )
         require((buffers["rows"] >= 0) & (buffers["cols"] >= 0), "a buffer's extent is negative")
