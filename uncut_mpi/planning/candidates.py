@@ -64,20 +64,10 @@ class Simulated:
 
     @property
     def progress(self) -> Progress:
-        """
-        The end of each rank's last task, and the operations of its products.
-
-        Of `kblocks` the last product counts, or the last copy that it sends: sums at C's owner are formed for all.
-        """
+        """The end of each rank's last task, and the operations of its products."""
         schedule = self.simulation.schedule
-        ranks, ends = schedule.tasks["rank"], self.simulation.end_s
-        if schedule.scheduler == "kblocks":
-            lanes = schedule.lanes[schedule.tasks["lane"]]
-            sent = (lanes["source"] == ranks) & (lanes["destination"] != ranks) & (schedule.tasks["kind"] == Kind.COPY)
-            own = (schedule.tasks["kind"] == Kind.GEMM) | sent
-            ranks, ends = ranks[own], ends[own]
         last = np.zeros(schedule.num_ranks)
-        np.maximum.at(last, ranks, ends)
+        np.maximum.at(last, schedule.tasks["rank"], self.simulation.end_s)
         last[last > 0] += self.simulation.throttled_s[last > 0]
         return last, products_flops(schedule)
 
@@ -118,7 +108,11 @@ class SimulatedInCore:
 
     @property
     def progress(self) -> Progress:
-        """The same as of `Simulated`."""
+        """
+        The same as of `Simulated`, but of each rank's last product, or the last copy that it sends.
+
+        Sums at C's owner are formed for all.
+        """
         ends, elements = self.run.progress()
         return np.array(ends), 2.0 * np.array(elements)
 

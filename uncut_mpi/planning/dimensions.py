@@ -158,23 +158,18 @@ class Dimensions:
     def whole(self, asked: ScheduleOptions, best: Candidate, *, by_rule: bool = False) -> Iterator[dict[str, Any]]:
         """All of C and k in one block, for what is too small to be cut; also by owners of A, B or C alone."""
         given = asked.blocking
-        block = given.block or max(self._inner(best), given.first, 1)
-        whole: dict[str, Any] = {"block": block, "first": given.first or block, "columns": given.columns or 1}
         if not (given.block and given.first and given.columns):
-            yield _blocked(best, **whole)
-        if not given.block:
-            whole["block"] = max(self._problem.k, whole["first"])
-            whole["first"] = given.first or whole["block"]
+            yield _in_one_block(best, asked, self._inner(best))
         for one in self.alone(asked, by_rule=by_rule):
-            yield {**_EQUAL, "devices": one.devices, "grid": None, **_blocked(best, splits=1, **whole)}
+            whole = _in_one_block(best, asked, self._problem.k, splits=1)
+            yield {**_EQUAL, "devices": one.devices, "grid": None, **whole}
 
     def stays(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """All of each rank's C and k in one block, on grids on which a matrix in parts stays where it is."""
-        given = asked.blocking
+        how = {"begin": asked.blocking.begin or BEGINS[0]}
         for cut, splits in self._stays(asked) if self._placement.in_parts else []:
-            block = given.block or max(self._deepest(splits, cut["k_shares"]), given.first, 1)
-            whole = {"first": given.first or block, "block": block, "columns": given.columns or 1}
-            yield {**cut, **_blocked(best, splits=splits, begin=given.begin or BEGINS[0], **whole)}
+            depth = self._deepest(splits, cut["k_shares"])
+            yield {**cut, **_in_one_block(best, asked, depth, splits=splits, **how)}
 
     def at_once(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """
@@ -410,6 +405,13 @@ def _recut(asked: ScheduleOptions, best: Candidate, **changes: Any) -> dict[str,
         return _blocked(best, **changes)
     names = ("c_slots", "c_rows", "c_cols", "block", "first")
     return _blocked(best, **{name: getattr(asked.blocking, name) for name in names}, **changes)
+
+
+def _in_one_block(best: Candidate, asked: ScheduleOptions, depth: int, **changes: Any) -> dict[str, Any]:
+    """Return changes to all of C and so many elements of k in one block, but for what is fixed."""
+    given = asked.blocking
+    block = given.block or max(depth, given.first, 1)
+    return _blocked(best, first=given.first or block, block=block, columns=given.columns or 1, **changes)
 
 
 def _blocked(best: Candidate, **changes: Any) -> dict[str, Any]:
