@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.bounds import bound
-from uncut_mpi.model.locations import Space, location_table
+from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import elements_of
 from uncut_mpi.model.placement import Placement
@@ -166,11 +165,10 @@ class Setting:
         """
         if not all(map(operator.le, arena_bytes, self.room)):
             self._refuse(arena_bytes, least)
-        in_host = location_table(self.num_ranks)["space"] == Space.HOST
-        needed, total = sum(itertools.compress(arena_bytes, in_host)), int(self.machine.host_bytes[0])
+        needed, total = sum(arena_bytes[self.num_ranks :]), int(self.machine.host_bytes[0])  # devices come first
         if not needed:
             return
-        there = sum(itertools.compress(self._resident.tolist(), in_host))
+        there = sum(self._resident[self.num_ranks :].tolist())
         there -= int(user_bytes(user_table(self.num_ranks, self.problem, self.placement))[[*self.files]].sum())
         if needed + there > total > 0:
             raise CapacityError(

@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -131,10 +130,15 @@ def _tile_sizes(extent: int, tile: int) -> list[int]:
     return [min(tile, extent - start) for start in range(0, extent, tile)]
 
 
-def _tiles_by_size(extent: int, tile: int) -> Counter[int]:
-    """Return how many tiles of an extent have which size, of however many there are."""
-    whole, rest = divmod(extent, tile)
-    return Counter({size: count for size, count in ((tile, whole), (rest, 1)) if size and count})
+def _tiles_by_size(extents: Sequence[int], tile: int) -> dict[int, int]:
+    """Return how many tiles of some extents have which size, of however many there are."""
+    found: dict[int, int] = {}
+    for extent in extents:
+        whole, rest = divmod(extent, tile)
+        for size, count in ((tile, whole), (rest, 1)):
+            if size and count:
+                found[size] = found.get(size, 0) + count
+    return found
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -281,8 +285,7 @@ def least_tasks(problem: GemmProblem, placement: Placement, workers: TileWorkers
         (cols, rows, Matrix.B, problem.trans_b != "N"),
     ):
         takers = len(others) - placement.on_device(matrix)  # the owner of a matrix fetches none of it
-        sizes: Counter[int] = sum((_tiles_by_size(extent, workers.tile) for extent in blocks), Counter())
-        depths = _tiles_by_size(problem.k, workers.tile)
+        sizes, depths = _tiles_by_size(blocks, workers.tile), _tiles_by_size([problem.k], workers.tile)
         for (size, tiles), (depth, deep) in itertools.product(sizes.items(), depths.items()):
             columns = depth if inner_is_columns else size
             chunks = _chunks_of_tile(size * depth * problem.dtypes[matrix].itemsize, columns, takers, options)
