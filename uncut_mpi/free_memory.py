@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import pathlib
 from collections.abc import Iterator
 from typing import Final
@@ -14,8 +13,6 @@ USUAL_HOST_FRACTION: Final = 0.5
 """What ranks take of free host memory where nobody says: the program's matrices and the system need some, too."""
 
 _NO_LIMIT: Final = 1 << 62  # of control groups, version 1: all bits but the last ones
-
-_MOST_BYTES: Final = 1 << 16  # of what the system says in one file
 
 
 def available_bytes() -> tuple[int, str]:
@@ -79,11 +76,8 @@ def _groups(membership: str, root: str) -> list[tuple[str, tuple[str, str], str]
 
 
 def _read(path: str) -> str:
-    file = os.open(path, os.O_RDONLY)  # as each first call reads some of them: half of what `open` takes
-    try:
-        return os.read(file, _MOST_BYTES).decode()
-    finally:
-        os.close(file)
+    with open(path, "rb", buffering=0) as file:  # each first call reads some of them
+        return file.read().decode()
 
 
 def _cgroup_room(directory: str, limit_name: str, usage_name: str, enough: int) -> int | None:
