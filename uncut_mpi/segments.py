@@ -304,13 +304,14 @@ def _turn(made: _MemoryObject) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError):
             made.lock = _OpenFile(os.open, _SHM, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        deadline = time.monotonic() + _TURN_TIMEOUT_S
+        deadline, sleep_s = time.monotonic() + _TURN_TIMEOUT_S, 5e-5  # ranks ask together, mostly for little
         while made.lock is not None and time.monotonic() < deadline:
             try:
                 fcntl.flock(made.lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                time.sleep(0.002)
+                time.sleep(sleep_s)
+                sleep_s = min(2 * sleep_s, 2e-3)
             except OSError:
                 break
         yield
