@@ -102,11 +102,14 @@ class Arena:
         with agreement.collective(self._group, f"closing the peers' {self._purpose}"):
             self._unmap()
         error = self._attempt(int(wanted[rank]))
-        if any(self._group.allgather_objects(error is not None)):
+        what = f"growing the {self._purpose}"
+        failed = self._group.allgather_bytes(np.array([error is not None]), what).any()
+        if failed:
             # A rank that cannot even have its old size again has an empty arena, as `sizes` then says.
             self._attempt(int(old[rank]))
         self._map()
-        agreement.collective_result(self._group, error, f"growing the {self._purpose}")
+        if failed:
+            agreement.collective_result(self._group, error, what)
         return True
 
     def close(self) -> None:
