@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
@@ -25,6 +25,16 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import time_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class _With(TypedDict, total=False):
+    a: Any
+    b: Any
+    c: Any
+    stream: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +121,16 @@ class GemmPlan:
         """Whether calls still try schedules (`ScheduleOptions.tune`); the same on every rank."""
         return isinstance(self._plan, Trial)
 
+    @overload
+    def execute(
+        self, alpha: Number = ..., beta: Number = ..., *, wait: Literal[True] = ..., **given: Unpack[_With]
+    ) -> CallResult: ...
+    @overload
+    def execute(
+        self, alpha: Number = ..., beta: Number = ..., *, wait: Literal[False], **given: Unpack[_With]
+    ) -> Handle[CallResult]: ...
+    @overload
+    def execute(self, alpha: Number = ..., beta: Number = ..., *, wait: bool, **given: Unpack[_With]) -> Any: ...
     def execute(
         self,
         alpha: Number = 1.0,

@@ -7,7 +7,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from uncut_mpi.model.parts import BoundLayout, Part, Rectangle
 from uncut_mpi.model.positions import Orders, indices_of, pieces_in
 from uncut_mpi.model.problem import Order, StoredMatrix
 from uncut_mpi.spmd.group import name_ranks
+
+if TYPE_CHECKING:
+    from uncut_mpi.api.batch import Batch
 
 Home: TypeAlias = weakref.ref[Any]
 """A session, as its matrices know it: they do not keep it."""
@@ -531,6 +534,10 @@ class Matrix:
             "session.download(matrix), on all ranks, for one that all can read"
         )
 
+    @overload
+    def __matmul__(self, other: Matrix) -> Matrix: ...
+    @overload
+    def __matmul__(self, other: Batch) -> Batch: ...
     def __matmul__(self, other: object) -> Any:
         """Return A B, a new matrix, as ``session.gemm(a, b)`` does. Collective."""
         if hasattr(other, "__array_ufunc__"):

@@ -13,7 +13,9 @@ import logging
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
+
+import numpy as np
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.batch import Batch
@@ -321,6 +323,10 @@ class Session(Multiplies):
 _MOST_KEPT: Final = 256 << 20
 
 
+@overload
+def matmul(comm: Any, a_local: np.ndarray, b_local: np.ndarray) -> np.ndarray: ...
+@overload
+def matmul(comm: Any, a_local: Any, b_local: Any) -> Any: ...
 @public_call
 def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from uncut_mpi.model.problem import Order
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
+_Two: TypeAlias = tuple[int, int]
+_Three: TypeAlias = tuple[int, int, int]
+
 
 class MakesMatrices:
     """
@@ -65,6 +68,12 @@ class MakesMatrices:
         """Number of ranks."""
         return self._group.size
 
+    @overload
+    def empty_host(self, shape: _Two, dtype: object = ..., *, order: Order = ...) -> Matrix: ...
+    @overload
+    def empty_host(self, shape: _Three, dtype: object = ..., *, order: Order = ...) -> Batch: ...
+    @overload
+    def empty_host(self, shape: Sequence[int], dtype: object = ..., *, order: Order = ...) -> Any: ...
     @public_call
     def empty_host(self, shape: Sequence[int], dtype: object = np.float64, *, order: Order = "C") -> Any:
         """
@@ -98,6 +107,12 @@ class MakesMatrices:
             open_with(**wanted.asked())
             return self._store.empty_or_batch(wanted)
 
+    @overload
+    def empty_device(self, shape: _Two, dtype: object = ..., *, rank: int, order: Order = ...) -> Matrix: ...
+    @overload
+    def empty_device(self, shape: _Three, dtype: object = ..., *, rank: int, order: Order = ...) -> Batch: ...
+    @overload
+    def empty_device(self, shape: Sequence[int], dtype: object = ..., *, rank: int, order: Order = ...) -> Any: ...
     @public_call
     def empty_device(self, shape: Sequence[int], dtype: object = np.float64, *, rank: int, order: Order = "C") -> Any:
         """
@@ -125,6 +140,18 @@ class MakesMatrices:
             open_with(**wanted.asked())
             return self._store.empty_or_batch(wanted)
 
+    @overload
+    def empty(
+        self, shape: _Two, dtype: object, layout: Layout, *, order: Order = ..., memory: Memory = ...
+    ) -> Matrix: ...
+    @overload
+    def empty(
+        self, shape: _Three, dtype: object, layout: Layout, *, order: Order = ..., memory: Memory = ...
+    ) -> Batch: ...
+    @overload
+    def empty(
+        self, shape: Sequence[int], dtype: object, layout: Layout, *, order: Order = ..., memory: Memory = ...
+    ) -> Any: ...
     @public_call
     def empty(
         self,
@@ -162,6 +189,14 @@ class MakesMatrices:
             open_with(**wanted.asked())
             return self._store.empty_or_batch(wanted)
 
+    @overload
+    def distribute(self, local: Any, layout: Layout, *, shape: _Two, dtype: object = ...) -> Matrix: ...
+    @overload
+    def distribute(self, local: Any, layout: Layout, *, shape: _Three, dtype: object = ...) -> Batch: ...
+    @overload
+    def distribute(
+        self, local: Any, layout: Layout, *, shape: Sequence[int] | None = ..., dtype: object = ...
+    ) -> Any: ...
     @public_call
     def distribute(
         self, local: Any, layout: Layout, *, shape: Sequence[int] | None = None, dtype: object = None
@@ -238,6 +273,12 @@ class MakesMatrices:
             open_with(shape=extents, dtype=kind)
             return self._store.distribute(given, None, extents, kind)
 
+    @overload
+    def register(self, array: np.ndarray[_Two, Any], *, root: int, dtype: object = ...) -> Matrix: ...
+    @overload
+    def register(self, array: np.ndarray[_Three, Any], *, root: int, dtype: object = ...) -> Batch: ...
+    @overload
+    def register(self, array: Any, *, root: int, dtype: object = ...) -> Any: ...
     @public_call
     def register(self, array: Any, *, root: int, dtype: object = None) -> Any:
         """

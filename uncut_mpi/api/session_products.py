@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, overload
 
 import numpy as np
 
@@ -36,10 +36,47 @@ from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.spmd import agreement
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_One: TypeAlias = Matrix | Batch
+_Many: TypeAlias = Sequence[Matrix] | _One
+_M = TypeVar("_M", Matrix, Batch)
+_Ms = TypeVar("_Ms", bound=Sequence[Matrix] | Batch)
+
+
+class _By(TypedDict, total=False):
+    alpha: Number
+    beta: Number
+    trans_a: Trans
+    trans_b: Trans
+    options: ScheduleOptions | None
+    stream: Any
+
+
+class _To(_By, total=False):
+    out_layout: Layout | Literal["auto"] | None
+
 
 class Multiplies(MakesMatrices):
     """The products of a session, and copies: to another layout, from one rank or to one, to the host and back."""
 
+    @overload
+    def gemm(self, a: Matrix, b: _M, out: _M | None = ..., *, wait: Literal[True] = ..., **by: Unpack[_To]) -> _M: ...
+    @overload
+    def gemm(
+        self, a: Batch, b: _One, out: Batch | None = ..., *, wait: Literal[True] = ..., **by: Unpack[_To]
+    ) -> Batch: ...
+    @overload
+    def gemm(
+        self, a: Matrix, b: _M, out: _M | None = ..., *, wait: Literal[False], **by: Unpack[_To]
+    ) -> Handle[_M]: ...
+    @overload
+    def gemm(
+        self, a: Batch, b: _One, out: Batch | None = ..., *, wait: Literal[False], **by: Unpack[_To]
+    ) -> Handle[Batch]: ...
+    @overload
+    def gemm(self, a: _One, b: _One, out: _One | None = ..., *, wait: bool, **by: Unpack[_To]) -> Any: ...
     @public_call
     def gemm(
         self,
@@ -123,6 +160,12 @@ class Multiplies(MakesMatrices):
             begun = self._calls.launch(request, plan, self._calls.plans.keep)
             return Handle(self, self._calls.flight, begun, lambda call: out.matrices if type(out) is Listed else out)
 
+    @overload
+    def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: Literal[True] = ..., **by: Unpack[_By]) -> _Ms: ...
+    @overload
+    def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: Literal[False], **by: Unpack[_By]) -> Handle[_Ms]: ...
+    @overload
+    def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: bool, **by: Unpack[_By]) -> _Ms | Handle[_Ms]: ...
     @public_call
     def gemm_batch(
         self,
@@ -160,13 +203,17 @@ class Multiplies(MakesMatrices):
         ParamError, CapacityError, UncutError
             As `gemm`; if numbers or shapes do not fit, types differ, or a result overlaps another one.
         """
-        given = (
+        given: Iterable[Any] = (
             Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, [None] if out is None else out)
         )
         chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
         made = self.gemm(*given, alpha=alpha, beta=beta, wait=wait, **chosen)
         return made if isinstance(made, Handle) else out
 
+    @overload
+    def matmul(self, a: Matrix, b: _M) -> _M: ...
+    @overload
+    def matmul(self, a: Batch, b: _One) -> Batch: ...
     @public_call
     def matmul(self, a: Matrix | Batch, b: Matrix | Batch) -> Any:
         """Return A B, a new matrix or batch: `gemm` without anything else. Collective."""
