@@ -67,6 +67,26 @@ def on_host(array):
     return array if isinstance(array, np.ndarray) else array.get()
 
 
+def part_of(matrix, data):
+    """Return what this rank has of `data` where `matrix` has it."""
+    return data[np.ix_(*matrix.local_indices)]
+
+
+def made_of(session, data, layout, **more):
+    """Return `data` as a new matrix of a layout. Collective."""
+    matrix = session.empty(data.shape, data.dtype, layout, **more)
+    fill(matrix.local, part_of(matrix, data))
+    session.barrier()
+    return matrix
+
+
+def check_part(comm, matrix, wanted, told="", tolerance=1e-13):
+    """Fail on all ranks if what a rank has of a matrix is not what it has of `wanted`. Collective."""
+    found, right = on_host(matrix.local), part_of(matrix, wanted)
+    good = found.shape == right.shape and np.allclose(found, right, tolerance, tolerance)
+    collective_assert(comm, good, f"{told or repr(matrix)}: {found} of {right}")
+
+
 def address_of(array):
     """Return where the first element of an array of the host or of a device is."""
     return array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr

@@ -10,7 +10,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import address_of, fill, on_host
+from tests.helpers.distributed import address_of, check_part, fill, part_of
 from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -41,7 +41,7 @@ def layouts(size):
 KINDS = [*layouts(1)]
 
 
-def part_of(session, data, layout, memory, order, pad):
+def own_part(session, data, layout, memory, order, pad):
     """Return this rank's part of `data`, in memory of a kind, and what keeps that."""
     rows, cols = layout.indices(data.shape, session.rank, num_ranks=session.size)
     whole = session.empty_host(data.shape, data.dtype, order="CF"[pad % 2])  # collective, whatever this rank takes
@@ -76,7 +76,7 @@ def test_arrays_of_ranks_become_one_matrix_without_a_copy(comm, session, kind, s
     (layout, shape), dtype = layouts(comm.size)[kind], (DType.f64, DType.bf16)[shift % 2]
     data = random_matrix(*shape, dtype, (comm.size, shift))
     memory, order = MEMORIES[(session.rank + shift) % 3], "CF"[(session.rank + shift) // 2 % 2]
-    part, _whole = part_of(session, data, layout, memory, order, pad=2 + shift)
+    part, _whole = own_part(session, data, layout, memory, order, pad=2 + shift)
     matrix = session.distribute(part, layout, shape=shape, dtype=dtype if kind == "no elements" else None)
     local_shape = layout.local_shape(shape, session.rank, num_ranks=session.size)
     rows, cols = layout.indices(shape, session.rank, num_ranks=session.size)
@@ -101,14 +101,11 @@ def test_new_matrices_have_their_parts_in_the_memory_that_was_asked_for(comm, se
     data = random_matrix(*shape, DType.f32, (comm.size, 7))
     order = "FC"[comm.size % 2]
     matrix = session.empty(shape, "f32", layout, order=order, memory=memory)
+    found = matrix.memory, matrix.local.shape, matrix.layout
     local_shape = layout.local_shape(shape, session.rank, num_ranks=session.size)
-    good = (
-        matrix.memory == memory
-        and matrix.local.shape == local_shape
-        and matrix.layout == layout.filled(shape, comm.size)
-    )
-    collective_assert(comm, good, f"{matrix!r}: {matrix.local.shape} in {matrix.memory} memory")
-    fill(matrix.local, data[np.ix_(*matrix.local_indices)])
+    wanted = memory, local_shape, layout.filled(shape, comm.size)
+    collective_assert(comm, found == wanted, f"{matrix!r}: {found} instead of {wanted}")
+    fill(matrix.local, part_of(matrix, data))
     session.barrier()
     collective_assert(comm, holds(session, matrix, data), "parts are elsewhere")
     if memory == "shared":
@@ -126,10 +123,7 @@ def test_a_shared_matrix_is_copied_into_parts_and_all_replicas(comm, session, ki
     target = session.empty(shape, "f64", layout, order="F", memory=memory)
     target.local[...] = np.nan
     session.upload(source, target)
-    wanted = data[np.ix_(*target.local_indices)]
-    collective_assert(
-        comm, np.array_equal(on_host(target.local), wanted), f"{target!r}: {target.local} instead of {wanted}"
-    )
+    check_part(comm, target, data, tolerance=0)
 
 
 def test_counts_are_those_of_the_arrays(comm, session):
@@ -467,7 +461,7 @@ def test_matrices_in_single_parts_are_copied_to_and_take_fresh_arrays(comm, sess
     with session.plan(a, b, c, reads_c=False) as plan:
         given = arrays(second)
         plan.execute(a=given)
-        collective_assert(comm, np.allclose(c.local, second[np.ix_(*c.local_indices)]), f"{c.local}")
+        check_part(comm, c, second)
         newest = max(session._store._held)
         plan.execute(a=tuple(given))
         collective_assert(comm, max(session._store._held) == newest, "the same arrays are another matrix")

@@ -11,7 +11,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.commands import in_process
-from tests.helpers.distributed import fill, on_host
+from tests.helpers.distributed import fill, on_host, part_of
 from tests.helpers.numbers import of_both_parts, steps_of
 from tests.helpers.products import Case, check_product, make_operands, random_matrix
 from uncut_mpi import Layout
@@ -64,7 +64,7 @@ def test_conjugated_views_are_factors_as_op_c_is(comm, session, layout, order):
     collective_assert(comm, a.H.H is a and a.H is a.H and a.H.T is a.T.H and a.T.T is a, "views are made again")
     collective_assert(comm, a.H.shape == (k, 23), a.H.shape)
     seen = a.H[2:9, 1:]
-    same = np.array_equal(on_host(seen.local), data.conj().T[2:9, 1:][np.ix_(*seen.local_indices)])
+    same = np.array_equal(on_host(seen.local), part_of(seen, data.conj().T[2:9, 1:]))
     collective_assert(comm, same, f"{seen!r} has {seen.local}")
     products = {
         "AᴴA": (a.H, a, "N", "N", wide.conj().T @ wide),
@@ -95,7 +95,7 @@ def test_a_plan_is_executed_with_other_scalars_and_matrices(comm, session, dtype
     wide = [one.astype(np.complex128) for one in (a_KM, b_KN, c_MN)]
     with session.plan(a, b, c, trans_a="C") as plan:
         for alpha, beta in ((1.0, 0.0), (2j, 1.0), (0.0, 1j), (0.5 - 1j, -1j), (np.complex64(1e-3), 0.0)):
-            fill(c.local, c_MN[np.ix_(*c.local_indices)])
+            fill(c.local, part_of(c, c_MN))
             session.barrier()
             plan.execute(alpha, beta)
             bound = bound_of(dtype, alpha, wide[0].T, beta, wide[2], wide[1])
@@ -110,7 +110,7 @@ def test_nan_in_what_is_not_read_stays_out(comm, session, dtype):
     a, b, c = (session.scatter(x if session.rank == 0 else None, Layout.rows()) for x in (one, one, nan))
     session.gemm(a, b, c, beta=0.0, trans_a="C")
     collective_assert(comm, (on_host(c.local) == 8 * (1 - 2j) * (1 + 2j)).all(), c.local)
-    fill(a.local, nan[np.ix_(*a.local_indices)])
+    fill(a.local, part_of(a, nan))
     session.barrier()
     session.gemm(a, b, c, alpha=0.0, beta=1j, trans_a="C")
     collective_assert(comm, (on_host(c.local) == 40j).all(), c.local)

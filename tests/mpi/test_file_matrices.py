@@ -17,6 +17,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert, expect
+from tests.helpers.distributed import made_of, part_of
 from tests.helpers.products import ones
 from uncut_mpi.api import plan_maker
 from uncut_mpi.device.files import FileWindow
@@ -524,11 +525,9 @@ def test_another_file_beside_a_cyclic_matrix_needs_no_other_plan(comm, session, 
         save(comm, folder / name, one)
     a, other = (session.open_file(folder / name) for name in ("a.npy", "other.npy"))
     layout = um.Layout.block_cyclic(8, 8, grid=(comm.size, 1))
-    b, c = (session.empty((64, 64), "f64", layout, memory="host") for _ in range(2))
-    rows, cols = b.local_indices
-    b.local[...] = right[np.ix_(rows, cols)]
+    b, c = (made_of(session, one, layout, memory="host") for one in (right, np.zeros((64, 64))))
     with session.plan(a, b, c, reads_c=False) as plan:
         before = plan.schedule
         plan.execute(a=other)
-        good = close(c.local, 2 * (left @ right)[np.ix_(rows, cols)], 64)
+        good = close(c.local, part_of(c, 2 * (left @ right)), 64)
         collective_assert(comm, good and plan.schedule is before, f"{c.local}, {plan.schedule is before}")

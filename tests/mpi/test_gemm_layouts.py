@@ -13,7 +13,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import interpret
 from tests.helpers.collective import collective_assert, expect, outcome
-from tests.helpers.distributed import check_copies, distributed, fill, on_host, random_layout
+from tests.helpers.distributed import check_copies, check_part, distributed, fill, made_of, on_host, random_layout
 from tests.helpers.hostile import Closed
 from tests.helpers.products import random_matrix
 from tests.helpers.sessions import hide_arrays, refuse_pins
@@ -157,9 +157,8 @@ def test_a_plan_takes_fresh_arrays_of_the_ranks(comm, session):
     counts = [0, *(2 + rank for rank in range(comm.size - 1))] if comm.size > 1 else [3]
     m, mine = sum(counts), counts[comm.rank]
     a = session.distribute(np.full((mine, 6), np.nan), Layout.rows())
-    b = session.empty((6, 5), "f64", Layout.replicated(), memory="host")
+    b = made_of(session, right := random_matrix(6, 5, DType.f64, (50,)), Layout.replicated(), memory="host")
     c = session.empty((m, 5), "f64", Layout.rows(counts), memory="host")
-    fill(b.local, right := random_matrix(6, 5, DType.f64, (50,)))
     kept = {*session._store._held}
     with session.plan(a, b, c, reads_c=False) as plan:
         out = np.full((mine, 5), np.nan)
@@ -215,28 +214,17 @@ def test_without_a_c_the_result_lies_as_the_operand_that_leaves_k_whole(comm, se
         (whole, whole, "NN", Layout.whole(0), "shared"),
     ):
         inputs = [x.T if how == "T" else x for x, how in zip((a_MK, b_KN), trans, strict=True)]
-        a = session.empty(inputs[0].shape, "f64", first, memory="device")
-        b = session.empty(inputs[1].shape, "f64", second, memory="host", order="F")
-        for matrix, data in ((a, inputs[0]), (b, inputs[1])):
-            fill(matrix.local, data[np.ix_(*matrix.local_indices)])
-        session.barrier()
+        a = made_of(session, inputs[0], first, memory="device")
+        b = made_of(session, inputs[1], second, memory="host", order="F")
         c = session.gemm(a, b, trans_a=trans[0], trans_b=trans[1], options=PLAIN)
         told = f"{first}, {second}, {trans}: {c.layout} in {c.memory} memory, not {wanted} in {memory}"
         collective_assert(comm, (c.layout, c.memory, c.order) == (wanted, memory, "C"), told)
-        right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
-        collective_assert(
-            comm, c.local.shape == right.shape and np.allclose(on_host(c.local), right, 1e-13, 1e-13), told
-        )
+        check_part(comm, c, a_MK @ b_KN, told)
 
 
 def operands_of(session, shapes, layouts, memory="device"):
-    made = []
-    for seed, (shape, layout) in enumerate(zip(shapes, layouts, strict=True)):
-        data = random_matrix(*shape, DType.f64, (seed,))
-        made.append((session.empty(shape, "f64", layout, memory=memory), data))
-        fill(made[-1][0].local, data[np.ix_(*made[-1][0].local_indices)])
-    session.barrier()
-    return made
+    every = [random_matrix(*shape, DType.f64, (seed,)) for seed, shape in enumerate(shapes)]
+    return [(made_of(session, data, layout, memory=memory), data) for data, layout in zip(every, layouts, strict=True)]
 
 
 def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
@@ -250,12 +238,10 @@ def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
         c = session.gemm(a, b, out_layout=asked, options=PLAIN)
         told = f"{c!r} of {c.layout} in {c.memory} memory, not {asked} in {memory}"
         collective_assert(comm, c.layout == asked.filled((9, 8), comm.size) and c.memory == memory, told)
-        right = (a_MK @ b_KN)[np.ix_(*c.local_indices)]
-        collective_assert(comm, np.allclose(on_host(c.local), right, 1e-13, 1e-13), told)
+        check_part(comm, c, a_MK @ b_KN, told)
         same = session.matmul(a, b)
         collective_assert(comm, same.layout == session.gemm(a, b, options=PLAIN).layout, f"{same.layout}")
-        right = (a_MK @ b_KN)[np.ix_(*same.local_indices)]
-        collective_assert(comm, np.allclose(on_host(same.local), right, 1e-13, 1e-13), f"{same!r}")
+        check_part(comm, same, a_MK @ b_KN)
 
 
 def split(extent, num):
@@ -289,7 +275,7 @@ def test_auto_is_the_layout_whose_product_is_predicted_fastest(comm, session, mo
     wanted = min(expected, key=expected.__getitem__)
     told = f"{c.layout}, expected of {expected}, by a whole search {searched}"
     collective_assert(comm, c.layout == wanted and searched[wanted] <= 1.01 * min(searched.values()), told)
-    collective_assert(comm, np.allclose(on_host(c.local), (a_MK @ b_KN)[np.ix_(*c.local_indices)]), told)
+    check_part(comm, c, a_MK @ b_KN)
     asked = {options.search for setting, *_ in planned for options in [setting.options]}
     collective_assert(comm, asked <= {"rule"}, f"searches of {asked} in a call")
     other = session.gemm(a, b, alpha=2.0, out_layout="auto")
@@ -327,12 +313,11 @@ def test_parts_that_others_cannot_use_go_through_their_owners(comm, session, mon
     missing = {name for name, one in zip("ABC", operands, strict=True) if one.info.obstacle}
     told = f"seed {seed}: {a!r} x {b!r} = {c!r}: {missing} cannot be used, {staged!r} were staged"
     collective_assert(comm, untouched and result.staged == bool(staged) and {*staged} <= missing, told)
-    wanted = (1.25 * a_MK @ b_KN + 0.75 * c_MN)[np.ix_(*c.local_indices)]
-    collective_assert(comm, np.allclose(on_host(c.local), wanted, 1e-12, 1e-12), told)
+    wanted = 1.25 * a_MK @ b_KN + 0.75 * c_MN
+    check_part(comm, c, wanted, told, 1e-12)
     session.poison_softbuf()
     out = session.redistribute(c, random_layout(rng, c.shape, comm.size))
-    wanted = (1.25 * a_MK @ b_KN + 0.75 * c_MN)[np.ix_(*out.local_indices)]
-    collective_assert(comm, np.allclose(on_host(out.local), wanted, 1e-12, 1e-12), f"{told}, copied to {out!r}")
+    check_part(comm, out, wanted, f"{told}, copied to {out!r}", 1e-12)
     session.barrier()
     for matrix in (*operands, out):
         session.release(matrix)
@@ -361,19 +346,15 @@ def test_ranks_of_a_layout_are_those_of_a_reordered_grid_and_of_its_rows(comm, o
         b = part(b_KN, session, (cut(23, height), cut(17, width)))
         c = session.empty((19, 17), "f64", Layout.blocks(cut(19, height), cut(17, width)))
         session.gemm(a, b, c)
-        right = np.allclose(on_host(c.local), (a_MK @ b_KN)[np.ix_(*c.local_indices)], 1e-13, 1e-13)
-        told = f"rank {comm.rank} is {session.rank} at {row}, {col} and has {c.local}"
-        collective_assert(comm, right and session.rank == grid.rank, told)
+        collective_assert(comm, session.rank == grid.rank, f"it is {session.rank} at {row}, {col}")
+        check_part(comm, c, a_MK @ b_KN)
     rows = grid.Sub([False, True])
     with open_session(rows, verify=True) as session:  # those of all rows at the same time
         mine = a_MK[:, row:][:, : 2 * width]
         a = session.distribute(mine[:, 2 * session.rank :][:, :2].copy(), Layout.cols())
         b = session.distribute(b_KN[2 * session.rank :][:2].copy(), Layout.rows())
         c = session.gemm(a, b, out_layout=Layout.cols())
-        wanted = (mine @ b_KN[: 2 * width])[np.ix_(*c.local_indices)]
-        collective_assert(
-            comm, np.allclose(on_host(c.local), wanted, 1e-13, 1e-13), f"row {row} has {c.local} of {wanted}"
-        )
+        check_part(comm, c, mine @ b_KN[: 2 * width], f"row {row}")
     for one in (rows, grid, turned):
         one.Free()
 
@@ -435,7 +416,7 @@ def test_a_rank_has_its_blocks_and_views_of_them_at_any_offset(comm, session):
         (matrix[8:8], data[8:8]),
     ):
         told = f"{view!r} of {view.layout} has {view.local}"
-        collective_assert(comm, np.array_equal(view.local, part[np.ix_(*view.local_indices)]), told)
+        check_part(comm, view, part, told, 0)
         wanted = view.layout.local_shape(view.shape, comm.rank)
         collective_assert(comm, view.local.shape == wanted and Layout.parse(str(view.layout)) == view.layout, told)
         check_copies(comm, session, view, part)
@@ -463,9 +444,7 @@ def test_offsets_into_matrices_that_are_dealt_alike_and_otherwise(comm, session,
     session.gemm(a, b, c, alpha=1.25, beta=0.75)
     wanted = data[2].copy()
     wanted[places[2]] = 1.25 * data[0][places[0]] @ data[1][places[1]] + 0.75 * data[2][places[2]]
-    found = matrices[2].local
-    right = np.allclose(found, wanted[np.ix_(*matrices[2].local_indices)], 1e-12, 1e-12)
-    collective_assert(comm, right, f"{a!r} x {b!r} = {c!r}: {found}")
+    check_part(comm, matrices[2], wanted, f"{a!r} x {b!r} = {c!r}", 1e-12)
 
 
 def test_operands_that_are_dealt_alike_take_no_more_products_than_blocks_do(comm, session):
@@ -486,8 +465,8 @@ def test_c_follows_an_operand_that_has_whole_rows_of_k(comm, session):
     data = random_matrix(20, 9, DType.f64, (5,)), random_matrix(9, 7, DType.f64, (6,))
     a, b = scattered(session, data[0], rows), session.scatter(data[1], Layout.rows())
     c = session.gemm(a, b)
-    wanted = (data[0] @ data[1])[np.ix_(*c.local_indices)]
-    collective_assert(comm, c.layout == rows and np.allclose(c.local, wanted, 1e-13, 1e-13), f"{c!r}")
+    collective_assert(comm, c.layout == rows, f"{c!r}")
+    check_part(comm, c, data[0] @ data[1])
     square = session.gemm(scattered(session, data[0], layout_of(comm)), b)
     follows = GRIDS[comm.size][1] == 1
     wanted = layout_of(comm) if follows else Layout.rows().filled((20, 7), comm.size)
@@ -537,24 +516,17 @@ def test_what_follows_shared_memory_is_cyclic_in_memory_of_each_rank(comm, sessi
     copy = session.redistribute(shared, layout)
     product = session.gemm(shared, shared, out_layout=layout)
     for matrix, wanted in ((copy, data), (product, data @ data)):
-        right = np.allclose(matrix.local, wanted[np.ix_(*matrix.local_indices)], 1e-13, 1e-13)
-        collective_assert(comm, right and matrix.memory == "host" and matrix.layout == layout, f"{matrix!r}")
+        collective_assert(comm, (matrix.memory, matrix.layout) == ("host", layout), f"{matrix!r}")
+        check_part(comm, matrix, wanted)
 
 
 @pytest.mark.parametrize("memory", ["device", "host"])
 def test_a_plan_takes_what_lies_alike_in_its_order_and_nothing_else(comm, session, memory):
     whole, right = random_matrix(16, 48, DType.f64, (51,)), random_matrix(8, 5, DType.f64, (52,))
-    b, c = session.empty((8, 5), "f64", Layout.rows(), memory=memory), session.empty_host((16, 5))
-    rows, cols = b.local_indices
-    fill(b.local, right[np.ix_(rows, cols)])
-
-    def matrix(block):
-        made = session.empty((16, 48), "f64", Layout.block_cyclic(4, block, grid=(1, comm.size)), memory=memory)
-        rows, cols = made.local_indices
-        fill(made.local, whole[np.ix_(rows, cols)])
-        return made
-
-    of_four, of_two, taken = matrix(4), matrix(2), 0
+    b, c, taken = made_of(session, right, Layout.rows(), memory=memory), session.empty_host((16, 5)), 0
+    of_four, of_two = (
+        made_of(session, whole, Layout.block_cyclic(4, block, grid=(1, comm.size)), memory=memory) for block in (4, 2)
+    )
     with session.plan(of_four[:, :8], b, c, reads_c=False, options=PLAIN) as plan:
         for first, dealt_so in itertools.product(range(0, 41, 2), (of_four, of_two)):
             found = outcome(lambda first=first, of=dealt_so: plan.execute(a=of[:, first : first + 8]))

@@ -9,7 +9,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import distributed, fill, on_host, random_layout
+from tests.helpers.distributed import distributed, fill, on_host, part_of, random_layout
 from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.mpi
 
 
 def is_part_of(matrix, data):
-    return np.array_equal(on_host(matrix.local), data[np.ix_(*matrix.local_indices)])
+    return np.array_equal(on_host(matrix.local), part_of(matrix, data))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -58,7 +58,7 @@ def test_a_copy_into_a_matrix_that_is_there_plans_once(comm, session):
     before = session.counters.planner_calls
     for seed in range(3):
         data = random_matrix(*shape, DType.f64, (seed,))
-        fill(first.local, data[np.ix_(*first.local_indices)])
+        fill(first.local, part_of(first, data))
         second.local[...] = np.nan
         same = session.redistribute(first, Layout.cols(), out=second) is second
         collective_assert(comm, same and is_part_of(second, data), f"{second.local}")

@@ -11,7 +11,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import address_of, check_copies, distributed, fill, on_host
+from tests.helpers.distributed import address_of, check_copies, check_part, distributed, made_of, on_host, part_of
 from tests.helpers.products import array_of, random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
@@ -44,7 +44,7 @@ def test_views_are_multiplied_where_they_are_and_nothing_around_them_is_touched(
     (a, *_), (b, *_), (c, whole, place) = operands
     told = f"seed {seed}: {a!r} x {b!r} = {c!r}, beta {beta}"
     for one, data in ((a, a_MK), (b, b_KN), (c, c_MN)):
-        same = one.shape == data.shape and np.array_equal(on_host(one.local), data[np.ix_(*one.local_indices)])
+        same = one.shape == data.shape and np.array_equal(on_host(one.local), part_of(one, data))
         kept = array_of(one) is None or np.array_equal(on_host(one.array), data)
         alone = one.local.size and one.memory != "shared"
         there = not alone or address_of(one.local) == one.address
@@ -55,14 +55,13 @@ def test_views_are_multiplied_where_they_are_and_nothing_around_them_is_touched(
     wanted = np.full(whole.shape, np.nan)
     wanted[place] = product.T if c.info.view and c.info.view.turned else product
     limit = (k + 3) * dtype.unit_roundoff * (1.25 * k + 1)
-    right = np.allclose(on_host(whole.local), wanted[np.ix_(*whole.local_indices)], 0.0, limit, equal_nan=True)
+    right = np.allclose(on_host(whole.local), part_of(whole, wanted), 0.0, limit, equal_nan=True)
     collective_assert(comm, right, f"{told}: {whole.local}")
 
 
 def test_a_view_is_what_its_name_says_and_lasts_as_long_as_its_matrix(comm, session):
     data = random_matrix(12, 10, DType.f64, (1,))
-    matrix = session.empty((12, 10), "f64", Layout.rows(), memory="host")
-    matrix.local[...] = data[np.ix_(*matrix.local_indices)]
+    matrix = made_of(session, data, Layout.rows(), memory="host")
     cases = (
         (matrix[2:9, 3:7], data[2:9, 3:7]),
         (matrix[2:], data[2:]),
@@ -75,9 +74,8 @@ def test_a_view_is_what_its_name_says_and_lasts_as_long_as_its_matrix(comm, sess
         (matrix[2:9].T[1:6].T[1:, 2:], data[2:9].T[1:6].T[1:, 2:]),
     )
     for view, part in cases:
-        rows, cols = view.local_indices
         told = f"{view!r} has {view.local} of {part}"
-        good = view.shape == part.shape and np.array_equal(view.local, part[np.ix_(rows, cols)])
+        good = view.shape == part.shape and np.array_equal(view.local, part_of(view, part))
         collective_assert(comm, good and np.shares_memory(view.local, matrix.local) == bool(view.local.size), told)
         shapes = [view.layout.local_shape(view.shape, rank, num_ranks=comm.size) for rank in range(comm.size)]
         collective_assert(comm, shapes[comm.rank] == view.local.shape, f"{told}: {view.layout} says {shapes}")
@@ -114,11 +112,9 @@ def test_a_view_keeps_its_matrix_alive_and_goes_with_it(comm, session):
 
 def test_matrices_and_views_have_the_operator_of_products(comm, session):
     data = random_matrix(9, 6, DType.f64, (57,))
-    a = session.empty((9, 6), "f64", Layout.rows(), memory="host")
-    fill(a.local, data[np.ix_(*a.local_indices)])
+    a = made_of(session, data, Layout.rows(), memory="host")
     for found, wanted in ((a.T @ a, data.T @ data), (a @ a.T, data @ data.T), (a[:, :3].T @ a, data[:, :3].T @ data)):
-        right = np.allclose(on_host(found.local), wanted[np.ix_(*found.local_indices)], 1e-13, 1e-13)
-        collective_assert(comm, right, f"{found}: {found.local}")
+        check_part(comm, found, wanted)
     expect(comm, um.ParamError, ["shapes do not fit"], lambda: a @ a)
     other = None if comm.rank == comm.size - 1 else a.T
     expect(comm, um.ParamError, ["B is None"], lambda: a @ other)
@@ -130,15 +126,12 @@ def test_views_of_one_matrix_may_be_operands_of_one_product_unless_they_overlap(
     n = 6
     data = random_matrix(3 * n, n, DType.f64, (3,))
     for layout, memory in ((Layout.rows(), "host"), (Layout.cols(), "device"), (Layout.rows(), "shared")):
-        matrix = session.empty(data.shape, "f64", layout, memory=memory)
-        fill(matrix.local, data[np.ix_(*matrix.local_indices)])
-        session.barrier()
+        matrix = made_of(session, data, layout, memory=memory)
         a, b, c = matrix[:n], matrix[n : 2 * n].T, matrix[2 * n :]
         calls = session.counters.planner_calls
         for _ in range(2):
             session.gemm(a, b, c)
-        wanted = np.vstack((data[: 2 * n], data[:n] @ data[n : 2 * n].T))[np.ix_(*matrix.local_indices)]
-        collective_assert(comm, np.allclose(on_host(matrix.local), wanted, 1e-13, 1e-13), f"{matrix!r}: {matrix.local}")
+        check_part(comm, matrix, np.vstack((data[: 2 * n], data[:n] @ data[n : 2 * n].T)))
         collective_assert(comm, session.counters.planner_calls == calls + 1, "planned again")
         for overlapped, product in (
             ("A", (a, b, a)),
