@@ -10,7 +10,7 @@ import numpy as np
 
 from tests.helpers.collective import collective_assert
 from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
-from uncut_mpi import Matrix, Session
+from uncut_mpi import Matrix, ScheduleOptions, Session
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -33,6 +33,11 @@ class Case:
     beta: complex = 1.1154
     seed: int = 0
 
+    @property
+    def how(self) -> dict[str, Any]:
+        """What a call has to be told besides its matrices."""
+        return {name: getattr(self, name) for name in ("alpha", "beta", "trans_a", "trans_b")}
+
     def __str__(self) -> str:
         return (
             f"{self.m}x{self.n}x{self.k} {self.dtype} {','.join(self.place)} {self.trans_a}{self.trans_b} "
@@ -51,6 +56,10 @@ class Operands:
     b_KN: np.ndarray
     c_MN: np.ndarray
     extra: list[Matrix]
+
+    @property
+    def abc(self) -> tuple[Matrix, Matrix, Matrix]:
+        return self.a, self.b, self.c
 
 
 def random_matrix(rows: int, cols: int, dtype: DType, seed: tuple[int, ...]) -> np.ndarray:
@@ -147,7 +156,7 @@ def renew(session: Session, operands: Operands) -> None:
 
 def release(session: Session, operands: Operands) -> None:
     """Release a case's matrices; collective."""
-    for matrix in (operands.a, operands.b, operands.c, *operands.extra):
+    for matrix in (*operands.abc, *operands.extra):
         session.release(matrix)
 
 
@@ -214,3 +223,13 @@ def check_product(comm: Any, case: Case, operands: Operands) -> None:
     __tracebackhide__ = True
     wrong = mismatch(case, operands)
     collective_assert(comm, not wrong, wrong)
+
+
+def product(session: Session, case: Case, options: ScheduleOptions | None = None) -> str:
+    """Multiply the matrices of a case, and return what is wrong with C here; collective."""
+    operands = make_operands(session, case)
+    session.poison_softbuf()
+    session.gemm(*operands.abc, **case.how, options=options)
+    wrong = mismatch(case, operands)
+    release(session, operands)
+    return wrong

@@ -75,7 +75,7 @@ def test_flags_in_host_memory_keep_step_with_the_others(comm, fresh_session, mon
     operands = make_operands(session, case)
     fresh = operands.c_MN.copy()
     wrong = []
-    with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, options=OPTIONS) as plan:
         at_epoch(session, boundary - 1)
         for call in range(3):
             run_on_other_numbers(session, plan, case, operands, fresh, call)
@@ -92,7 +92,7 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
     case = Case(50, 45, 40, place=("0", "h", str(comm.size - 1)), trans_b="T")
     operands = make_operands(session, case)
     fresh = operands.c_MN.copy()
-    with session.plan(operands.a, operands.b, operands.c, trans_b="T", options=OPTIONS) as plan:
+    with session.plan(*operands.abc, trans_b="T", options=OPTIONS) as plan:
         session._calls.binder.flags.epoch = 0
         plan.execute(case.alpha, case.beta)
         span = session._calls.binder.flags.epoch
@@ -114,12 +114,12 @@ def test_products_stay_right_across_a_turn_of_the_count(comm, fresh_session, bou
 def test_flags_say_how_far_lanes_have_come_and_never_more_than_the_count(comm, fresh_session):
     session = fresh_session
     operands = make_operands(session, Case(50, 45, 40))
-    session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+    session.gemm(*operands.abc, options=OPTIONS)
     first = session._calls.binder.flags.epoch
     session.barrier()
     once = flags_of(session).astype(np.int64)
     session.barrier()
-    session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+    session.gemm(*operands.abc, options=OPTIONS)
     twice = flags_of(session).astype(np.int64)
     session.barrier()
     good = np.array_equal(np.where(once > 0, once + first, 0), twice)
@@ -133,7 +133,7 @@ def test_flags_say_how_far_lanes_have_come_and_never_more_than_the_count(comm, f
 def test_every_flag_is_rewritten_before_the_count_is_a_period_ahead_of_it(comm, fresh_session, monkeypatch):
     session = fresh_session
     operands = make_operands(session, Case(30, 30, 30))
-    session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+    session.gemm(*operands.abc, options=OPTIONS)
     span = session._calls.binder.flags.epoch
     assert memory._PERIOD == 1 << 30
     monkeypatch.setattr(memory, "_PERIOD", 3 * span)
@@ -141,7 +141,7 @@ def test_every_flag_is_rewritten_before_the_count_is_a_period_ahead_of_it(comm, 
     session._calls.control.board.abort[0] = 2 * span + 1  # as if the third call had failed one turn ago
     seen = []
     for _ in range(6):
-        session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+        session.gemm(*operands.abc, options=OPTIONS)
         seen.append(int(flags_of(session)[-1]))  # a flag that no plan of this session uses
         session.barrier()
     collective_assert(comm, seen == [0, 0, 2 * span, 2 * span, 4 * span, 4 * span], f"{seen}, span {span}")

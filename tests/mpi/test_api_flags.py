@@ -34,11 +34,11 @@ def test_flags_look_unreached_after_a_failed_growth(comm, monkeypatch):
         session._calls.binder.flags.reset()
         session._calls.binder.softbuf.ensure(np.full(session.size, 1 << 20, np.int64))
         limit[0] = 4
-        found = outcome(lambda: session.gemm(operands.a, operands.b, operands.c, beta=case.beta, options=options))
+        found = outcome(lambda: session.gemm(*operands.abc, beta=case.beta, options=options))
         own = int(session._calls.binder.flags.addresses[session.rank])
         words = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint32 * 1).from_address(own))
         behind = int(words[0]) == session._calls.binder.flags.epoch
         collective_assert(comm, found.startswith("CapacityError") and behind, f"{found}; flag {words[0]}")
         limit[0] = 1 << 60
-        session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=options)
+        session.gemm(*operands.abc, alpha=case.alpha, beta=case.beta, options=options)
         check_product(comm, case, operands)

@@ -164,7 +164,7 @@ def test_a_session_closes_every_mapping(comm):
     for _ in range(3):
         with open_session(comm, backend) as session:
             operands = make_operands(session, CASE)
-            session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
+            session.gemm(*operands.abc, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
             wrong = mismatch(CASE, operands)
             del operands
         del session

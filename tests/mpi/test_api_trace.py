@@ -24,7 +24,7 @@ CLOCKS_S = {"host": (0.0, 0.0), "cuda": (1e-6, 1e-4)}
 def traced(session, case):
     operands = make_operands(session, case)
     options = um.ScheduleOptions(scheduler="uncut", tile=32)
-    with session.plan(operands.a, operands.b, operands.c, reads_c=case.beta != 0, options=options) as plan:
+    with session.plan(*operands.abc, reads_c=case.beta != 0, options=options) as plan:
         session.poison_softbuf()
         trace = plan.trace(case.alpha, case.beta)
         return plan.schedule, trace, operands
@@ -58,7 +58,7 @@ def test_a_rank_that_traces_alone_is_an_error_on_all(session, comm):
     case = Case(40, 40, 40)
     operands = make_operands(session, case)
     caught = None
-    with session.plan(operands.a, operands.b, operands.c) as plan:
+    with session.plan(*operands.abc) as plan:
         try:
             (plan.trace if comm.rank == 0 else plan.execute)(1.0, 1.0)
         except um.RankMismatchError as error:
@@ -68,7 +68,7 @@ def test_a_rank_that_traces_alone_is_an_error_on_all(session, comm):
 
 def test_a_closed_plan_is_not_traced(session, comm):
     operands = make_operands(session, Case(8, 8, 8))
-    plan = session.plan(operands.a, operands.b, operands.c)
+    plan = session.plan(*operands.abc)
     plan.close()
     expect(comm, um.ParamError, ["closed"], plan.trace)
 

@@ -70,7 +70,7 @@ def soon(session, monkeypatch):
 
     def multiply(beta=CASE.beta, **how):
         renew(session, operands)
-        session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=beta, **how)
+        session.gemm(*operands.abc, alpha=CASE.alpha, beta=beta, **how)
         wrong = "" if beta == 0 else mismatch(CASE, operands)
         session.barrier()
         assert not wrong, wrong
@@ -165,7 +165,7 @@ def test_searches_end_with_their_plans_and_with_the_session(comm, open_session, 
 
 def test_every_trial_computes_the_product_and_all_ranks_keep_the_same_schedule(session, comm):
     operands = make_operands(session, CASE)
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, reads_c=True, options=OPTIONS) as plan:
         first, tried = plan.summary.digest, plan.summary.tried
         collective_assert(comm, plan.tuning and tried == OPTIONS.tune, "the search found fewer kinds of schedules")
         digests, wrongs = settle(session, plan, operands)
@@ -193,7 +193,7 @@ def test_the_slowest_rank_s_time_decides(session, comm, monkeypatch):
 
     monkeypatch.setattr(Trial, "after", made_up)
     operands = make_operands(session, CASE)
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, reads_c=True, options=OPTIONS) as plan:
         second = plan._plan.plans[1].summary.digest
         _, wrongs = settle(session, plan, operands)
         collective_assert(comm, not wrongs, f"{wrongs}")
@@ -208,7 +208,7 @@ def test_plans_of_one_product_that_chose_otherwise_are_told_apart(session, comm,
     operands = make_operands(session, CASE)
     after, fast = Trial.after, [0]
     monkeypatch.setattr(Trial, "after", lambda self, _: after(self, 1.0 + (self.index != fast[0])))
-    first, second = (session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) for _ in range(2))
+    first, second = (session.plan(*operands.abc, reads_c=True, options=OPTIONS) for _ in range(2))
     for fast[0], plan in enumerate((first, second)):
         settle(session, plan, operands)
     collective_assert(comm, first.summary.digest != second.summary.digest, "both chose the same")
@@ -221,7 +221,7 @@ def test_plans_of_one_product_that_chose_otherwise_are_told_apart(session, comm,
 
 def test_a_trace_is_that_of_the_schedule_shown_and_no_trial(session, comm):
     operands = make_operands(session, CASE)
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, reads_c=True, options=OPTIONS) as plan:
         for _ in range(3):
             plan.execute(CASE.alpha, CASE.beta)
         before = plan._plan
@@ -259,7 +259,7 @@ def test_arrays_that_no_peer_can_open_are_right_in_every_trial(open_session, com
     with open_session(comm, machine=machine) as session:
         hide_arrays(session, monkeypatch)
         operands = make_operands(session, case)
-        with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=options) as plan:
+        with session.plan(*operands.abc, reads_c=True, options=options) as plan:
             collective_assert(comm, plan.tuning, "there is one kind of schedule")
             _, wrongs = settle(session, plan, operands)
             collective_assert(comm, not wrongs, f"{wrongs}")
@@ -272,7 +272,7 @@ def test_plans_that_stage_an_array_and_plans_that_do_not_share_it(open_session, 
         hide_arrays(session, monkeypatch)
         operands = make_operands(session, case)
         all_plans = [
-            session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(scheduler=name))
+            session.plan(*operands.abc, reads_c=True, options=um.ScheduleOptions(scheduler=name))
             for name in ("uncut", "kblocks")
         ]
         for plan in (*all_plans, *all_plans):
@@ -289,7 +289,7 @@ def test_plans_that_stage_an_array_and_plans_that_do_not_share_it(open_session, 
 def test_a_schedule_that_one_rank_cannot_run_is_left_out(session, comm, monkeypatch, when):
     case = dataclasses.replace(CASE, place=("0", "h", "0"))
     operands = make_operands(session, case)
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(tune=5)) as plan:
+    with session.plan(*operands.abc, reads_c=True, options=um.ScheduleOptions(tune=5)) as plan:
         collective_assert(comm, plan.tuning, "there is one kind of schedule")
         refused, tried = plan._plan.plans[1], plan.summary.tried
         refused_digest = refused.summary.digest
@@ -339,10 +339,10 @@ def test_a_trial_of_schedules_none_of_which_can_run_is_an_error_and_may_begin_ag
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
             patch.setattr(session._backend, "executable", refuse)
-        call = functools.partial(session.gemm, operands.a, operands.b, operands.c, options=OPTIONS)
+        call = functools.partial(session.gemm, *operands.abc, options=OPTIONS)
         expect(comm, um.CapacityError, ["on purpose"], call)
     renew(session, operands)
-    session.gemm(operands.a, operands.b, operands.c, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
+    session.gemm(*operands.abc, alpha=CASE.alpha, beta=CASE.beta, options=OPTIONS)
     check_product(comm, CASE, operands)
     session._calls.plans.clear()
     session._calls.maker.neighbours = Neighbours()
@@ -351,7 +351,7 @@ def test_a_trial_of_schedules_none_of_which_can_run_is_an_error_and_may_begin_ag
 
 def test_schedules_are_tried_on_where_memory_that_grows_has_ended_every_binding(session, comm):
     operands = make_operands(session, CASE)
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, reads_c=True, options=OPTIONS) as plan:
         for _ in range(4 * plan.summary.tried):
             session._calls.binder.drop_all()
             renew(session, operands)
@@ -366,7 +366,7 @@ def test_a_plan_may_be_closed_and_matrices_change_while_schedules_are_tried(sess
         make_operands(session, CASE),
         make_operands(session, dataclasses.replace(CASE, seed=CASE.seed + 1)),
     )
-    plan = session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS)
+    plan = session.plan(*operands.abc, reads_c=True, options=OPTIONS)
     plan.execute(CASE.alpha, CASE.beta)
     for _ in range(30):
         plan.execute(CASE.alpha, CASE.beta, a=others.a, b=others.b, c=others.c)
@@ -377,5 +377,5 @@ def test_a_plan_may_be_closed_and_matrices_change_while_schedules_are_tried(sess
             break
     assert not plan.tuning
     plan.close()
-    with session.plan(operands.a, operands.b, operands.c, reads_c=True, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, reads_c=True, options=OPTIONS) as plan:
         plan.execute(CASE.alpha, CASE.beta)

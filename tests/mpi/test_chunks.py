@@ -57,8 +57,7 @@ def watched(plan, case):
 
 def multiply(session, operands, case):
     renew(session, operands)
-    trans = {"trans_a": case.trans_a, "trans_b": case.trans_b}
-    session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, **trans)
+    session.gemm(*operands.abc, **case.how)
     return mismatch(case, operands)
 
 
@@ -102,7 +101,7 @@ def test_a_plan_says_what_all_chunks_do_and_equal_ones_share_a_schedule(comm, op
     with open_session(comm, device_memory=48 * KIB) as session:
         operands = make_operands(session, case)
         before = session.counters.planner_calls
-        with session.plan(operands.a, operands.b, operands.c) as plan:
+        with session.plan(*operands.abc) as plan:
             about, planned = plan.summary, session.counters.planner_calls - before
             collective_assert(comm, about.chunks > planned >= 1, f"{about.chunks} chunks, {planned} plans")
             collective_assert(comm, f"{about.chunks} chunks of" in about.how, about.how)
@@ -177,7 +176,7 @@ def failing(comm, few_tasks):
 def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, failing):
     case, (session, fails) = Case(300, 260, 280), failing
     operands = make_operands(session, case)
-    with session.plan(operands.a, operands.b, operands.c) as plan:
+    with session.plan(*operands.abc) as plan:
         fails(plan)
         expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
         collective_assert(comm, plan.summary.chunks > 1 and plan.progress() == 0, str(plan.summary))

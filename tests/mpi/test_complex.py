@@ -47,7 +47,7 @@ def test_every_op_in_every_order_is_right(comm, session, trans_a, trans_b):
         pad = (number % 3, 2 * (number % 2), number % 2)
         case = Case(33, 21, 47, place, dtype, trans_a, trans_b, "".join(orders), pad, alpha, beta, number)
         operands = make_operands(session, case)
-        session.gemm(operands.a, operands.b, operands.c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
+        session.gemm(*operands.abc, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b)
         check_product(comm, case, operands)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -10,29 +11,27 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
-from tests.helpers.products import Case, check_product, make_operands, mismatch, release, renew
+from tests.helpers.products import Case, check_product, make_operands, mismatch, product, release, renew
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.planning import kblocks_request
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
+from uncut_mpi.planning.schedule import Kind
 
 pytestmark = pytest.mark.mpi(min_size=1)
 
 
-def run(session: um.Session, comm, case: Case, options: um.ScheduleOptions | None = None) -> None:
-    operands = make_operands(session, case)
-    session.poison_softbuf()
-    session.gemm(
-        operands.a,
-        operands.b,
-        operands.c,
-        alpha=case.alpha,
-        beta=case.beta,
-        trans_a=case.trans_a,
-        trans_b=case.trans_b,
-        options=options,
-    )
-    check_product(comm, case, operands)
-    release(session, operands)
+UNCUT = um.ScheduleOptions(scheduler="uncut", tile=16)
+
+
+@pytest.fixture
+def run(comm, session):
+    """Multiplies the matrices of a case, by default by uncut; fails on all ranks if the product is wrong."""
+
+    def multiply(case: Case, options: um.ScheduleOptions | None = UNCUT) -> None:
+        wrong = product(session, case, options)
+        collective_assert(comm, not wrong, wrong)
+
+    return multiply
 
 
 def places(size: int) -> list[tuple[str, str, str]]:
@@ -40,23 +39,17 @@ def places(size: int) -> list[tuple[str, str, str]]:
     return sorted(set(itertools.product(dict.fromkeys(ends), repeat=3)))
 
 
-def test_every_placement_on_host_first_and_last_rank(session, comm):
+def test_every_placement_on_host_first_and_last_rank(session, run):
     for number, place in enumerate(places(session.size)):
-        run(session, comm, Case(65, 43, 57, place=place, seed=number), um.ScheduleOptions(scheduler="uncut", tile=16))
+        run(Case(65, 43, 57, place=place, seed=number))
 
 
-def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
+def test_every_type_accumulates_and_rounds_as_it_should(session, run):
     last = str(session.size - 1)
-    for dtype, place in itertools.product(
-        ("f64", "f32", "f16", "bf16", "tf32"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"))
+    for dtype, place, beta in itertools.product(
+        ("f64", "f32", "f16", "bf16", "tf32"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h")), (0.0, 1.1154)
     ):
-        for beta in (0.0, 1.1154):
-            run(
-                session,
-                comm,
-                Case(48, 40, 96, place=place, dtype=dtype, beta=beta),
-                um.ScheduleOptions(scheduler="uncut", tile=16),
-            )
+        run(Case(48, 40, 96, place=place, dtype=dtype, beta=beta))
 
 
 @pytest.mark.parametrize(
@@ -71,50 +64,39 @@ def test_every_type_accumulates_and_rounds_as_it_should(session, comm):
         (0, 5, 3),
         (5, 0, 3),
         (5, 4, 0),
-        (0, 0, 0),
+        (0,) * 3,
     ],
 )
-def test_edges_of_size(session, comm, shape):
+def test_edges_of_size(session, run, shape):
     last = str(session.size - 1)
     for place, beta in itertools.product((("h", "h", "h"), ("0", last, "0"), ("h", "0", last)), (0.0, 0.5)):
-        run(session, comm, Case(*shape, place=place, beta=beta))
+        run(Case(*shape, place=place, beta=beta), None)
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.0, 2.5), (1.0, 1.0), (-2.0, 0.0), (1.0, -1.0)])
-def test_scalars_and_what_they_leave_unread(session, comm, alpha, beta):
+def test_scalars_and_what_they_leave_unread(session, run, alpha, beta):
     last = str(session.size - 1)
     for place, dtype in itertools.product((("h", "h", "h"), ("0", "0", "0"), (last, "h", "0")), ("f64", "bf16")):
-        run(
-            session,
-            comm,
-            Case(33, 35, 20, place=place, dtype=dtype, alpha=alpha, beta=beta),
-            um.ScheduleOptions(scheduler="uncut", tile=16),
-        )
+        run(Case(33, 35, 20, place=place, dtype=dtype, alpha=alpha, beta=beta))
 
 
-def test_private_host_memory_of_a_rank(session, comm):
+def test_private_host_memory_of_a_rank(session, run):
     last = f"h{session.size - 1}"
     for place in ((last, "h", "h"), ("h0", "0", last), (last, last, last), ("0", "h0", "0")):
-        run(session, comm, Case(40, 44, 36, place=place), um.ScheduleOptions(scheduler="uncut", tile=16))
+        run(Case(40, 44, 36, place=place))
 
 
-def test_ranks_that_do_not_compute_hold_matrices(session, comm):
+def test_ranks_that_do_not_compute_hold_matrices(session, run):
     last, size = str(session.size - 1), session.size
     for devices in ((0,), tuple(range(size))[::-1], tuple(range(size))[: -(-size // 2)], (size - 1,)):
         for place in (("h", "h", "h"), ("0", "0", "0"), (last, "0", last), ("h0", last, "h0")):
-            run(
-                session,
-                comm,
-                Case(70, 66, 50, place=place),
-                um.ScheduleOptions(scheduler="uncut", tile=16, devices=devices),
-            )
+            run(Case(70, 66, 50, place=place), dataclasses.replace(UNCUT, devices=devices))
 
 
 def k_options(session: um.Session, number: int) -> um.ScheduleOptions:
     """Return options of kblocks, its orders, splits and ways with C drawn by `number`."""
     draw = random.Random(number)
-    combine = draw.choice(("owner", "worker"))
-    block = draw.choice((24, 200))
+    combine, block = draw.choice(("owner", "worker")), draw.choice((24, 200))
     blocking = um.Blocking(
         splits=draw.choice((1, 1 + draw.randrange(min(3, session.size)))),
         first=draw.choice((5, block)),
@@ -136,13 +118,13 @@ def any_slice(monkeypatch):
 
 
 @pytest.mark.usefixtures("any_slice")
-def test_large_products_with_every_placement(session, comm):
+def test_large_products_with_every_placement(session, run):
     for number, place in enumerate(places(session.size)):
-        run(session, comm, Case(65, 43, 57, place=place, seed=number), k_options(session, number))
+        run(Case(65, 43, 57, place=place, seed=number), k_options(session, number))
 
 
 @pytest.mark.usefixtures("any_slice")
-def test_large_products_with_every_transpose_type_and_order(session, comm):
+def test_large_products_with_every_transpose_type_and_order(session, run):
     last = str(session.size - 1)
     for number, (trans_a, trans_b, orders, dtype) in enumerate(
         itertools.product("NT", "NT", ("FFF", "CFC", "FCF"), ("f64", "f32", "f16", "bf16"))
@@ -160,42 +142,36 @@ def test_large_products_with_every_transpose_type_and_order(session, comm):
             beta=(0.0, 1.1154)[number % 3 > 0],
             seed=number,
         )
-        run(session, comm, case, k_options(session, number))
+        run(case, k_options(session, number))
 
 
 def test_a_plan_runs_with_other_scalars_and_arrays(session, comm):
-    case = Case(50, 40, 60, place=("h", "0", "h"))
-    operands = make_operands(session, case)
-    others = make_operands(session, Case(50, 40, 60, place=("h", "0", "h"), seed=9))
-    with session.plan(
-        operands.a, operands.b, operands.c, reads_c=True, options=um.ScheduleOptions(scheduler="uncut", tile=16)
-    ) as plan:
-        for alpha, beta, given in (
-            (1.0, 0.5, operands),
-            (-0.25, 2.0, operands),
-            (3.0, 0.0, others),
-            (0.0, 1.5, others),
+    one, other = (Case(50, 40, 60, place=("h", "0", "h"), seed=seed) for seed in (0, 9))
+    operands, others = (make_operands(session, case) for case in (one, other))
+    with session.plan(*operands.abc, reads_c=True, options=UNCUT) as plan:
+        for alpha, beta, case, given in (
+            (1.0, 0.5, one, operands),
+            (-0.25, 2.0, one, operands),
+            (3.0, 0.0, other, others),
+            (0.0, 1.5, other, others),
         ):
             renew(session, given)
             session.poison_softbuf()
             plan.execute(alpha, beta, a=given.a, b=given.b, c=given.c)
-            seed = 9 if given is others else 0
-            check_product(comm, Case(50, 40, 60, place=case.place, alpha=alpha, beta=beta, seed=seed), given)
+            check_product(comm, dataclasses.replace(case, alpha=alpha, beta=beta), given)
 
 
 @pytest.mark.parametrize("planned", [False, True])
 def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, monkeypatch, planned):
     case = Case(64, 60, 56, place=("0", "h", str(session.size - 1)))
     operands = make_operands(session, case)
-    options = um.ScheduleOptions(scheduler="uncut", tile=16)
-    matrices = (operands.a, operands.b, operands.c)
-    with session.plan(*matrices, options=options) as plan:
+    with session.plan(*operands.abc, options=UNCUT) as plan:
 
         def call():
             if planned:
                 plan.execute(case.alpha, case.beta)
             else:
-                session.gemm(*matrices, alpha=case.alpha, beta=case.beta, options=options)
+                session.gemm(*operands.abc, **case.how, options=UNCUT)
 
         call()
         renew(session, operands)
@@ -217,18 +193,11 @@ def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, m
 def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):
     case = Case(90, 80, 70, place=("h", "0", "0"))
     operands = make_operands(session, case)
-    with session.plan(
-        operands.a, operands.b, operands.c, options=um.ScheduleOptions(scheduler="uncut", tile=16)
-    ) as plan:
-        result = plan.execute(1.0, 1.0)
-        totals = comm.allgather((result.tasks, result.copy_bytes))
-        schedule = plan.schedule
-        bodies = int((schedule.tasks["kind"] != 3).sum())
-        collective_assert(
-            comm,
-            sum(t for t, _ in totals) == bodies and sum(b for _, b in totals) == int(schedule.copies()[:, 3].sum()),
-            f"counted {totals}, scheduled {bodies} tasks and {int(schedule.copies()[:, 3].sum())} bytes",
-        )
+    with session.plan(*operands.abc, options=UNCUT) as plan:
+        done, schedule = session.gather_values(plan.execute(1.0, 1.0)), plan.schedule
+        counted = sum(one.tasks for one in done), sum(one.copy_bytes for one in done)
+        scheduled = int((schedule.tasks["kind"] != Kind.JOIN).sum()), int(schedule.copies()[:, 3].sum())
+        collective_assert(comm, counted == scheduled, f"{counted} tasks and bytes, scheduled {scheduled}")
 
 
 def test_more_than_5000_operations_on_one_lane(session, comm):
@@ -236,7 +205,7 @@ def test_more_than_5000_operations_on_one_lane(session, comm):
     case = Case(8 * edge, 8 * edge, 8 * edge, place=("0", "h", "0"))
     options = um.ScheduleOptions(scheduler="uncut", tile=8, compute_lanes=1, grid=(1, min(session.size, 4)), chunks=1)
     operands = make_operands(session, case)
-    with session.plan(operands.a, operands.b, operands.c, options=options) as plan:
+    with session.plan(*operands.abc, options=options) as plan:
         session.poison_softbuf()
         plan.execute(case.alpha, case.beta)
         lanes = np.bincount(plan.schedule.tasks["lane"])

@@ -62,25 +62,25 @@ def test_beta_without_c(session, comm, operands):
 
 
 def test_beta_in_a_plan_that_promised_none(session, comm, operands):
-    with session.plan(operands.a, operands.b, operands.c, reads_c=False) as plan:
+    with session.plan(*operands.abc, reads_c=False) as plan:
         expect(comm, um.ParamError, ["beta = 0.5", "reads_c"], lambda: plan.execute(1.0, 0.5))
         plan.execute(1.0, 0.0)
 
 
 def test_alpha_in_a_plan_that_promised_none(session, comm, operands):
-    with session.plan(operands.a, operands.b, operands.c, scales_only=True) as plan:
+    with session.plan(*operands.abc, scales_only=True) as plan:
         expect(comm, um.ParamError, ["alpha = 2.0", "scales_only"], lambda: plan.execute(2.0, 0.5))
         plan.execute(0.0, 0.5)
 
 
 def test_matrices_that_do_not_fit_the_plan(session, comm, operands):
-    with session.plan(operands.a, operands.b, operands.c) as plan:
+    with session.plan(*operands.abc) as plan:
         expect(comm, um.ParamError, ["planned", "given"], lambda: plan.execute(a=operands.b))
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_mismatch_names_what_differs_alone(session, comm, operands):
-    a, b, c = operands.a, operands.b, operands.c
+    a, b, c = operands.abc
     last = session.rank == session.size - 1
     other = session.empty_host(c.shape)
     with session.plan(a, b, c) as plan:
@@ -104,14 +104,14 @@ def test_a_mismatch_names_what_differs_alone(session, comm, operands):
             good = said.startswith(f"RankMismatchError: ranks passed different values: {name}: ")
             collective_assert(comm, good and said.count(": ") == 3 and f" on rank {comm.size - 1}" in said, said)
     session.release(other)
-    session.gemm(operands.a, operands.b, operands.c, alpha=1.2345, beta=1.1154)
+    session.gemm(*operands.abc, alpha=1.2345, beta=1.1154)
     check_product(comm, Case(24, 20, 16), operands)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_one_rank_with_a_bad_argument(session, comm, operands):
     trans = "X" if session.rank == 1 else "N"
-    expect(comm, um.ParamError, ["'X'"], lambda: session.gemm(operands.a, operands.b, operands.c, trans_a=trans))
+    expect(comm, um.ParamError, ["'X'"], lambda: session.gemm(*operands.abc, trans_a=trans))
 
 
 def test_a_rank_that_does_not_exist(session, comm):

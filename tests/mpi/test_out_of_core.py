@@ -37,7 +37,7 @@ def test_products_of_every_kind_and_place_are_right_in_little_memory(comm, open_
                 renew(session, operands)
                 scalars = {"alpha": case.alpha, "beta": case.beta}
                 trans = {"trans_a": case.trans_a, "trans_b": case.trans_b}
-                session.gemm(operands.a, operands.b, operands.c, **scalars, **trans)
+                session.gemm(*operands.abc, **scalars, **trans)
                 check_product(comm, case, operands)
 
 
@@ -45,7 +45,7 @@ def test_what_a_call_allows_goes_before_what_the_session_does(comm, open_session
     case = Case(300, 260, 280)
     with open_session(comm, device_memory=96 * KIB) as session:
         operands = make_operands(session, case)
-        abc = operands.a, operands.b, operands.c
+        abc = operands.abc
         little = session.plan(*abc)
         much = session.plan(*abc, options=um.ScheduleOptions(device_memory=64 * KIB * KIB))
         collective_assert(comm, "room for" in str(little), str(little))
@@ -62,9 +62,9 @@ def test_a_budget_that_nothing_fits_is_one_error_and_the_session_goes_on(comm, o
         operands = make_operands(session, case)
         for memory, words in ((1, ["would do with", "device_memory"]), (1 << 60, ["was asked for, and rank "])):
             options = um.ScheduleOptions(device_memory=memory)
-            call = functools.partial(session.gemm, operands.a, operands.b, operands.c, options=options)
+            call = functools.partial(session.gemm, *operands.abc, options=options)
             expect(comm, um.CapacityError, words, call)
-        session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta)
+        session.gemm(*operands.abc, alpha=case.alpha, beta=case.beta)
         check_product(comm, case, operands)
 
 
@@ -108,7 +108,7 @@ def test_an_error_in_the_middle_ends_all_ranks_and_the_session_goes_on(comm):
     machine, faulty = um.Machine.uniform(comm.size), functools.partial(FaultyBackend, fault=fail)
     with um.Session(comm, backend=faulty, machine=machine, device_memory=96 * KIB, timeout_s=20) as session:
         operands = make_operands(session, case)
-        product = operands.a, operands.b, operands.c
+        product = operands.abc
         began = time.monotonic()
         expect(comm, um.DeviceError, ["nothing works any more"], lambda: session.gemm(*product))
         collective_assert(comm, time.monotonic() - began < 10.0, "nobody waits for those that have failed")

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import uncut_mpi as um
+from tests.helpers import products
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
 from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, make_operands, mismatch, release, renew, set_matrix
@@ -20,14 +21,7 @@ pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 
-def product(session: um.Session, case: Case, options: um.ScheduleOptions = OPTIONS) -> str:
-    operands = make_operands(session, case)
-    session.gemm(
-        operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, trans_b=case.trans_b, options=options
-    )
-    wrong = mismatch(case, operands)
-    release(session, operands)
-    return wrong
+product = functools.partial(products.product, options=OPTIONS)
 
 
 def test_a_session_on_one_rank_needs_no_peer(comm, open_session):
@@ -133,7 +127,7 @@ def test_ranks_keep_the_same_plans_after_a_call_that_fails_on_one_of_them(comm, 
         first, second, third = (make_operands(session, Case(size, 20, 20)) for size in (18, 19, 20))
 
         def multiply(operands, **how):
-            session.gemm(operands.a, operands.b, operands.c, options=OPTIONS, **how)
+            session.gemm(*operands.abc, options=OPTIONS, **how)
 
         multiply(first)
         multiply(second)
@@ -173,7 +167,7 @@ def test_ranks_run_no_task_any_more_when_another_has_failed(comm, open_session):
         operands = make_operands(session, case)
 
         def multiply():
-            session.gemm(operands.a, operands.b, operands.c, options=OPTIONS)
+            session.gemm(*operands.abc, options=OPTIONS)
 
         expect(comm, um.DeviceError, [f"rank {last}", "on purpose"], multiply)
         counts = allgather(comm, len(ran))
@@ -194,7 +188,7 @@ def test_a_rank_that_hangs_is_named_on_every_rank(comm, open_session):
     session = open_session(comm, backend=lambda rank, ranks: FaultyBackend(rank, ranks, fault=hang), timeout_s=1.0)
     operands = make_operands(session, Case(64, 64, 64, place=("1", "1", "0")))
     options = um.ScheduleOptions(scheduler="uncut", tile=64, grid=(1, 1))
-    found = outcome(lambda: session.gemm(operands.a, operands.b, operands.c, options=options))
+    found = outcome(lambda: session.gemm(*operands.abc, options=options))
     release_it.set()
     collective_assert(comm, "rank 1" in found or found == "worked", found)
     session.close()
@@ -211,7 +205,7 @@ def test_a_product_that_is_expected_to_take_longer_than_is_allowed_is_awaited(co
     backend = functools.partial(FaultyBackend, fault=late)
     with open_session(comm, backend=backend, machine=slow, timeout_s=0.1) as session:
         case = Case(64, 64, 64, place=("1", "1", "0"))
-        wrong = product(session, case, um.ScheduleOptions(scheduler="uncut", tile=64, grid=(1, 1)))
+        wrong = product(session, case, options=um.ScheduleOptions(scheduler="uncut", tile=64, grid=(1, 1)))
     collective_assert(comm, not wrong, wrong)
 
 
@@ -239,7 +233,7 @@ def test_whichever_matrices_cannot_be_exported_products_are_right(comm, open_ses
             for one in options:
                 set_matrix(session, operands.c, operands.c_MN)
                 session.poison_softbuf()
-                with session.plan(operands.a, operands.b, operands.c, reads_c=case.beta != 0, options=one) as plan:
+                with session.plan(*operands.abc, reads_c=case.beta != 0, options=one) as plan:
                     done = plan.execute(case.alpha, case.beta)
                 copied, listed = sum(allgather(comm, done.copy_bytes)), int(plan.schedule.copies()[:, 3].sum())
                 if done.staged != bool(plan.summary.staged) or copied != listed:
@@ -283,6 +277,6 @@ def test_a_plan_is_the_same_on_every_rank_and_when_made_again(comm, open_session
         operands = make_operands(session, Case(60, 50, 40))
         digests = []
         for _ in range(2):
-            with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+            with session.plan(*operands.abc, options=OPTIONS) as plan:
                 digests += allgather(comm, (plan.summary.digest, plan.schedule.digest()))
     collective_assert(comm, len({digest for pair in digests for digest in pair}) == 1, str(digests))

@@ -27,7 +27,7 @@ def run(session: um.Session, case: Case, operands: Operands, options: um.Schedul
     session.poison_softbuf()
     about = {"trans_a": case.trans_a, "trans_b": case.trans_b, "reads_c": case.beta != 0}
     about["scales_only"] = case.alpha == 0
-    with session.plan(operands.a, operands.b, operands.c, options=options, **about) as plan:
+    with session.plan(*operands.abc, options=options, **about) as plan:
         done = plan.execute(case.alpha, case.beta)
         key, staged = plan._plan.key, plan.summary.staged
         if used_by_others(plan.schedule, key.private):
@@ -35,7 +35,7 @@ def run(session: um.Session, case: Case, operands: Operands, options: um.Schedul
     copied = sum(session.gather_values(done.copy_bytes))
     if (done.staged, copied) != (bool(staged), int(plan.schedule.copies()[:, 3].sum())):
         return f"staged {staged!r}, but {done.staged}; copied {copied} bytes"
-    missing = {name for name, one in zip("ABC", (operands.a, operands.b, operands.c), strict=True) if one.info.obstacle}
+    missing = {name for name, one in zip("ABC", operands.abc, strict=True) if one.info.obstacle}
     needed = missing if case.alpha else missing & {"C"}
     return mismatch(case, operands) or ("" if set(staged) == needed else f"staged {staged!r}, not {needed}")
 
@@ -145,7 +145,7 @@ def test_memory_of_ours_that_cannot_be_page_locked_is_everybody_s_error_and_the_
             patch.setattr(session._backend, "pin", refuse)
             expect(
                 comm, um.PinError, ["page-locked host memory to stage", "on purpose"],
-                lambda: session.gemm(operands.a, operands.b, operands.c, options=UNCUT),
+                lambda: session.gemm(*operands.abc, options=UNCUT),
             )  # fmt: skip
         wrong = run(session, case, operands)
         release(session, operands)
@@ -185,7 +185,7 @@ def test_a_call_that_fails_among_copies_within_the_host_ends_on_all_ranks_and_th
         operands = make_operands(session, case)
         expect(
             comm, um.DeviceError, ["rank 0", "on purpose"] if comm.size > 1 else ["on purpose"],
-            lambda: session.gemm(operands.a, operands.b, operands.c, options=UNCUT),
+            lambda: session.gemm(*operands.abc, options=UNCUT),
         )  # fmt: skip
         failing[0] = False
         wrong = [run(session, case, operands) for _ in range(2)]

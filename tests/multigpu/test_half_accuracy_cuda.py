@@ -65,7 +65,7 @@ def test_the_rms_error_is_that_of_one_call(session, comm, dtype, name):
         case = Case(520, 392, 2048, place=place, dtype=dtype, seed=5)
         operands = make_operands(session, case)
         session.poison_softbuf()
-        session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=options)
+        session.gemm(*operands.abc, alpha=case.alpha, beta=case.beta, options=options)
         found, ratio = as_numpy(operands.c), 0.0
         if found is not None:
             exact, _ = expected(case, operands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import resource
 import sys
 import threading
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
+from tests.helpers import products
 from tests.helpers.collective import allgather, collective_assert, expect
-from tests.helpers.products import Case, Operands, check_product, make_operands, mismatch, random_matrix, release
+from tests.helpers.products import Case, Operands, check_product, make_operands, random_matrix, release
 from uncut_mpi.model.dtypes import DType
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
@@ -28,14 +30,7 @@ def cupy():
         yield cupy
 
 
-def product(session: um.Session, case: Case) -> str:
-    """Run a case and return what is wrong with its result here; collective."""
-    operands = make_operands(session, case)
-    session.poison_softbuf()
-    session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=OPTIONS)
-    wrong = mismatch(case, operands)
-    release(session, operands)
-    return wrong
+product = functools.partial(products.product, options=OPTIONS)
 
 
 # -- cupy arrays ---------------------------------------------------------------------------------
@@ -81,7 +76,7 @@ def test_cupy_arrays_of_any_allocator_order_and_leading_dimension_are_multiplied
     named = kind.split()[0] in operands.a.info.obstacle + operands.c.info.obstacle
     collective_assert(comm, exported if kind == "default pool" else named, f"{operands.a.info}, {operands.c.info}")
     session.poison_softbuf()
-    with session.plan(operands.a, operands.b, operands.c, options=OPTIONS) as plan:
+    with session.plan(*operands.abc, options=OPTIONS) as plan:
         result = plan.execute(case.alpha, case.beta)
     wanted = kind != "default pool" and comm.size > 1
     collective_assert(comm, result.staged == wanted, f"staged: {result.staged}")
@@ -108,7 +103,7 @@ def test_work_that_the_given_stream_holds_is_done_before_a_product_reads(session
             for _ in range(10):
                 busy = busy @ busy
             operands.a.array[...] = data
-    session.gemm(operands.a, operands.b, operands.c, alpha=case.alpha, beta=case.beta, options=OPTIONS, stream=stream)
+    session.gemm(*operands.abc, alpha=case.alpha, beta=case.beta, options=OPTIONS, stream=stream)
     check_product(comm, case, operands)
     release(session, operands)
 
@@ -288,9 +283,7 @@ def test_python_runs_as_often_for_many_tasks_as_for_few(session, comm):
             calls[-1] += 1
 
     for tile in (48, 8):
-        with session.plan(
-            operands.a, operands.b, operands.c, options=um.ScheduleOptions(scheduler="uncut", tile=tile)
-        ) as plan:
+        with session.plan(*operands.abc, options=um.ScheduleOptions(scheduler="uncut", tile=tile)) as plan:
             plan.execute(1.2345, 0.5)
             calls.append(0)
             sys.setprofile(count)

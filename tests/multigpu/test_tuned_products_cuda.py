@@ -6,7 +6,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
-from tests.helpers.products import Case, make_operands, mismatch, release
+from tests.helpers.products import Case, product
 from uncut_mpi.device.cuda import preparation
 
 pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
@@ -32,14 +32,7 @@ def test_tuned_products_are_right_call_after_call(tuned_session, comm, dtype, pl
     wrong = []
     for beta in (1.1154, 0.0):
         case = Case(*extents, places, dtype, *trans, beta=beta)
-        operands = make_operands(session, case)
-        session.poison_softbuf()
-        session.gemm(
-            operands.a, operands.b, operands.c, alpha=case.alpha, beta=beta, trans_a=trans[0], trans_b=trans[1],
-            options=options,
-        )  # fmt: skip
-        wrong.append(mismatch(case, operands))
-        release(session, operands)
+        wrong.append(product(session, case, options))
     collective_assert(comm, not any(wrong), f"{wrong}")
     timed = sum(allgather(comm, len(session._backend._native.tuned_products())))
     collective_assert(comm, timed > 0, "no product was timed")
