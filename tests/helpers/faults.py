@@ -9,21 +9,31 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from tests.helpers import oracle
 from uncut_mpi.errors import ScheduleError
+from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
 
+Tables = TypeVar("Tables", Schedule, OperationList)
 Fault: TypeAlias = Callable[[Schedule, random.Random], "Schedule | None"]
 
 
 def changed(schedule: Schedule, **tables: np.ndarray) -> Schedule:
     """Return the schedule with some tables replaced."""
     return dataclasses.replace(schedule, **tables)
+
+
+def set_rows(value: Tables, table: str, at: Any, /, **fields: Any) -> Tables:
+    """Return a schedule, or a list of operations, with other values in some rows of a table."""
+    rows = getattr(value, table).copy()
+    for name, field in fields.items():
+        rows[name][at] = field
+    return dataclasses.replace(value, **{table: rows})
 
 
 def drop_await(schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -62,11 +72,8 @@ def swap_in_lane(schedule: Schedule, rng: random.Random) -> Schedule | None:
 
 def with_region(schedule: Schedule, operand: int, **fields: int) -> Schedule:
     regions = np.concatenate((schedule.regions, schedule.regions[[schedule.operands["region"][operand]]]))
-    for name, value in fields.items():
-        regions[name][-1] = value
-    operands = schedule.operands.copy()
-    operands["region"][operand] = len(regions) - 1
-    return changed(schedule, regions=regions, operands=operands)
+    with_copy = set_rows(schedule, "operands", operand, region=len(regions) - 1)
+    return set_rows(changed(with_copy, regions=regions), "regions", -1, **fields)
 
 
 def shift_region(schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -92,9 +99,7 @@ def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None
     others = np.flatnonzero(like & (schedule.regions != old))
     if not len(others):
         return None
-    operands = schedule.operands.copy()
-    operands["region"][operand] = rng.choice(others)
-    return changed(schedule, operands=operands)
+    return set_rows(schedule, "operands", operand, region=rng.choice(others))
 
 
 def reuse_a_buffer_early(schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -113,9 +118,7 @@ def reuse_a_buffer_early(schedule: Schedule, rng: random.Random) -> Schedule | N
     if not pairs:
         return None
     keep, gone = rng.choice(pairs)
-    regions = schedule.regions.copy()
-    regions["buffer"][regions["buffer"] == gone] = keep
-    return changed(schedule, regions=regions)
+    return set_rows(schedule, "regions", schedule.regions["buffer"] == gone, buffer=keep)
 
 
 def change_a_factor(schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -130,18 +133,14 @@ def change_a_factor(schedule: Schedule, rng: random.Random) -> Schedule | None:
     if not places:
         return None
     at = rng.choice(places)
-    operands = schedule.operands.copy()
-    operands["factor"][at] = rng.choice([factor for factor in Factor if factor != operands["factor"][at]])
-    return changed(schedule, operands=operands)
+    others = [factor for factor in Factor if factor != schedule.operands["factor"][at]]
+    return set_rows(schedule, "operands", at, factor=rng.choice(others))
 
 
 def skip_a_task(schedule: Schedule, rng: random.Random) -> Schedule | None:
     """A copy, a k block or a combination is missing."""
     bodies = np.flatnonzero(schedule.tasks["kind"] != Kind.JOIN)
-    tasks = schedule.tasks.copy()
-    task = rng.choice(bodies)
-    tasks["kind"][task], tasks["num_operands"][task] = Kind.JOIN, 0
-    return changed(schedule, tasks=tasks)
+    return set_rows(schedule, "tasks", rng.choice(bodies), kind=Kind.JOIN, num_operands=0)
 
 
 def repeat_a_task(schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -162,10 +161,9 @@ def multiply_another_k_block(schedule: Schedule, rng: random.Random) -> Schedule
     others = [other for other in gemms if other != task and rank[other] == rank[task]]
     if not others:
         return None
-    operands = schedule.operands.copy()
     mine, theirs = schedule.tasks["first_operand"][[task, rng.choice(others)]].tolist()
-    operands["region"][mine + 1 : mine + 3] = schedule.operands["region"][theirs + 1 : theirs + 3]
-    return changed(schedule, operands=operands)
+    inputs = schedule.operands["region"][theirs + 1 : theirs + 3]
+    return set_rows(schedule, "operands", slice(mine + 1, mine + 3), region=inputs)
 
 
 def take_an_operand_the_other_way_round(schedule: Schedule, rng: random.Random) -> Schedule | None:
@@ -181,10 +179,8 @@ def take_an_operand_the_other_way_round(schedule: Schedule, rng: random.Random) 
     places = [place for place in places if large[schedule.operands["region"][place]]]
     if not places:
         return None
-    operands = schedule.operands.copy()
     place = rng.choice(places)
-    operands["op"][place] = Op.N if operands["op"][place] == Op.T else Op.T
-    return changed(schedule, operands=operands)
+    return set_rows(schedule, "operands", place, op=Op.N if schedule.operands["op"][place] == Op.T else Op.T)
 
 
 FAULTS: tuple[Fault, ...] = (

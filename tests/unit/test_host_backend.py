@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import random
 import threading
@@ -15,6 +14,7 @@ import pytest
 import threadpoolctl
 
 from tests.helpers.by_hand import ByHand
+from tests.helpers.faults import set_rows
 from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.host_copies import contents, copied, random_copies
 from tests.helpers.numbers import factors_of, of_both_parts, random_values, wide_of
@@ -354,17 +354,11 @@ def test_an_event_recorded_by_two_lanes_in_either_order_is_awaited_for_what_it_s
 # -- what a schedule or an executor gets wrong shows -------------------------------------------------
 
 
-def without_awaits(schedule: Schedule, chosen: np.ndarray) -> Schedule:
-    tasks = schedule.tasks.copy()
-    tasks["num_awaits"][chosen] = 0
-    return dataclasses.replace(schedule, tasks=tasks)
-
-
 @pytest.mark.parametrize(("kind", "about"), [(Kind.JOIN, {}), (Kind.COMBINE, {"ranks": 1, "chunks": 2})])
 def test_dropped_waits_for_copies_or_of_lanes_are_caught_in_random_order(kind, about):
     case = Pushed(**about)
     schedule = case.build()
-    broken = without_awaits(schedule, schedule.tasks["kind"] == kind)
+    broken = set_rows(schedule, "tasks", schedule.tasks["kind"] == kind, num_awaits=0)
     verdicts = []
     for seed in range(12):
         with Cluster(broken, disorder=Disorder(seed, pause_s=2e-3)) as cluster:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers import oracle, proven
+from tests.helpers.faults import set_rows
 from tests.helpers.layouts import even, grid_layout
 from tests.helpers.planned import search
 from uncut_mpi.errors import ParamError, PlanError, ScheduleError
@@ -64,13 +65,11 @@ def test_a_copy_that_goes_elsewhere_is_refused() -> None:
     problem = GemmProblem(8, 6, 0, DType.f64, reads_c=False, copies=True)
     rows, cols = grid_layout([0, 4, 8], [0, 6], (0, 1)), grid_layout([0, 8], [0, 3, 6], (0, 1))
     schedule = plan(problem, Placement(rows, Location.host(), cols), 2, Machine.uniform(2)).schedule
-    regions = schedule.regions.copy()
-    regions["col"][schedule.operands_of(0)["region"][1]] += 3
+    read = schedule.operands_of(0)["region"][1]
     with pytest.raises(ScheduleError, match="ends with the values of elements displaced by 0 rows and 3 columns"):
-        verify(dataclasses.replace(schedule, regions=regions))
-    tasks = schedule.tasks[:-1].copy()
+        verify(set_rows(schedule, "regions", read, col=schedule.regions["col"][read] + 3))
     with pytest.raises(ScheduleError, match="never written"):
-        verify(dataclasses.replace(schedule, tasks=tasks))
+        verify(dataclasses.replace(schedule, tasks=schedule.tasks[:-1].copy()))
 
 
 def test_a_large_part_in_host_memory_passes_through_few_slots() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
 
 from tests.helpers import oracle
 from tests.helpers.by_hand import ByHand
+from tests.helpers.faults import set_rows
 from tests.helpers.schedules import random_case
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -261,15 +261,11 @@ def test_the_proof_refuses_a_flag_of_two_lanes_also_if_they_are_described_alike(
     first, _, third = sketch.copy(0, 0), sketch.copy(0, 1), sketch.copy(0, 1)
     sketch.copy(1, 0, first)
     sketch.copy(1, 1, third)
-    schedule = sketch.schedule()
-    lanes = schedule.lanes.copy()
-    lanes["destination"] = 0
-    schedule = dataclasses.replace(schedule, lanes=lanes)
-    lists = []
-    for program, code in zip(proven_lists(schedule), (Code.SIGNAL, Code.WAIT_FLAG), strict=True):
-        operations = program.operations.copy()
-        operations["slot"][operations["code"] == code] = 0
-        lists.append(dataclasses.replace(program, operations=operations))
+    schedule = set_rows(sketch.schedule(), "lanes", ..., destination=0)
+    lists = [
+        set_rows(program, "operations", program.operations["code"] == code, slot=0)
+        for program, code in zip(proven_lists(schedule), (Code.SIGNAL, Code.WAIT_FLAG), strict=True)
+    ]
     with pytest.raises(ScheduleError, match="which lane 0 signals too"):
         verify_lists(schedule, lists)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.faults import set_rows
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -41,13 +42,11 @@ def small() -> Schedule:
 
 
 def edited(table: str, field: str, index: int, value: int) -> Schedule:
-    schedule = small()
-    records = getattr(schedule, table).copy()
     if field:
-        records[field][index] = value
-    else:
-        records[index] = value
-    return dataclasses.replace(schedule, **{table: records})
+        return set_rows(small(), table, index, **{field: value})
+    awaits = small().awaits.copy()
+    awaits[index] = value
+    return dataclasses.replace(small(), awaits=awaits)
 
 
 # -- encoding --------------------------------------------------------------------------------------
@@ -237,12 +236,9 @@ def test_a_task_may_not_await_itself() -> None:
 
 
 def test_a_lane_of_a_missing_rank_is_refused_without_tasks() -> None:
-    schedule = small()
-    lanes = schedule.lanes.copy()
-    lanes["rank"][0] = 7
-    empty = {"tasks": schedule.tasks[:0].copy(), "lanes": lanes}
+    schedule = set_rows(small(), "lanes", 0, rank=7)
     with pytest.raises(ScheduleError, match="lane's rank does not exist"):
-        dataclasses.replace(schedule, **empty).check()
+        dataclasses.replace(schedule, tasks=schedule.tasks[:0].copy()).check()
 
 
 def test_negative_extents_of_an_unused_buffer_are_refused() -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.by_hand import ByHand
+from tests.helpers.faults import set_rows
 from uncut_mpi.calibration.probes import Areas, GemmProbe, Load, Transfers, sums, transfers
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
@@ -754,8 +755,6 @@ def test_simulations_refuse_what_simulate_refuses() -> None:
         with pytest.raises(TopologyError, match="no GEMM rate for f16"):
             simulations.begin(make(512, 512, 512, "h,h,h", 2, dtype=DType.f16))
         cut = make(512, 512, 512, "h,h,h", 2)
-        tasks = cut.tasks.copy()
-        tasks["rank"] = 7
-        wait = simulations.begin(dataclasses.replace(cut, tasks=tasks))
+        wait = simulations.begin(set_rows(cut, "tasks", ..., rank=7))
         with pytest.raises(TopologyError, match="on a rank that the machine lacks"):
             wait()

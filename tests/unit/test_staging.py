@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -16,6 +17,7 @@ from tests.helpers import interpret
 from tests.helpers.faults import (
     drop_await,
     drop_await_of,
+    set_rows,
     shift_region,
     skip_a_task,
     spoiled,
@@ -256,13 +258,9 @@ def test_staging_in_host_memory_is_counted_beside_that_of_devices_and_kept_apart
     assert not any(needed[1:])
     assert found.softbuf_bytes().tolist() == found.arena_bytes()[: found.num_ranks].tolist()
     for other, words in ((of_host[0], "overlap in the SoftBuf of rank 0"), (of_host[1], "")):
-        buffers = found.buffers.copy()
-        buffers["offset"][of_host[1]] = buffers["offset"][other]
-        if words:
-            with pytest.raises(ScheduleError, match=words):
-                verify(dataclasses.replace(found, buffers=buffers))
-        else:
-            verify(dataclasses.replace(found, buffers=buffers))
+        there = set_rows(found, "buffers", of_host[1], offset=found.buffers["offset"][other])
+        with pytest.raises(ScheduleError, match=words) if words else contextlib.nullcontext():
+            verify(there)
 
 
 def test_a_host_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:

@@ -1,12 +1,13 @@
 """The proof follows matrices in parts: what each holder has at the start, and what it must have at the end."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from tests.helpers import interpret
+from tests.helpers.faults import set_rows
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -68,22 +69,9 @@ class Rows:
         return self.builder.build(scheduler="hand", grid=(2, 1), tile=0)
 
 
-def edited(change: Callable[[np.ndarray, np.ndarray], None]) -> Schedule:
-    schedule = Rows().done()
-    pieces, buffers = schedule.pieces.copy(), schedule.buffers.copy()
-    change(pieces, buffers)
-    return dataclasses.replace(schedule, pieces=pieces, buffers=buffers)
-
-
 def test_each_holder_s_rows_are_followed() -> None:
     schedule = Rows().done()
-    held = [
-        (0, 0, 2),
-        (1, 2, 3),
-        (2, 0, 6),
-        (3, 0, 2),
-        (4, 2, 3),
-    ]
+    held = [(0, 0, 2), (1, 2, 3), (2, 0, 6), (3, 0, 2), (4, 2, 3)]
     assert schedule.pieces[["buffer", "top", "rows"]].tolist() == held
     proof = verify(schedule, lower(schedule))
     assert proof.tasks == 3
@@ -91,13 +79,9 @@ def test_each_holder_s_rows_are_followed() -> None:
 
 
 def test_rows_that_are_taken_for_others_are_refused() -> None:
-    def exchange(schedule: Schedule, first: int, other: int) -> Schedule:
-        regions = schedule.regions.copy()
-        regions["buffer"][schedule.regions["buffer"] == first] = other
-        return dataclasses.replace(schedule, regions=regions)
-
+    schedule = Rows().done()
     with pytest.raises(ScheduleError, match="a region leaves its buffer"):
-        verify(exchange(Rows().done(), 1, 0))
+        verify(set_rows(schedule, "regions", schedule.regions["buffer"] == 1, buffer=0))
     with pytest.raises(ScheduleError, match=r"op\(A\) holds k \[1, 6\) and op\(B\) holds k \[0, 6\)"):
         verify(Rows(shift=1).done())
 
@@ -108,38 +92,24 @@ def test_every_holder_must_have_the_result_of_a_replicated_c() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "at", "value", "words"),
+    ("table", "field", "at", "value", "words"),
     [
-        ("top", 4, 1, "holds a piece at row 1 and column 0, where no part of it is left"),
-        ("top", 4, 0, "a piece at row 0 and column 0, where no part of it is left"),
-        ("rows", 4, 2, "its piece is not all of it"),
-        ("turned", 3, 1, "or not turned as it is"),
-        ("buffer", 3, 4, "buffer 3 is the caller's C but there are 0 pieces"),
-        ("buffer", 2, 5, "buffer 2 is the caller's B but there are 0 pieces"),
+        ("pieces", "top", 4, 1, "holds a piece at row 1 and column 0, where no part of it is left"),
+        ("pieces", "top", 4, 0, "a piece at row 0 and column 0, where no part of it is left"),
+        ("pieces", "rows", 4, 2, "its piece is not all of it"),
+        ("pieces", "turned", 3, 1, "or not turned as it is"),
+        ("pieces", "buffer", 3, 4, "buffer 3 is the caller's C but there are 0 pieces"),
+        ("pieces", "buffer", 2, 5, "buffer 2 is the caller's B but there are 0 pieces"),
+        ("buffers", "location", 1, 0, "does not lie at 1"),
+        ("buffers", "ld", 4, 8, "leading dimension 8 and type f64, not 3×4, 7 and f64"),
+        ("buffers", "offset", 3, 0, "has an offset in a SoftBuf"),
     ],
 )
-def test_pieces_that_do_not_say_what_is_there_are_refused(field: str, at: int, value: int, words: str) -> None:
-    def change(pieces: np.ndarray, _: np.ndarray) -> None:
-        pieces[field][at] = value
-
+def test_pieces_and_buffers_that_do_not_say_what_is_there_are_refused(
+    table: str, field: str, at: int, value: int, words: str
+) -> None:
     with pytest.raises(ScheduleError, match=words):
-        verify(edited(change))
-
-
-@pytest.mark.parametrize(
-    ("field", "at", "value", "words"),
-    [
-        ("location", 1, 0, "does not lie at 1"),
-        ("ld", 4, 8, "leading dimension 8 and type f64, not 3×4, 7 and f64"),
-        ("offset", 3, 0, "has an offset in a SoftBuf"),
-    ],
-)
-def test_buffers_that_are_no_parts_are_refused(field: str, at: int, value: int, words: str) -> None:
-    def change(_: np.ndarray, buffers: np.ndarray) -> None:
-        buffers[field][at] = value
-
-    with pytest.raises(ScheduleError, match=words):
-        verify(edited(change))
+        verify(set_rows(Rows().done(), table, at, **{field: value}))
 
 
 # -- parts that are stored the other way round -------------------------------------------------------
@@ -177,9 +147,7 @@ class Turned:
 
 
 def with_op(schedule: Schedule, task: int, op: Op, read: int = 1) -> Schedule:
-    operands = schedule.operands.copy()
-    operands["op"][schedule.tasks["first_operand"][task] + read] = op
-    return dataclasses.replace(schedule, operands=operands)
+    return set_rows(schedule, "operands", schedule.tasks["first_operand"][task] + read, op=op)
 
 
 def test_what_is_stored_the_other_way_round_is_followed() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.by_hand import ByHand
+from tests.helpers.faults import set_rows
 from tests.helpers.schedules import random_case
 from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
@@ -165,9 +166,8 @@ def test_a_wrong_rule_of_room_is_found(scheduler: str, wrong: Rule) -> None:
     for program in lists_of(schedule):
         bodies = schedule.tasks[program.operations["task"][program.operations["code"] <= Code.COMBINE]]
         regions = schedule.operands["region"][expand_ranges(bodies["first_operand"], bodies["num_operands"])]
-        operands = program.operands.copy()
-        operands["spare_rows"] = wrong(schedule.regions[regions], schedule.buffers, operands["spare_rows"])
-        lists[program.rank] = dataclasses.replace(program, operands=operands)
+        spare = wrong(schedule.regions[regions], schedule.buffers, program.operands["spare_rows"])
+        lists[program.rank] = set_rows(program, "operands", ..., spare_rows=spare)
     with pytest.raises(ScheduleError, match="has spare rows"):
         verify(schedule, dataclasses.replace(lowering, lists=lists))
 
@@ -176,12 +176,9 @@ def test_room_is_found_wrong_wherever_it_is_one_too_large() -> None:
     lists = lists_of(schedule_of("uncut"))
     for program in lists:
         for at, given in enumerate(program.operands["spare_rows"].tolist()):
-            operands = program.operands.copy()
-            operands["spare_rows"][at] = given + 1
             with pytest.raises(ScheduleError, match=f"rank {program.rank}: an operand of task"):
-                verify_spare_rows([dataclasses.replace(program, operands=operands)])
-            operands["spare_rows"][at] = given // 2
-            verify_spare_rows([dataclasses.replace(program, operands=operands)])
+                verify_spare_rows([set_rows(program, "operands", at, spare_rows=given + 1)])
+            verify_spare_rows([set_rows(program, "operands", at, spare_rows=given // 2)])
 
 
 def test_spare_rows_are_the_padding_behind_regions_at_the_end_of_their_panel() -> None:
