@@ -45,74 +45,62 @@ def report(folder, rank, **cases):
 
 
 class TestSummary:
-    def test_counts_passed_failed_and_skipped_per_reason(self, tmp_path):
-        report(tmp_path / "unit", 0, a="passed", b="passed", c="no GPU", d="no GPU", e="other", f="failed", g="error")
-        (tmp_path / "unit" / "problem").write_text("exit status 1\n")
-        lines, status = summarise.summarise([summarise.read_stage(tmp_path / "unit")])
-        assert lines[-1] == "2 passed, 2 failed, 3 skipped"
-        assert "      2  no GPU" in lines
-        assert "      1  other" in lines
-        assert status == 1
+    @pytest.mark.parametrize(
+        ("ranks", "notes", "said", "status"),
+        [
+            (
+                [
+                    {
+                        "a": "passed",
+                        "b": "passed",
+                        "c": "no GPU",
+                        "d": "no GPU",
+                        "e": "other",
+                        "f": "failed",
+                        "g": "error",
+                    }
+                ],
+                {"problem": "exit status 1"},
+                ["      2  no GPU", "      1  other", "2 passed, 2 failed, 3 skipped"],
+                1,
+            ),
+            ([{"a": "passed", "b": "why not"}], {}, ["1 passed, 0 failed, 1 skipped"], 0),
+            (
+                [{"a": "passed", "b": "passed"}, {"a": "failed", "b": "passed"}],
+                {},
+                ["1 passed, 1 failed, 0 skipped"],
+                1,
+            ),
+            ([{"a": "passed"}], {"problem": "ended by force"}, ["ended by force", "1 passed, 1 failed, 0 skipped"], 1),
+            ([{"a": "passed"}], {"rank1.xml": "<testsuites><t"}, ["rank1.xml", "1 passed, 1 failed, 0 skipped"], 1),
+            ([{}], {}, ["no test was run", "0 passed, 1 failed, 0 skipped"], 1),
+            ([{"a": "no reason to run"}], {}, ["0 passed, 0 failed, 1 skipped"], 1),
+            ([], {"skipped": "no GPU here"}, ["      1  stage x: no GPU here", "0 passed, 0 failed, 1 skipped"], 1),
+            ([], {"seconds": "1"}, ["1 passed, 0 failed, 0 skipped"], 0),  # a linter is one check
+            ([], {"seconds": "1", "problem": "exit status 1"}, ["0 passed, 1 failed, 0 skipped"], 1),
+        ],
+    )
+    def test_a_stage_is_counted_by_its_tests_their_worst_rank_and_what_became_of_it(
+        self, tmp_path, ranks, notes, said, status
+    ):
+        for rank, cases in enumerate(ranks):
+            report(tmp_path / "x", rank, **cases)
+        (tmp_path / "x").mkdir(exist_ok=True)
+        for name, text in notes.items():
+            (tmp_path / "x" / name).write_text(f"{text}\n")
+        lines, found = summarise.summarise([summarise.read_stage(tmp_path / "x")])
+        assert (lines[-1], found) == (said[-1], status)
+        assert all(any(words in line for line in lines) for words in said), lines
 
-    def test_all_passed_is_status_zero(self, tmp_path):
-        report(tmp_path / "unit", 0, a="passed", b="why not")
-        lines, status = summarise.summarise([summarise.read_stage(tmp_path / "unit")])
-        assert (lines[-1], status) == ("1 passed, 0 failed, 1 skipped", 0)
-
-    def test_a_test_that_failed_on_one_rank_has_failed(self, tmp_path):
-        report(tmp_path / "mpi-2", 0, a="passed", b="passed")
-        report(tmp_path / "mpi-2", 1, a="failed", b="passed")
-        stage = summarise.read_stage(tmp_path / "mpi-2")
-        assert (stage.passed, stage.failed) == (1, 1)
-
-    def test_a_stage_ended_by_force_counts_as_failed_though_no_test_did(self, tmp_path):
-        report(tmp_path / "unit", 0, a="passed")
-        (tmp_path / "unit" / "problem").write_text("ended by force after 9 s (limit 9 s)\n")
-        lines, status = summarise.summarise([summarise.read_stage(tmp_path / "unit")])
-        assert lines[-1] == "1 passed, 1 failed, 0 skipped"
-        assert any("ended by force" in line for line in lines)
-        assert status == 1
-
-    def test_a_report_cut_short_counts_as_failed(self, tmp_path):
-        report(tmp_path / "mpi-2", 0, a="passed")
-        (tmp_path / "mpi-2" / "rank1.xml").write_text("<testsuites><testsui")
-        stage = summarise.read_stage(tmp_path / "mpi-2")
-        assert stage.failed == 1
-        assert "rank1.xml" in stage.problem
-
-    def test_no_test_at_all_is_a_failure(self, tmp_path):
+    def test_stages_are_added_up_and_none_at_all_is_a_failure(self, tmp_path, capsys):
         lines, status = summarise.summarise([])
         assert (lines[-1], status) == ("0 passed, 0 failed, 0 skipped", 1)
-        report(tmp_path / "unit", 0)
-        stage = summarise.read_stage(tmp_path / "unit")
-        assert (stage.failed, stage.problem) == (1, "no test was run")
-
-    def test_a_stage_that_was_not_run_is_one_skip_with_its_reason(self, tmp_path):
         (tmp_path / "gpu").mkdir()
         (tmp_path / "gpu" / "skipped").write_text("no GPU on this machine\n")
-        report(tmp_path / "unit", 0, a="passed")
-        stages = [summarise.read_stage(tmp_path / name) for name in ("gpu", "unit")]
-        lines, status = summarise.summarise(stages)
-        assert "      1  stage gpu: no GPU on this machine" in lines
-        assert (lines[-1], status) == ("1 passed, 0 failed, 1 skipped", 0)
-
-    def test_only_skips_is_a_failure(self, tmp_path):
-        report(tmp_path / "unit", 0, a="no reason to run")
-        assert summarise.summarise([summarise.read_stage(tmp_path / "unit")])[1] == 1
-
-    def test_a_linter_is_one_check(self, tmp_path):
-        (tmp_path / "lint").mkdir()
-        (tmp_path / "lint" / "seconds").write_text("1\n")
-        assert summarise.read_stage(tmp_path / "lint").passed == 1
-        (tmp_path / "lint" / "problem").write_text("exit status 1\n")
-        assert summarise.read_stage(tmp_path / "lint").failed == 1
-
-    def test_the_exit_status_is_the_verdict(self, tmp_path, capsys):
-        report(tmp_path / "unit", 0, a="failed")
-        assert summarise.main([str(tmp_path)]) == 1
-        report(tmp_path / "unit", 0, a="passed")
-        assert summarise.main([str(tmp_path)]) == 0
-        assert capsys.readouterr().out.splitlines()[-1] == "1 passed, 0 failed, 0 skipped"
+        for outcome, status, last in (("failed", 1, "0 passed, 1 failed"), ("passed", 0, "1 passed, 0 failed")):
+            report(tmp_path / "unit", 0, a=outcome)
+            assert summarise.main([str(tmp_path)]) == status
+            assert capsys.readouterr().out.splitlines()[-1] == f"{last}, 1 skipped"
 
 
 class TestBlame:
@@ -221,28 +209,25 @@ class TestNode:
         done = node("-n", "1", "--", "echo", "-n", "5", "--dry-run", "a b")
         assert done.stdout == "5 --dry-run a b"
 
-    def test_stops_when_ranks_outnumber_gpus(self, node):
-        done = node("-n", "3", "--", "echo", "started")
+    @pytest.mark.parametrize(
+        ("arguments", "environment", "said"),
+        [
+            (["-n", "3", "--", "echo", "started"], {}, "3 ranks for 2 GPUs"),
+            (["--", "echo", "started"], {"NO_RANK": "1"}, "does not tell its ranks their number"),
+            (["-n", "2", "--", "echo", "started"], {"CUDA_VISIBLE_DEVICES": "1"}, "2 ranks for 1 GPUs"),
+            (["--", "echo", "started"], {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES names 7"),
+            ([], {}, "no program was given"),
+        ],
+    )
+    def test_what_cannot_work_is_said_before_anything_starts(self, node, arguments, environment, said):
+        done = node(*arguments, **environment)
         assert done.returncode == 1
-        assert "3 ranks for 2 GPUs" in done.stderr
-        assert "started" not in done.stdout
-
-    def test_stops_when_the_local_rank_is_unknown(self, node):
-        done = node("--", "echo", "started", NO_RANK="1")
-        assert done.returncode == 1
-        assert "does not tell its ranks their number" in done.stderr
+        assert said in done.stderr
         assert "started" not in done.stdout
 
     def test_a_mask_limits_the_gpus(self, node):
-        done = node("-n", "2", "--", "echo", "started", CUDA_VISIBLE_DEVICES="1")
-        assert "2 ranks for 1 GPUs" in done.stderr
         one = node("--", "echo", "started", CUDA_VISIBLE_DEVICES="1")
         assert "rank 0 -> GPU 0 (00000000:2b:00.0)" in one.stderr
-
-    def test_a_mask_that_names_no_gpu_stops(self, node):
-        done = node("--", "echo", "started", CUDA_VISIBLE_DEVICES="7")
-        assert done.returncode == 1
-        assert "CUDA_VISIBLE_DEVICES names 7" in done.stderr
 
     def test_stops_without_a_driver(self, tmp_path):
         executable(tmp_path / "mpiexec", "echo HYDRA\n")
@@ -252,9 +237,6 @@ class TestNode:
         done = run([str(LAUNCH / "node"), "--", "echo", "started"], str(tmp_path), VIRTUAL_ENV="/none")
         assert done.returncode == 1
         assert "no nvidia-smi" in done.stderr
-
-    def test_a_program_must_be_given(self, node):
-        assert "no program was given" in node().stderr
 
 
 @pytest.fixture
@@ -348,11 +330,7 @@ class TestTests:
         modes = [line.partition(" -m ")[0] for line in started]
         assert modes == [
             f"rank {rank} {mode}"
-            for mode in (
-                "connections 32 blocking unset",
-                "connections 1 blocking unset",
-                "connections 32 blocking 1",
-            )
+            for mode in ("connections 32 blocking unset", "connections 1 blocking unset", "connections 32 blocking 1")
             for rank in range(3)
         ] + [f"rank {rank} connections 32 blocking unset" for rank in range(4)]
         assert all(" tests/multigpu " in line for line in started)
@@ -361,17 +339,14 @@ class TestTests:
         assert lines[-1] == "4 passed, 0 failed, 4 skipped"
         assert "      4  too few ranks" in lines
 
-    def test_one_gpu_is_enough(self, tests_on):
-        done, started = tests_on(1, "--stage", "multigpu")
-        assert (done.returncode, len(started)) == (0, 3 + 4), done.stdout + done.stderr
-
-    def test_ranks_share_no_gpu_where_there_is_one_for_each(self, tests_on):
-        _, started = tests_on(4, "--stage", "multigpu")
-        assert len(started) == 12
-
-    def test_a_mask_limits_the_ranks(self, tests_on):
-        _, started = tests_on(4, "--stage", "multigpu", CUDA_VISIBLE_DEVICES="2,3")
-        assert len(started) == 6 + 4
+    @pytest.mark.parametrize(
+        ("gpus", "environment", "count"),
+        [(1, {}, 3 + 4), (4, {}, 12), (4, {"CUDA_VISIBLE_DEVICES": "2,3"}, 6 + 4)],
+        ids=["one is enough", "ranks that have one each share none", "a mask limits the ranks"],
+    )
+    def test_ranks_are_as_many_as_gpus_and_four_share_fewer(self, tests_on, gpus, environment, count):
+        done, started = tests_on(gpus, "--stage", "multigpu", **environment)
+        assert (done.returncode, len(started)) == (0, count), done.stdout + done.stderr
 
     @pytest.mark.parametrize(("gpus", "mask"), [(0, None), (2, "")])
     def test_without_a_gpu_its_tests_are_one_skip_with_the_reason(self, tests_on, gpus, mask):
@@ -421,57 +396,54 @@ class TestSetup:
         start.tools, start.checkout = tools, checkout
         return start
 
-    def fake_python(self, tools, lacks):
-        executable(
-            tools / "python3",
-            f'case $1 in --version) echo Python 3.12.1 ;; -c) echo 3.12 ;; *) echo "{lacks}" ;; esac\n',
-        )
+    @pytest.fixture
+    def machine(self, setup_on):
+        """Put tools on the machine: a Python that lacks something, or none, and by default a compiler."""
 
-    def test_a_missing_compiler_is_named_with_the_command_that_brings_it(self, setup_on):
-        self.fake_python(setup_on.tools, "nothing")
-        done = setup_on()
-        assert done.returncode == 1
-        assert "no C++20 compiler" in done.stderr
-        assert "sudo apt-get install -y g++" in done.stderr
-        assert "sudo dnf install -y gcc-c++" in done.stderr
+        def put(lacks, *, compiler=True):
+            if lacks is not None:
+                known = f'case $1 in --version) echo Python 3.12.1 ;; -c) echo 3.12 ;; *) echo "{lacks}" ;; esac\n'
+                executable(setup_on.tools / "python3", known)
+            if compiler:
+                executable(setup_on.tools / "c++", "exit 0\n")
+            return setup_on
+
+        return put
 
     @pytest.mark.parametrize(
-        ("lacks", "said", "command"),
+        ("lacks", "said"),
         [
-            ("venv", "lacks the venv module", "apt-get install -y python3.12-venv"),
-            ("headers", "lacks the headers (Python.h)", "apt-get install -y python3.12-dev"),
+            ("venv", ["lacks the venv module", "apt-get install -y python3.12-venv", "dnf install -y python3"]),
+            ("headers", ["the headers (Python.h)", "apt-get install -y python3.12-dev", "dnf install -y python3"]),
             (
                 "venv headers",
-                "the venv module and the headers (Python.h)",
-                "apt-get install -y python3.12-venv python3.12-dev",
+                [
+                    "the venv module and the headers (Python.h)",
+                    "-y python3.12-venv python3.12-dev",
+                    "dnf install -y py",
+                ],
             ),
+            (None, ["no Python 3.10 or later"]),
         ],
     )
-    def test_what_python_lacks_is_named_with_the_command_that_brings_it(self, setup_on, lacks, said, command):
-        self.fake_python(setup_on.tools, lacks)
-        executable(setup_on.tools / "c++", "exit 0\n")
-        done = setup_on()
+    def test_what_there_is_not_of_python_is_named_with_the_command_that_brings_it(self, machine, lacks, said):
+        done = machine(lacks)()
         assert done.returncode == 1
-        assert said in done.stderr
-        assert command in done.stderr
-        assert "dnf install -y python3" in done.stderr
+        assert [words for words in said if words not in done.stderr] == []
 
-    def test_no_python_at_all_is_said(self, setup_on):
-        executable(setup_on.tools / "c++", "exit 0\n")
-        done = setup_on()
+    def test_a_missing_compiler_is_named_with_the_command_that_brings_it(self, machine):
+        done = machine("nothing", compiler=False)()
         assert done.returncode == 1
-        assert "no Python 3.10 or later" in done.stderr
+        for words in ("no C++20 compiler", "sudo apt-get install -y g++", "sudo dnf install -y gcc-c++"):
+            assert words in done.stderr
 
-    def test_an_old_python_is_refused(self, setup_on):
-        self.fake_python(setup_on.tools, "old")
-        executable(setup_on.tools / "c++", "exit 0\n")
-        done = setup_on("--python", str(setup_on.tools / "python3"))
+    def test_an_old_python_is_refused(self, machine, setup_on):
+        done = machine("old")("--python", str(setup_on.tools / "python3"))
         assert done.returncode == 1
         assert "needs Python 3.10 or later" in done.stderr
 
-    def test_an_environment_of_the_user_is_not_touched(self, setup_on):
-        self.fake_python(setup_on.tools, "nothing")
-        executable(setup_on.tools / "c++", "exit 0\n")
+    def test_an_environment_of_the_user_is_not_touched(self, machine, setup_on):
+        machine("nothing")
         theirs = setup_on.checkout / ".venv"
         theirs.mkdir()
         (theirs / "precious").write_text("x")
