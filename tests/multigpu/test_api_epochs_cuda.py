@@ -6,8 +6,6 @@ import pytest
 
 from tests.mpi.test_api_epochs import *  # noqa: F403  the same cases, collected here with this folder's session
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
-
 
 @pytest.fixture
 def fresh_session(comm, open_session):

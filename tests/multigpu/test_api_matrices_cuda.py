@@ -2,8 +2,4 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.mpi.test_api_matrices import *  # noqa: F403  the same cases, collected here with this folder's fixtures
-
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 # The same cases, collected here with this folder's fixtures.
 from tests.mpi.test_api_layouts import *  # noqa: F403
 from tests.mpi.test_gemm_layouts import *  # noqa: F403
 from tests.mpi.test_redistribute import *  # noqa: F403
 from tests.mpi.test_views import *  # noqa: F403
-
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
