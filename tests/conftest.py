@@ -19,9 +19,20 @@ FAILED_RANK_PATIENCE_S = 20.0
 
 # -- markers -------------------------------------------------------------------------------------
 
+OF_FOLDERS = {
+    "mpi": [pytest.mark.mpi],
+    "multigpu": [pytest.mark.mpi, pytest.mark.multigpu(num=1)],
+    "gpu": [pytest.mark.gpu],
+}
+"""What every test of a folder is marked with that says nothing else: without a mark it would run nowhere."""
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     for item in items:
+        for mark in OF_FOLDERS.get(item.path.parent.name, ()):
+            if item.get_closest_marker(mark.name) is None:
+                item.add_marker(mark)
         for mark in item.iter_markers("mpi"):
             _check_mpi_mark(item, mark)
         wanted = [mark_gpus(mark) for name in ("gpu", "multigpu") for mark in item.iter_markers(name)]

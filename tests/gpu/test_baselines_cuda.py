@@ -10,8 +10,6 @@ from uncut_mpi.bench.processes import BaselineError, BaselineProcess
 from uncut_mpi.device.cuda import visible_devices
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture(scope="module")
 def process(request):

@@ -20,8 +20,6 @@ from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyErr
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.units import bytes_text
 
-pytestmark = pytest.mark.gpu
-
 
 @pytest.fixture
 def cupy():

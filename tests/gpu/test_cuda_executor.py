@@ -26,8 +26,6 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role
 
-pytestmark = pytest.mark.gpu
-
 F, N, T = Factor, Op.N, Op.T
 # A device has channels for 13 to 16 processes of 32 connections, and tests run beside each other.
 SETTINGS = {

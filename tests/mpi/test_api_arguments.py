@@ -17,8 +17,6 @@ from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import Closed
 from tests.helpers.products import ones
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 TWOS = {"int": 2, "int64": np.int64(2), "uint8": np.uint8(2), "float": 2.0, "array": np.array(2)}
 
 

@@ -15,8 +15,6 @@ from tests.helpers.collective import collective_assert, expect
 from tests.helpers.foreign import ArrayInterface, Tensor, Units
 from tests.helpers.products import array_of
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 FULL = np.ma.masked_array(np.eye(3), mask=np.eye(3, dtype=bool))
 
 

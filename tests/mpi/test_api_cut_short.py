@@ -15,8 +15,6 @@ from uncut_mpi.api.calls import Call
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.planning.options import ScheduleOptions
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 class Interrupting:
     """An array whose reading is interrupted."""

@@ -18,7 +18,6 @@ from uncut_mpi.api import memory
 from uncut_mpi.planning import planner
 from uncut_mpi.planning.planner import plan_several
 
-pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 BOUNDARIES = {"2^30": 1 << 30, "2^31": 1 << 31, "3*2^30": 3 << 30, "2^32": 1 << 32}
 

@@ -15,8 +15,6 @@ from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = pytest.mark.mpi
-
 MEMORIES = ("device", "host", "shared")
 
 

@@ -16,8 +16,6 @@ from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.products import ones
 from uncut_mpi.api.calls import Call
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 def in_child(work):
     """Return what `work` returns in a forked child, which ends at once; None if it does not end."""

@@ -13,7 +13,6 @@ from tests.helpers.products import array_of, as_device_array, as_numpy, random_m
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 
-pytestmark = pytest.mark.mpi(min_size=1)
 DTYPES = ["f64", "bf16", "tf32", "c64"]
 """One of each kind and of each size."""
 ROWS, COLS = 7, 5

@@ -23,7 +23,6 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd.group import Group
 
-pytestmark = pytest.mark.mpi(min_size=1)
 TABLES = ("bandwidth_gb_per_s", "latency_s")
 RATES = ("gemm_tflop_per_s", "typical_gemm_tflop_per_s")
 MEASURED = [dtype for dtype in DType if not dtype.is_complex]

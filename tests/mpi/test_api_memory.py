@@ -17,7 +17,6 @@ from uncut_mpi.api.memory import GRANULE_BYTES, Arena, PeerMappings
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.errors import CapacityError, DeviceError
 
-pytestmark = pytest.mark.mpi(min_size=1)
 SMALL, LARGE = GRANULE_BYTES, 4 * GRANULE_BYTES
 
 

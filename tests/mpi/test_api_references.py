@@ -13,8 +13,6 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, outcome
 from tests.helpers.faulty import FaultyBackend
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 class OnPurpose(Exception):
     """An error of a type that the package does not know."""

@@ -10,8 +10,6 @@ from uncut_mpi.api import start
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.model.arguments import counted
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 class Pretended(HostBackend):
     """Stands for a GPU: a host backend that remembers its ordinal and whether it was closed."""

@@ -16,7 +16,6 @@ from tests.helpers.timelines import check_trace
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.view import Timeline, to_perfetto
 
-pytestmark = pytest.mark.mpi(min_size=1)
 # Between GPUs clocks are compared by one event each; within a rank only the resolution of the events counts.
 CLOCKS_S = {"host": (0.0, 0.0), "cuda": (1e-6, 1e-4)}
 

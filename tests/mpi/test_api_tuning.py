@@ -19,7 +19,6 @@ from uncut_mpi.api.plans import Trial
 from uncut_mpi.planning import planner
 from uncut_mpi.planning.schedule import Schedule
 
-pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(tune=3)
 CASE = Case(150, 130, 170, place=("h", "h", "h"))
 ENOUGH = 40

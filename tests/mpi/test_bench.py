@@ -17,7 +17,6 @@ from uncut_mpi.bench.processes import BaselineProcess, SharedTask
 from uncut_mpi.errors import CapacityError, DeviceError, agreed
 from uncut_mpi.model.arguments import there_are
 
-pytestmark = pytest.mark.mpi(min_size=1)
 SMALL = [
     *("--backend", "host", "--scale", "0.004", "--warmup", "1", "--repeat", "3", "--time-cap", "0.05"),
     *("--methods", "auto,uncut,one"),

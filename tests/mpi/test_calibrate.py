@@ -35,7 +35,6 @@ from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
 
-pytestmark = pytest.mark.mpi(min_size=1)
 SHORT = ["--backend", "host", "--time-limit", "1e-3"]
 
 

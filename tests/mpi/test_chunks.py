@@ -18,8 +18,6 @@ from tests.mpi.test_out_of_core import CASES, KIB
 from uncut_mpi.api import plans
 from uncut_mpi.planning import chunks
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 @pytest.fixture
 def few_tasks(comm, monkeypatch):

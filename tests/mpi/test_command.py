@@ -23,7 +23,6 @@ from uncut_mpi.planning.lower import Code
 from uncut_mpi.planning.options import SEARCHED
 from uncut_mpi.spmd.abort import finish
 
-pytestmark = pytest.mark.mpi(min_size=1)
 KEYS = (
     "m n k dtype trans_a trans_b alpha beta place backend ranks nodes scheduler grid tile tasks plan_s first_call_s "
     "median_s min_s max_s tflop_per_s bound_s predicted_s bytes error tolerance passed device version"

@@ -19,7 +19,6 @@ from uncut_mpi.command import check
 from uncut_mpi.gemm import main
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = pytest.mark.mpi
 TYPES = pytest.mark.parametrize("dtype", [DType.c64, DType.c128], ids=lambda dtype: dtype.name)
 OPS = pytest.mark.parametrize(("trans_a", "trans_b"), list(itertools.product("NTC", repeat=2)), ids="".join)
 

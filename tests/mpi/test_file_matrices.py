@@ -22,7 +22,6 @@ from tests.helpers.products import ones
 from uncut_mpi.api import plan_maker
 from uncut_mpi.device.files import FileWindow
 
-pytestmark = pytest.mark.mpi(min_size=1)
 ROOM = 150_000
 """Bytes of host memory of each rank: a fifth of a matrix or less, where they are of the usual size."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.sequences import run
 
-pytestmark = [pytest.mark.mpi, pytest.mark.host_backend]
+pytestmark = pytest.mark.host_backend
 
 
 def test_each_call_is_right_or_an_error_on_every_rank_and_nothing_is_left(comm):

@@ -17,9 +17,6 @@ from uncut_mpi.planning import kblocks_request
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
 from uncut_mpi.planning.schedule import Kind
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
-
 UNCUT = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 

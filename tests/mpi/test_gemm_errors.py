@@ -11,8 +11,6 @@ from tests.helpers.hostile import interrupt
 from tests.helpers.products import Case, check_product, make_operands
 from uncut_mpi.spmd.agreement import name_ranks
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 def blocked(slots):
     return um.ScheduleOptions(scheduler="kblocks", blocking=um.Blocking(slots=slots))

@@ -20,7 +20,6 @@ from uncut_mpi.gemm import main
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.machine import Machine
 
-pytestmark = pytest.mark.mpi(min_size=1)
 ONCE = ["-m", "64", "--warmup", "0", "--repeat", "1"]
 
 

@@ -27,8 +27,6 @@ from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.planner import plan_several
 from uncut_mpi.planning.staging import used_by_others
 
-pytestmark = pytest.mark.mpi
-
 PLAIN = ScheduleOptions(scheduler="kblocks", blocking=um.Blocking(columns=1, lanes=1))
 """Without a search, which takes most of a small product's time."""
 

@@ -17,7 +17,7 @@ from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
 # Both libraries warn of what does not matter here.
-pytestmark = [pytest.mark.mpi, pytest.mark.filterwarnings("ignore")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 M, N, K = 37, 29, 53
 """Of which no number of ranks but 1 is a divisor."""

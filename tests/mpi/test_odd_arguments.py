@@ -9,8 +9,6 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.hostile import Closed
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 @pytest.mark.mpi(min_size=2)
 def test_equal_values_of_different_kinds_are_equal_on_all_ranks(comm, session):

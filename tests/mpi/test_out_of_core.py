@@ -13,8 +13,6 @@ from tests.helpers.faulty import FaultyBackend
 from tests.helpers.products import Case, check_product, make_operands, renew
 from uncut_mpi.api.plan_maker import Budget
 
-pytestmark = pytest.mark.mpi
-
 KIB = 1 << 10
 
 CASES = [

@@ -14,8 +14,6 @@ from tests.helpers.products import random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = pytest.mark.mpi
-
 
 def is_part_of(matrix, data):
     return np.array_equal(on_host(matrix.local), part_of(matrix, data))

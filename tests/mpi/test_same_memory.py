@@ -15,7 +15,6 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 
-pytestmark = pytest.mark.mpi(min_size=1)
 EDGE = 16
 NBYTES = 8 * EDGE * EDGE
 

@@ -17,7 +17,6 @@ from tests.helpers.products import Case, make_operands, mismatch, release, renew
 from tests.helpers.sessions import hide_arrays
 from uncut_mpi.planning.lower import Code
 
-pytestmark = pytest.mark.mpi(min_size=1)
 OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 

@@ -12,8 +12,6 @@ from tests.helpers import jobs
 from tests.helpers.collective import carried
 from uncut_mpi.spmd import abort
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 START = """
 import sys, threading, time
 from mpi4py import MPI

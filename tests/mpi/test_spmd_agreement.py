@@ -13,8 +13,6 @@ from tests.helpers.hostile import interrupt
 from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
 from uncut_mpi.spmd import agreement, exchange
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 def raised(body):
     """Return (type name, message) of what `body` raises, or ("", "")."""

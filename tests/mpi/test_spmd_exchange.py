@@ -14,7 +14,6 @@ from uncut_mpi.errors import CapacityError, TopologyError
 from uncut_mpi.segments import Segment
 from uncut_mpi.spmd import exchange
 
-pytestmark = pytest.mark.mpi(min_size=1)
 both_kinds = pytest.mark.parametrize("use_file", [False, True], ids=["anonymous", "file"])
 
 

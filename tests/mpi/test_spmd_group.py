@@ -14,8 +14,6 @@ from uncut_mpi.errors import ParamError, PeerFailedError, StallError, TopologyEr
 from uncut_mpi.spmd import runtime
 from uncut_mpi.spmd.group import _FIRST_BYTES, Group
 
-pytestmark = pytest.mark.mpi(min_size=1)
-
 
 def test_a_group_knows_its_ranks_and_nodes(comm, agree_all, group):
     agree_all((group.rank, group.size) == (comm.rank, comm.size), (group.rank, group.size))

@@ -14,7 +14,6 @@ from uncut_mpi.spmd import exchange, turns
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.turns import DeviceTurns
 
-pytestmark = pytest.mark.mpi(min_size=1)
 LIMIT_S = 40
 
 

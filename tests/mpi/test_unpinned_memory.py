@@ -16,7 +16,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code
 from uncut_mpi.planning.staging import used_by_others
 
-pytestmark = pytest.mark.mpi(min_size=1)
 UNCUT = um.ScheduleOptions(scheduler="uncut", tile=16)
 OPTIONS = (UNCUT, um.ScheduleOptions(scheduler="cyclic", tile=16), um.ScheduleOptions(scheduler="kblocks"))
 

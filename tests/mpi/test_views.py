@@ -16,8 +16,6 @@ from tests.helpers.products import array_of, random_matrix
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = pytest.mark.mpi
-
 
 def seen(session, rng, data, order):
     """Return `data` as a view of a larger matrix that is NaN elsewhere; the matrix; where in it the view is."""

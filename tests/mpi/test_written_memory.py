@@ -8,7 +8,6 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 
-pytestmark = pytest.mark.mpi
 EDGE = 8
 
 WRITES = {

@@ -30,12 +30,8 @@ def pytest_configure(config):
         session.start_backend = functools.wraps(start)(start_shared)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     here = [item for item in items if item.path.is_relative_to(config.rootpath / "tests" / "multigpu")]
-    for item in here:
-        if item.get_closest_marker("multigpu") is None:  # a case of tests/mpi
-            item.add_marker(pytest.mark.multigpu(num=1))
     alien = [item for item in here if item.get_closest_marker("host_backend")]
     if alien:
         config.hook.pytest_deselected(items=alien)

@@ -19,7 +19,7 @@ from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule, buffer_bytes
 from uncut_mpi.segments import Segment
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.multigpu(num=1)]
+pytestmark = pytest.mark.mpi(min_size=2)
 SIZE = 8192
 LONG, FAILING = 3000, 100  # products of each rank, a minute of them on an H100; which of the last rank's fails
 SHORT = 3

@@ -10,7 +10,6 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
 SIZE = 256
 SLEEP_CYCLES = 200_000_000  # about 0.1 s
 TYPES = ["float64", "float32", "float16", "bfloat16"]

@@ -14,8 +14,6 @@ from uncut_mpi.bench.baselines.cublas_calls import BlasLibrary
 from uncut_mpi.device.cuda.library import load_blas
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
-
 # Root mean square of the error over that of one call: the project's limit for half types.
 MOST = 1.1
 

@@ -8,7 +8,6 @@ import pytest
 from tests.helpers.collective import collective_assert, expect
 from uncut_mpi import ParamError
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
 SIZE = 512
 
 

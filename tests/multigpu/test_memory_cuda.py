@@ -17,7 +17,6 @@ from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.products import Case, Operands, check_product, make_operands, random_matrix, release
 from uncut_mpi.model.dtypes import DType
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
 OPTIONS = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 

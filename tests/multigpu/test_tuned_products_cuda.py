@@ -9,8 +9,6 @@ from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.products import Case, product
 from uncut_mpi.device.cuda import preparation
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
-
 
 @pytest.fixture(scope="module")
 def tuned_session(comm):
