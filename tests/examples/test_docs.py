@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from tests.helpers.commands import PARSERS
-from tests.helpers.launched import ROOT, run_command
+from tests.helpers.jobs import ROOT, run_command
 
 HOW_TO = ROOT / "docs" / "how-to"
 DOCUMENTS = {"README": [ROOT / "README.md"], "how-to": sorted(HOW_TO.glob("*.md"))}

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.helpers.launched import LIMIT_S, ROOT, run_command
+from tests.helpers.jobs import LIMIT_S, ROOT, run_command
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SAID = {

@@ -1,9 +1,10 @@
-"""Real jobs of two ranks, started by mpiexec from within a test, which may run under another mpiexec itself."""
+"""Real jobs, mostly of two ranks, started by mpiexec from within a test, which may run under another mpiexec itself."""
 
 from __future__ import annotations
 
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT_S = 60
 
 
 def launcher():
@@ -19,15 +21,15 @@ def launcher():
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
-def start(words, ranks=2, by=(), **environment):
-    """Start ``python WORDS`` on some ranks by a command, standard output and error apart; return the process."""
+def begin(command, cwd=ROOT, **environment):
+    """Start a command, standard output and error apart; return the process."""
     # The job must not take this test's own launcher for its own.
     inherited = ("PMI", "HYD", "MPI", "OMPI_", "ORTE", "PMIX", "PRTE", "SLURM")
     kept = "OMPI_ALLOW_RUN_AS_ROOT"
     own = {name: value for name, value in os.environ.items() if not name.startswith(inherited) or name.startswith(kept)}
     return subprocess.Popen(
-        [*map(str, by), launcher(), "-n", str(ranks), sys.executable, *map(str, words)],
-        cwd=ROOT,
+        [*map(str, command)],
+        cwd=cwd,
         env={**own, "OMP_NUM_THREADS": "1", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -35,6 +37,11 @@ def start(words, ranks=2, by=(), **environment):
         text=True,
         start_new_session=True,
     )
+
+
+def start(words, ranks=2, by=(), **environment):
+    """Start ``python WORDS`` on some ranks by a command; return the process."""
+    return begin([*by, launcher(), "-n", ranks, sys.executable, *words], **environment)
 
 
 def start_gemm(*words, by=(), **environment):
@@ -61,3 +68,13 @@ def wait_for(path, limit_s=20):
             return False
         time.sleep(0.02)
     return True
+
+
+def run_command(command, cache, cwd=None):
+    """Run what a reader types, which begins with mpiexec or python, and return what it prints; fail if it fails."""
+    programs = {"python": sys.executable, "mpiexec": launcher()}
+    words = [programs.get(word, word) for word in shlex.split(command)]
+    status, output, errors = ended(begin(words, cwd or cache, XDG_CACHE_HOME=str(cache)), LIMIT_S)
+    good = status == 0 and "leaked" not in errors  # of what the core has made
+    assert good, f"{command}: status {status} (None: it hung)\n{output}{errors}"
+    return errors + output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial
 from uncut_mpi.api.request import Choices, Operands, Request, Scalars, infos_of
+from uncut_mpi.api.typed import overload
 from uncut_mpi.device.interface import TaskTimes
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent, bad_call

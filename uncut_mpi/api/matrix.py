@@ -7,12 +7,13 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.stored import in_order, shown_of
+from uncut_mpi.api.typed import overload
 from uncut_mpi.api.views import Several, View, info_of, piece_of, slices_of
 from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError, PlanError, agreed

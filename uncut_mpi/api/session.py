@@ -13,7 +13,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from uncut_mpi.api.gate import CLOSE, public_call
 from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, seconds_of
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
+from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.errors import ParamError, agreed, is_agreed
 from uncut_mpi.instead import BATCH, absent

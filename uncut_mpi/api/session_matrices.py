@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from uncut_mpi.api.interop import (
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix
+from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wanted import layout_of, new_matrix, parts_of, rank_of, shape_of
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, raised_by_all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_matrices import MakesMatrices
+from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wanted import (
     NewMatrix,
     layout_of,

@@ -6,12 +6,13 @@ import collections.abc
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, Final, Literal, overload
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from uncut_mpi.api.batch import Batch, Stacks
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.typed import overload
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
