@@ -33,7 +33,8 @@ FILES = {
 }
 TESTS = {
     # Types, transposes, scalars and edges are of each rank's own tasks; what is said of a call depends on no number.
-    (1, 2): "edges_of_size every_type_accumulates_and_rounds_as_it_should",
+    (1, 2): """all_memory_is_closed_and_freed_before_the_backend_ends edges_of_size
+        every_type_accumulates_and_rounds_as_it_should""",
     # A machine of three ranks has what one of two has, and ports.
     (1, 3): "everything_is_measured_printed_and_kept_for_the_next_session",
     (2,): """a_calibration_keeps_the_disk_for_sessions
@@ -44,6 +45,7 @@ TESTS = {
         counted_tasks_and_bytes_equal_the_schedule
         large_products_with_every_transpose_type_and_order
         more_than_5000_operations_on_one_lane output_names_the_file_that_is_kept_and_json_one_more
+        pairs_of_links_are_measured_where_there_is_time
         products_are_timed_beside_copies_within_a_device scalars_and_what_they_leave_unread
         the_disk_of_a_folder_is_measured_and_nothing_is_left_there
         the_quick_form_says_so_and_whether_the_machine_was_busy
@@ -98,13 +100,6 @@ def session(comm):
     machine = um.Machine.uniform(comm.size)
     with um.Session(comm, backend="host", machine=machine, timeout_s=30, verify=True) as session:
         yield session
-
-
-@pytest.fixture
-def two_ranks(comm):
-    """For what takes long on more than two, as whole calibrations."""
-    if comm.size > 2:
-        pytest.skip("takes long with more than 2 ranks, and is the same")
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_busy_machine_is_told_once_and_why(comm, cache, caplog, monkeypatch):
     collective_assert(comm, not said_of_it(caplog), said_of_it(caplog))
 
 
-def test_a_command_tells_it_on_standard_error_alone(two_ranks, comm, tmp_path):
+def test_a_command_tells_it_on_standard_error_alone(comm, tmp_path):
     with carried(comm):
         if comm.rank == 0:
             process = jobs.start_gemm(

@@ -230,7 +230,7 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, job,
 
 
 @pytest.mark.mpi(min_size=2)
-def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, job, mpi_tmp_path, monkeypatch):
+def test_pairs_of_links_are_measured_where_there_is_time(comm, job, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(workbench, "_MAX_SAMPLES", 12)  # where times do not settle
     path = mpi_tmp_path / "machine.json"
     status, out, err = job(["--backend", "host", "--time-limit", "30", "--output", path])
@@ -244,7 +244,7 @@ def test_pairs_of_links_are_measured_where_there_is_time(two_ranks, comm, job, m
     collective_assert(comm, min(counts) >= 10 and not samples["left_out"], f"{counts}")
 
 
-def test_all_memory_is_closed_and_freed_before_the_backend_ends(two_ranks, comm, job, monkeypatch):
+def test_all_memory_is_closed_and_freed_before_the_backend_ends(comm, job, monkeypatch):
     balance = {"memory": 0, "peers": 0}
 
     def counted(method, what, step):

@@ -25,7 +25,7 @@ WAIT = "comm.Barrier() if comm.rank == 0 else None\n"
 
 
 @pytest.fixture
-def job(two_ranks, job_of_ranks):
+def job(job_of_ranks):
     """Runs some ranks of a program; returns (exit status or None if it hung, output) on every rank."""
     return lambda body, interpreter=(), start=START, ranks=2: job_of_ranks(start + body, interpreter, ranks)
 
@@ -116,7 +116,7 @@ sys.exit(run_on_ranks("test", lambda words: None, "__main__:run", []))
     assert "[rank 1 of 2] KeyboardInterrupt" in output
 
 
-def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(two_ranks, comm, tmp_path):
+def test_ctrl_c_ends_a_command_with_one_line_of_a_rank(comm, tmp_path):
     with carried(comm):
         if comm.rank == 0:
             process = jobs.start_gemm(
