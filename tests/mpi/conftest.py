@@ -114,16 +114,24 @@ def group(comm):
 
 @pytest.fixture
 def job_of_ranks(comm, tmp_path):
-    """Runs a program on ranks of its own; returns (exit status or None if it hung, output), the same on every rank."""
+    """
+    Runs a program on ranks of its own, and returns its output, the same on every rank.
 
-    def run(program, interpreter=(), ranks=2):
+    It has to end with a status, by default any but 0, and to say all that is given.
+    """
+
+    def run(program, *wanted, status=None, interpreter=(), ranks=2):
         said = None
         with carried(comm):
             if comm.rank == 0:
                 path = tmp_path / "program.py"
                 path.write_text(program)
-                status, output, errors = jobs.ended(jobs.start([*interpreter, path], ranks))
-                said = status, output + errors
-        return comm.bcast(said)
+                found, output, errors = jobs.ended(jobs.start([*interpreter, path], ranks))
+                said = found, output + errors
+        found, output = comm.bcast(said)
+        good = found not in (None, 0) if status is None else found == status
+        assert good, f"status {found} (None: it hung)\n{output}"
+        assert [words for words in wanted if words not in output] == [], output
+        return output
 
     return run
