@@ -40,6 +40,14 @@ def collective_assert(comm, ok, detail=""):
         pytest.fail("\n".join(guilty), pytrace=True)
 
 
+def once(comm, call):
+    """Have rank 0 do something that all ranks then see, after what they have done so far. Collective."""
+    comm.Barrier()
+    if comm.rank == 0:
+        call()
+    comm.Barrier()
+
+
 @contextlib.contextmanager
 def carried(comm):
     """

@@ -67,13 +67,18 @@ def random_matrix(rows: int, cols: int, dtype: DType, seed: tuple[int, ...]) -> 
     return random_values(np.random.default_rng(seed), (rows, cols), dtype)
 
 
-def ones(session: Session, shape: tuple[int, int] = (4, 4), dtype: str = "f64") -> Matrix:
-    """Return a matrix of ones in shared host memory; collective."""
-    matrix = session.empty_host(shape, dtype)
+def shared_of(session: Session, data: np.ndarray, dtype: Any = None) -> Matrix:
+    """Return `data` as a matrix in shared host memory; collective."""
+    matrix = session.empty_host(data.shape, dtype or data.dtype)
     if session.rank == 0:
-        matrix.array[...] = 1.0
+        matrix.array[...] = data
     session.barrier()
     return matrix
+
+
+def ones(session: Session, shape: tuple[int, int] = (4, 4), dtype: str = "f64") -> Matrix:
+    """Return a matrix of ones in shared host memory; collective."""
+    return shared_of(session, np.ones(shape), dtype)
 
 
 def place_matrix(

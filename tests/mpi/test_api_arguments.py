@@ -85,8 +85,8 @@ def test_odd_arguments_of_a_session_are_a_parameter_error_on_every_rank(comm, na
 def test_numbers_of_numpy_are_arguments_of_a_session(comm):
     given = {"timeout_s": np.float32(20), "max_plans": np.int16(3), "verify": np.bool_(True)}
     with um.Session(comm, backend=np.str_("host"), machine=um.Machine.uniform(comm.size), **given) as session:
-        a = ones(session, (np.int32(3), np.uint8(3)))
-        c = session.gemm(a, a, trans_a=np.str_("N") if comm.rank == 0 else "N")
+        a, c = ones(session, (3, 3)), session.empty_host((np.int32(3), np.uint8(3)))
+        session.gemm(a, a, c, trans_a=np.str_("N") if comm.rank == 0 else "N")
         good = (c.array == 3.0).all()
     collective_assert(comm, good)
 

@@ -13,7 +13,7 @@ import uncut_mpi as um
 from tests.helpers import foreign
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.foreign import ArrayInterface, Tensor, Units
-from tests.helpers.products import array_of
+from tests.helpers.products import array_of, shared_of
 
 FULL = np.ma.masked_array(np.eye(3), mask=np.eye(3, dtype=bool))
 
@@ -176,11 +176,8 @@ def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name)
 def test_a_result_is_written_to_the_memory_that_was_shown(comm, session, name):
     given = TAKEN[name]() if comm.rank == 0 else None
     c = session.register(given, root=0)
-    a = session.empty_host((c.shape[0], 2), c.dtype)
-    b = session.empty_host((2, c.shape[1]), c.dtype)
-    if comm.rank == 0:
-        a.array[...], b.array[...] = 2, 3
-    session.barrier()
+    a = shared_of(session, np.full((c.shape[0], 2), 2.0), c.dtype)
+    b = shared_of(session, np.full((2, c.shape[1]), 3.0), c.dtype)
     session.gemm(a, b, c)
     good = comm.rank != 0 or bool((behind(given) == 12).all())
     collective_assert(comm, good, "the result is elsewhere")
@@ -240,10 +237,7 @@ def test_a_matrix_is_not_registered_again(comm, session):
 
 
 def test_a_tensor_over_a_shared_matrix_stays_shared(comm, session):
-    whole = session.empty_host((6, 8))
-    if comm.rank == 0:
-        whole.array[...] = np.arange(48.0).reshape(6, 8)
-    session.barrier()
+    whole = shared_of(session, np.arange(48.0).reshape(6, 8))
     part = session.register(Tensor(whole.array[2:, :4]) if comm.rank == 0 else None, root=0)
     good = str(part.location) == "h" and np.array_equal(part.array, np.arange(48.0).reshape(6, 8)[2:, :4])
     collective_assert(comm, good, f"{part!r} {part.array}")

@@ -11,7 +11,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import address_of, check_part, fill, part_of
-from tests.helpers.products import random_matrix
+from tests.helpers.products import random_matrix, shared_of
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
@@ -115,9 +115,7 @@ def test_new_matrices_have_their_parts_in_the_memory_that_was_asked_for(comm, se
 def test_a_shared_matrix_is_copied_into_parts_and_all_replicas(comm, session, kind, memory):
     layout, shape = layouts(comm.size)[kind]
     data = random_matrix(*shape, DType.f64, (comm.size, 8))
-    source = session.empty_host(shape)
-    if session.rank == 0:
-        source.array[...] = data
+    source = shared_of(session, data)
     target = session.empty(shape, "f64", layout, order="F", memory=memory)
     target.local[...] = np.nan
     session.upload(source, target)

@@ -13,7 +13,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers import jobs
-from tests.helpers.collective import carried, collective_assert, expect, outcome
+from tests.helpers.collective import carried, collective_assert, expect, once, outcome
 from tests.helpers.sessions import open_descriptors
 from uncut_mpi import unfinished
 from uncut_mpi.api import measure as measuring
@@ -137,6 +137,17 @@ def only_file(directory: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def change(comm, directory: pathlib.Path, changed) -> None:
+    """Write the one file that is kept again, as `changed` makes it of what it has. Collective."""
+
+    def write():
+        path = only_file(directory)
+        made = changed(json.loads(path.read_text()))
+        path.write_bytes(made if isinstance(made, bytes) else made.encode())
+
+    once(comm, write)
+
+
 def links(machine: um.Machine) -> dict[str, object]:
     """What is kept: everything but the memory that is free now."""
     text = json.loads(machine.to_json())
@@ -181,13 +192,7 @@ def test_the_first_session_measures_and_keeps_and_the_second_loads(comm, cache, 
 
 def test_memory_is_that_of_this_run_and_not_the_kept_one(comm, cache, measurements):
     machine_of(comm)
-    comm.Barrier()
-    if comm.rank == 0:
-        path = only_file(cache)
-        data = json.loads(path.read_text())
-        data["memory_bytes"] = [12345] * comm.size
-        path.write_text(json.dumps(data))
-    comm.Barrier()
+    change(comm, cache, lambda data: json.dumps({**data, "memory_bytes": [12345] * comm.size}))
     machine = machine_of(comm)
     good = len(measurements) == 1 and (machine.memory_bytes != 12345).all()
     collective_assert(comm, good, f"{len(measurements)} measurements, memory {machine.memory_bytes}")
@@ -231,12 +236,7 @@ SPOILT = {
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
 def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(comm, cache, measurements, spoil):
     machine_of(comm)
-    comm.Barrier()
-    if comm.rank == 0:
-        path = only_file(cache)
-        spoilt = spoil(json.loads(path.read_text()))
-        path.write_bytes(spoilt if isinstance(spoilt, bytes) else spoilt.encode())
-    comm.Barrier()
+    change(comm, cache, spoil)
     machine = machine_of(comm)
     collective_assert(comm, len(measurements) == 2, f"{len(measurements)} measurements")
     kept = links(um.Machine.from_json(only_file(cache).read_text()))
@@ -247,12 +247,8 @@ def test_a_file_that_cannot_be_used_is_measured_anew_and_replaced(comm, cache, m
 
 def test_the_disk_that_was_measured_stays_when_links_are_measured_again(comm, cache, measurements):
     machine_of(comm)
-    comm.Barrier()
-    if comm.rank == 0:
-        path = only_file(cache)
-        disk = {"read_gb_per_s": 0.5, "write_gb_per_s": 0.25, "call_s": 1e-4}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "steady": False, "disk": disk}))
-    comm.Barrier()
+    disk = {"read_gb_per_s": 0.5, "write_gb_per_s": 0.25, "call_s": 1e-4}
+    change(comm, cache, lambda data: json.dumps({**data, "steady": False, "disk": disk}))
     machine = machine_of(comm)
     collective_assert(comm, len(measurements) == 2, f"{len(measurements)} measurements")
     collective_assert(comm, machine.disk.write_gb_per_s == 0.25, str(machine.disk))

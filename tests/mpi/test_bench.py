@@ -10,7 +10,7 @@ import pytest
 
 import uncut_mpi.bench.job as bench_job
 import uncut_mpi.bench.measure as bench_measure
-from tests.helpers.collective import collective_assert
+from tests.helpers.collective import collective_assert, once
 from uncut_mpi.bench import main
 from uncut_mpi.bench.datasets import Case
 from uncut_mpi.bench.processes import BaselineProcess, SharedTask
@@ -50,10 +50,7 @@ def test_results_are_complete_and_a_second_run_goes_on_where_the_first_ended(com
             comm, row["ranks"] == comm.size and row["compute"] == (1 if row["method"] == "one" else comm.size)
         )
     before = path.read_bytes()
-    comm.Barrier()
-    if comm.rank == 0:  # the job was ended while it wrote
-        path.write_bytes(before + b'{"m": 16, "n"')
-    comm.Barrier()
+    once(comm, lambda: path.write_bytes(before + b'{"m": 16, "n"'))  # the job was ended while it wrote
     collective_assert(comm, run(comm, path, "--sample", "3") == 0)
     again = results(comm, path)
     collective_assert(comm, path.read_bytes().startswith(before) and len(again) > len(rows), str(len(again)))
@@ -224,19 +221,13 @@ def test_what_cannot_be_had_here_is_left_out_and_the_others_go_on(comm, mpi_tmp_
 def test_a_file_that_is_not_ours_is_left_as_it_is(comm, mpi_tmp_path, capfd):
     path = mpi_tmp_path / "notes.txt"
     for content in (b"precious data without newline", b'{"a": 1}', b"several\nlines"):
-        comm.Barrier()
-        if comm.rank == 0:
-            path.write_bytes(content)
-        comm.Barrier()
+        once(comm, lambda content=content: path.write_bytes(content))
         collective_assert(comm, run(comm, path, "--sample", "1") == 2)
         said = capfd.readouterr().err
         collective_assert(comm, comm.rank or "line 1: not a result of this command" in said, said)
         collective_assert(comm, path.read_bytes() == content, path.read_bytes())
     folder = mpi_tmp_path / "folder"
-    comm.Barrier()
-    if comm.rank == 0:
-        folder.mkdir()
-    comm.Barrier()
+    once(comm, folder.mkdir)
     collective_assert(comm, run(comm, folder, "--sample", "1") == 2)
     collective_assert(comm, run(comm, path, "--compute", str(comm.size + 1)) == 2)
     said = capfd.readouterr().err

@@ -17,7 +17,7 @@ import pytest
 
 import uncut_mpi as um
 import uncut_mpi.api.start as start
-from tests.helpers.collective import allgather, collective_assert, expect
+from tests.helpers.collective import allgather, collective_assert, expect, once
 from tests.helpers.commands import in_process
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
@@ -277,9 +277,7 @@ def test_the_quick_form_says_so_and_whether_the_machine_was_busy(comm, job, mpi_
 
 def test_a_machine_is_kept_whatever_happens_to_the_second_file(comm, job, mpi_tmp_path):
     path, pipe = mpi_tmp_path / "machine.json", mpi_tmp_path / "pipe"
-    if comm.rank == 0:
-        os.mkfifo(pipe)
-    comm.Barrier()
+    once(comm, lambda: os.mkfifo(pipe))
     status, out, err = job(["--backend", "host", "--quick", "--json", pipe, "--output", path])
     good = status == 2 and "nobody reads" in err and err.count("\n") == 1 and f"kept in {path}" in out
     collective_assert(comm, good and path.exists(), f"status {status} {out}{err}")
@@ -299,9 +297,7 @@ def test_the_quick_form_says_that_it_takes_the_place_of_a_whole_one(comm, job, m
     quick = ["--backend", "host", "--quick", "--output", path]
     job(quick)
     _, again, _ = job(quick)  # of another quick one
-    if comm.rank == 0:
-        path.write_text(json.dumps({**json.loads(path.read_text()), "samples": {}}))
-    comm.Barrier()
+    once(comm, lambda: path.write_text(json.dumps({**json.loads(path.read_text()), "samples": {}})))
     status, out, err = job(quick)
     collective_assert(comm, status == 0 and said in out and said not in again and not err, again + out + err)
 

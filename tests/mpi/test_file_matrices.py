@@ -16,9 +16,9 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers import jobs
-from tests.helpers.collective import carried, collective_assert, expect
+from tests.helpers.collective import carried, collective_assert, expect, once
 from tests.helpers.distributed import made_of, part_of
-from tests.helpers.products import ones
+from tests.helpers.products import ones, shared_of
 from uncut_mpi.api import plan_maker
 from uncut_mpi.device.files import FileWindow
 
@@ -37,9 +37,7 @@ def folder(mpi_tmp_path, comm):
 
 def save(comm, path, array):
     """Write a matrix file, once."""
-    if comm.rank == 0:
-        np.save(path, array)
-    comm.Barrier()
+    once(comm, lambda: np.save(path, array))
     return str(path)
 
 
@@ -91,11 +89,8 @@ def test_each_of_the_three_may_be_in_a_file_and_results_are_new_matrices(comm, o
             if at == which:
                 path = save(comm, folder / "x.npy", array)
                 given.append(session.open_file(path, mode="r+" if at == 2 else "r"))
-                continue
-            given.append(session.empty_host(array.shape))
-            if comm.rank == 0:
-                given[-1].array[:] = array
-            session.barrier()
+            else:
+                given.append(shared_of(session, array))
         session.gemm(*given, beta=1.0)
         found = session.download(given[2]).array
         collective_assert(comm, close(found, arrays[0] @ arrays[1] + arrays[2], k), "in place")
@@ -218,10 +213,8 @@ def test_a_file_that_one_rank_cannot_open_is_taken_away_again(comm, open_session
 @pytest.mark.parametrize("end", ["release", "close", "unwritten", "failed", "block", "mended", "error"])
 def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(comm, open_session, folder, end):
     path = folder / "c.npy"
-    if comm.rank == 0:
-        np.save(path, np.zeros(1))
-        path.chmod(0o600)
-    comm.Barrier()
+    save(comm, path, np.zeros(1))
+    once(comm, lambda: path.chmod(0o600))
     errors = {"error": um.ParamError, "failed": um.DataFileError, "block": um.DataFileError}
     ends = pytest.raises(errors[end]) if end in errors else contextlib.nullcontext()
     with ends, open_session(comm) as session:
@@ -229,13 +222,9 @@ def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(co
         c = session.create_file(path, (9, 9), "f64", overwrite=True)
         again = functools.partial(session.create_file, path, (9, 9), "f64", overwrite=True)
         expect(comm, um.DataFileError, ["c.npy.partial", "is writing it"], again)
-        if comm.rank == 0:
-            path.rename(folder / "was.npy")
-        comm.Barrier()
+        once(comm, lambda: path.rename(folder / "was.npy"))
         expect(comm, um.DataFileError, ["is unfinished, as", "c.npy.partial"], lambda: session.open_file(path))
-        if comm.rank == 0:
-            (folder / "was.npy").rename(path)
-        comm.Barrier()
+        once(comm, lambda: (folder / "was.npy").rename(path))
         if end in ("block", "mended"):
             session.gemm(a[:3], a, c[:3])
         elif end != "unwritten":
@@ -486,9 +475,7 @@ def test_complex_files_of_any_orders_are_conjugated(comm, open_session, folder, 
 def test_ranks_that_see_other_files_are_told(comm, open_session, folder, monkeypatch):
     (folder / str(comm.rank)).mkdir(exist_ok=True)
     np.save(folder / str(comm.rank) / "x.npy", np.full((60, 60), float(comm.rank)))
-    if comm.rank == 0:
-        np.save(folder / "0" / "y.npy", np.ones((60, 60)))
-    comm.Barrier()
+    save(comm, folder / "0" / "y.npy", np.ones((60, 60)))
     monkeypatch.chdir(folder / str(comm.rank))
     with open_session(comm) as session:
         before = len(os.listdir("/proc/self/fd"))
@@ -502,9 +489,7 @@ def test_a_result_file_that_became_shorter_is_told_before_anything_is_written(co
     with open_session(comm) as session:
         files = [session.open_file(path, mode="r+") for path in paths]
         session.gemm(*files)
-        if comm.rank == 0:
-            os.truncate(paths[2], 0)
-        comm.Barrier()
+        once(comm, lambda: os.truncate(paths[2], 0))
         expect(comm, um.DataFileError, ["c.npy changed while it was in use"], lambda: session.gemm(*files))
         collective_assert(comm, os.path.getsize(paths[2]) == 0, "nothing is written")
 

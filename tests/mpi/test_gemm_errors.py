@@ -8,7 +8,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
 from tests.helpers.hostile import interrupt
-from tests.helpers.products import Case, check_product, make_operands
+from tests.helpers.products import Case, check_product, make_operands, shared_of
 from uncut_mpi.spmd.agreement import name_ranks
 
 
@@ -41,10 +41,7 @@ def session_c(session, square):
 
 
 def test_disjoint_parts_of_one_array_do_not_overlap(session, comm):
-    whole = session.empty_host((30, 60), np.float64)
-    if session.rank == 0:
-        whole.array[:] = np.random.default_rng(0).uniform(-1, 1, whole.shape)
-    comm.Barrier()
+    whole = shared_of(session, np.random.default_rng(0).uniform(-1, 1, (30, 60)))
     root = session.rank == 0
     a, b, c = (
         session.register(whole.array[:, at : at + 20][:rows] if root else None, root=0)

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from tests.helpers.collective import collective_assert
+from tests.helpers.collective import collective_assert, once
 from tests.helpers.commands import in_process
 from tests.helpers.hostile import interrupt
 from uncut_mpi import unfinished
@@ -122,9 +122,7 @@ def test_an_empty_file_is_multiplied_and_says_so(comm, job, folder):
 
 def test_plans_are_made_for_the_machine_that_is_named(comm, job, mpi_tmp_path):
     path, facts_path = mpi_tmp_path / "mine.json", mpi_tmp_path / "facts.json"
-    if comm.rank == 0:
-        path.write_text(Machine.uniform(comm.size, name="mine").to_json())
-    comm.Barrier()
+    once(comm, lambda: path.write_text(Machine.uniform(comm.size, name="mine").to_json()))
     for name, said in (("uniform", "uniform"), (path, "mine")):
         status, out, err = job([*ONCE, "--machine", name, "--json", facts_path])
         good = status == 0 and f"# machine   {said}\n" in out and json.loads(facts_path.read_text())["machine"] == said
@@ -133,10 +131,8 @@ def test_plans_are_made_for_the_machine_that_is_named(comm, job, mpi_tmp_path):
 
 def test_a_machine_that_does_not_fit_is_refused(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "other.json"
-    if comm.rank == 0:
-        path.write_text(Machine.uniform(comm.size + 1, name="other").to_json())
-        os.mkfifo(mpi_tmp_path / "pipe")
-    comm.Barrier()
+    once(comm, lambda: path.write_text(Machine.uniform(comm.size + 1, name="other").to_json()))
+    once(comm, lambda: os.mkfifo(mpi_tmp_path / "pipe"))
     for name, said in (
         (path, f"machine other has {comm.size + 1} ranks, the session has {comm.size}"),
         ("nowhere", "neither one that ships"),
@@ -318,9 +314,7 @@ def test_a_file_that_becomes_shorter_in_the_call_leaves_no_output(comm, job, lar
     execute = GemmPlan.execute
 
     def shortened(self, *more, **named):
-        if comm.rank == 0:
-            os.truncate(folder / "B.npy", 1000)
-        comm.Barrier()
+        once(comm, lambda: os.truncate(folder / "B.npy", 1000))
         return execute(self, *more, **named)
 
     monkeypatch.setattr(GemmPlan, "execute", shortened)

@@ -15,7 +15,7 @@ from tests.helpers import interpret
 from tests.helpers.collective import collective_assert, expect, outcome
 from tests.helpers.distributed import check_copies, check_part, distributed, fill, made_of, on_host, random_layout
 from tests.helpers.hostile import Closed
-from tests.helpers.products import random_matrix
+from tests.helpers.products import random_matrix, shared_of
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi import Layout, ScheduleOptions
 from uncut_mpi.api import lifetime
@@ -507,10 +507,7 @@ def test_arrays_that_are_not_as_the_layout_says_are_refused_on_all_ranks(comm, s
 def test_what_follows_shared_memory_is_cyclic_in_memory_of_each_rank(comm, session):
     layout = layout_of(comm)
     data = random_matrix(17, 17, DType.f64, (7,))
-    shared = session.empty_host((17, 17))
-    if comm.rank == 0:
-        shared.array[...] = data
-    session.barrier()
+    shared = shared_of(session, data)
     copy = session.redistribute(shared, layout)
     product = session.gemm(shared, shared, out_layout=layout)
     for matrix, wanted in ((copy, data), (product, data @ data)):

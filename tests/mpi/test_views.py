@@ -12,7 +12,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import address_of, check_copies, check_part, distributed, made_of, on_host, part_of
-from tests.helpers.products import array_of, random_matrix
+from tests.helpers.products import array_of, random_matrix, shared_of
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
@@ -79,10 +79,7 @@ def test_a_view_is_what_its_name_says_and_lasts_as_long_as_its_matrix(comm, sess
         collective_assert(comm, shapes[comm.rank] == view.local.shape, f"{told}: {view.layout} says {shapes}")
         check_copies(comm, session, view, part)
     collective_assert(comm, matrix.T.T is matrix and matrix[:, :] is matrix and matrix[2:] is cases[1][0], "made anew")
-    shared = session.empty_host((7, 10))
-    if comm.rank == 0:
-        shared.array[...] = random_matrix(7, 10, DType.f64, (2,))
-    session.barrier()
+    shared = shared_of(session, random_matrix(7, 10, DType.f64, (2,)))
     target = matrix[2:9]
     session.upload(shared, target)
     collective_assert(comm, np.array_equal(target.local, shared.array[target.local_indices[0]]), f"{target.local}")
