@@ -111,9 +111,10 @@ void bind_simulator(nb::module_ &m) {
         .def("block_s", &ProductCost::block_s)
         .def("seconds", &ProductCost::seconds);
     m.def("is_uneven", &is_uneven, "Return whether C has rows or columns above 256 that are no multiple of it.");
-    m.def("row_share", &row_share, "Return what a copy of rows so many bytes wide gets of the bandwidth.");
-    m.def("host_row_share", &host_row_share,
-          "Return the same of rows in host memory so far apart, the first so many bytes behind a line; -1: anywhere.");
+    m.def(
+        "host_row_share", &host_row_share,
+        "Return what a copy of rows so many bytes wide gets of the bandwidth of the host, where rows lie so far apart, "
+        "the first one so many bytes behind a line; -1: anywhere.");
     nb::class_<SimulatedMachine> machine(
         m, "SimulatedMachine",
         "A machine as the simulator takes it; bytes and seconds; planning/simulate.py fills it.");

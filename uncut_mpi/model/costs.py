@@ -291,11 +291,6 @@ class RowRates:
             if not good or any(one >= other for one, other in itertools.pairwise(widths)):
                 raise ParamError(f"{field.name} = {table} of RowRates: name rising widths with shares above 0, up to 1")
 
-    def of_local(self, width_bytes: float) -> float:
-        """Return the share of the bandwidth within a device that rows of a width get."""
-        table = self.local or self.device
-        return _core().row_share(list(table), width_bytes) if width_bytes > 0 else 1.0
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class IssueCosts(_NonNegative):
