@@ -559,6 +559,18 @@ def spans(probe, num_ranks):
     return found
 
 
+def meeting(found):
+    """Yield the tasks of every two regions that overlap, the first of which is written."""
+    for (where, first, last, task, written), (there, start, stop, other, _) in itertools.permutations(found, 2):
+        if written and where == there and first < stop and start < last:
+            yield task, other
+
+
+def count(lowering, rank, code):
+    """Return how many operations of a code a rank has."""
+    return int((lowering.rank_list(rank).operations["code"] == code).sum())
+
+
 def test_transfers_at_once_move_their_bytes_on_lanes_of_their_own():
     at_once = [Transfers((0, 1), 3, 1 << 20), Transfers((4, 2), 2, 4096), Transfers((2, 4), 1, 8192, 512)]
     probe = probes.transfers(AREAS, at_once)
@@ -583,10 +595,7 @@ def test_transfers_stay_within_the_areas(link, width):
 def test_transfers_of_all_links_at_once_write_nothing_twice_and_nothing_that_is_read():
     links = [(s, d) for s in range(5) for d in range(5) if (s, d) != (4, 4)]
     found = spans(probes.transfers(AREAS, [Transfers(link, 1, AREAS.nbytes) for link in links]), 4)
-    for where, first, last, task, written in found:
-        for other_where, other_first, other_last, other_task, _ in found:
-            if written and where == other_where and task != other_task:
-                assert last <= other_first or other_last <= first
+    assert all(task == other for task, other in meeting(found))
 
 
 @pytest.mark.parametrize(("link", "strided"), [((0, 1), 1), ((AREAS.num_ranks, 0), 1), ((0, AREAS.num_ranks), 0)])
@@ -614,15 +623,13 @@ def test_a_load_multiplies_on_the_devices_of_the_link_only():
 def test_hops_await_one_another():
     for ranks, code in (([0], Code.WAIT_EVENT), ([0, 1], Code.WAIT_FLAG)):
         lowering = lower(probes.hops(AREAS, ranks, 10).schedule)
-        waits = sum(int((lowering.rank_list(rank).operations["code"] == code).sum()) for rank in ranks)
-        assert waits == 9
+        assert sum(count(lowering, rank, code) for rank in ranks) == 9
 
 
 @pytest.mark.parametrize(("copies", "waits", "lanes"), [(False, 6, 2), (True, 13, 2)])
 def test_sums_in_turns_await_one_another_or_the_copy_between_them(copies, waits, lanes):
     schedule = probes.turns(AREAS, 16, 7, copies=copies).schedule
-    operations = lower(schedule).rank_list(0).operations
-    assert int((operations["code"] == Code.WAIT_EVENT).sum()) == waits
+    assert count(lower(schedule), 0, Code.WAIT_EVENT) == waits
     assert len(schedule.lanes) == lanes
     kinds = schedule.tasks["kind"]
     assert (int((kinds == Kind.COMBINE).sum()), int((kinds == Kind.COPY).sum())) == (7, 7 if copies else 0)
@@ -630,9 +637,8 @@ def test_sums_in_turns_await_one_another_or_the_copy_between_them(copies, waits,
 
 def test_every_signalled_copy_has_a_flag_and_a_wait():
     lowering = lower(probes.signalled(AREAS, 7).schedule)
-    codes = [lowering.rank_list(rank).operations["code"] for rank in (0, 1)]
-    assert [int((codes[0] == code).sum()) for code in (Code.COPY, Code.SIGNAL)] == [7, 7]
-    assert [int((codes[1] == code).sum()) for code in (Code.COPY, Code.WAIT_FLAG)] == [7, 7]
+    assert [count(lowering, 0, code) for code in (Code.COPY, Code.SIGNAL)] == [7, 7]
+    assert [count(lowering, 1, code) for code in (Code.COPY, Code.WAIT_FLAG)] == [7, 7]
 
 
 def test_small_copies_beside_large_ones_are_on_other_lanes_and_touch_nothing_of_theirs():
@@ -641,23 +647,17 @@ def test_small_copies_beside_large_ones_are_on_other_lanes_and_touch_nothing_of_
     assert len(lanes) == 3
     large = tasks["lane"] == 0
     assert (int(large.sum()), int((~large).sum())) == (3, 10)
-    assert (
-        sum(int((lower(probe.schedule).rank_list(rank).operations["code"] == Code.WAIT_FLAG).sum()) for rank in (0, 1))
-        == 9
-    )
+    assert sum(count(lower(probe.schedule), rank, Code.WAIT_FLAG) for rank in (0, 1)) == 9
     found = spans(probe, 4)
-    for where, first, last, task, written in found:
-        assert 0 <= first < last <= AREAS.device_bytes
-        for other_where, other_first, other_last, other, _ in found:
-            apart = where != other_where or last <= other_first or other_last <= first
-            assert apart or not written or bool(large[task]) == bool(large[other])
+    assert all(0 <= first < last <= AREAS.device_bytes for _, first, last, *_ in found)
+    assert all(large[task] == large[other] for task, other in meeting(found))
 
 
 def test_waits_for_flags_that_are_set_are_all_that_two_probes_differ_by():
     lists = [lower(probes.waiting(AREAS, 7, waits=waits).schedule) for waits in (True, False)]
     for code, of_rank, counts in ((Code.WAIT_FLAG, 1, (7, 0)), (Code.SIGNAL, 0, (7, 0)), (Code.COPY, 0, (7, 7))):
-        assert tuple(int((one.rank_list(of_rank).operations["code"] == code).sum()) for one in lists) == counts
-    copies = [int((one.rank_list(1).operations["code"] == Code.COPY).sum()) for one in lists]
+        assert tuple(count(one, of_rank, code) for one in lists) == counts
+    copies = [count(one, 1, Code.COPY) for one in lists]
     assert copies[0] == copies[1] > 7
 
 
@@ -694,10 +694,7 @@ def test_the_litmus_reads_every_pushed_block_twice_and_lies_apart():
     kinds = probe.schedule.tasks["kind"].tolist()
     assert kinds.count(Kind.COMBINE) == 3 * 2 * 2
     assert kinds.count(Kind.COPY) == 2 * 3 * 2 * 2 + 3
-    written = [(where, first, last) for where, first, last, _, is_written in spans(probe, 3) if is_written]
-    for at, (where, first, last) in enumerate(written):
-        for other_where, other_first, other_last in written[at + 1 :]:
-            assert where != other_where or last <= other_first or other_last <= first
+    assert not [*meeting([one for one in spans(probe, 3) if one[-1]])]
 
 
 def test_no_word_of_the_litmus_is_sent_twice():
