@@ -24,7 +24,7 @@ import time
 
 SIZE, TURNS, CALLS = 64, 100, 200
 FIRST = 20  # calls of a turn that are not counted: caches, and the device, come from the other job
-SCALARS = {"alpha": 1.2345, "beta": 1.1154}
+ALPHA, BETA = 1.2345, 1.1154
 
 
 def times_of(call):
@@ -80,8 +80,8 @@ def measure(library, folder, job, cores):
         with session.plan(a, b, c) as plan:
 
             def work():
-                calls, _ = times_of(lambda: session.gemm(a, b, c, **SCALARS))
-                executions, results = times_of(lambda: plan.execute(**SCALARS))
+                calls, _ = times_of(lambda: session.gemm(a, b, c, alpha=ALPHA, beta=BETA))
+                executions, results = times_of(lambda: plan.execute(ALPHA, BETA))
                 parts = ([getattr(one, f"{of}_s") for one in results] for of in ("issue", "drain"))
                 for name, samples in zip(turns, (calls, executions, *parts), strict=True):
                     turns[name].append(statistics.median(samples[FIRST:]))

@@ -119,7 +119,7 @@ def main():
                 plan.execute()
                 cold += slowest(session, [time.perf_counter() - start])
             facts |= {"how": about.how, "tasks": about.tasks, "bytes": about.bytes_by_link}
-        in_memory = [session.empty_host(one.shape, dtype, order=order) for one in files]
+        in_memory = [session.empty_host(one.shape, dtype, order=one.order) for one in files]
         for one, path in zip(in_memory, paths, strict=True):
             lines = lines_of(one.shape[one.order == "F"], session.rank, session.size)
             at = (slice(None), lines) if order == "F" else (lines, slice(None))
