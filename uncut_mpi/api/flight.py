@@ -204,7 +204,8 @@ class Flight:
         if len(calls) > 1 and not (calls[1].begun or calls[1].error) and oldest.may_be_followed:
             calls[1].attempt(calls[1].start, chain=Chain.NEXT)
             return True
-        if not self._computes and not oldest.attempt(oldest.may_finish, spin_s=spin_s, waits=waits) and oldest.error is None:
+        ends = self._computes or oldest.attempt(oldest.may_finish, spin_s=spin_s, waits=waits)
+        if not ends and oldest.error is None:
             return False
         oldest.attempt(oldest.finish)
         oldest.let_go()

@@ -411,7 +411,9 @@ class CallExchange:
         """
         self._meeting.leave(reason.encode("ascii", "replace").decode())
 
-    def _watch(self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None) -> None:
+    def _watch(
+        self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
+    ) -> None:
         group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw
 
         def met() -> int:
