@@ -17,13 +17,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.api.batch import Batch, Batches, Stacks
+from uncut_mpi.api.batch import Batch, Stacks
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import by_layout, by_products, by_starts
 from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start, has_elements, is_batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.memory import PeerMappings
+from uncut_mpi.api.operands import Batches
 from uncut_mpi.api.request import Choices, Operands
 from uncut_mpi.api.stored import host_view
 from uncut_mpi.api.wanted import NewMatrix

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
-from uncut_mpi.api.batch import Batch, Listed
+from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.dealing import proposed
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.operands import Listed, operand_of
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.typed import overload
@@ -272,7 +273,9 @@ class Multiplies(MakesMatrices):
             first, second = (self._store.check_any(name, one) for name, one in zip("AB", given, strict=True))
             if isinstance(first, Batch) or isinstance(second, Batch):
                 new = new_results(first, second, choices.trans_a, choices.trans_b, wanted, self.size)
-                first, second = (one.operand("diagonal") if isinstance(one, Batch) else one for one in (first, second))
+                first, second = (
+                    operand_of(one, "diagonal") if isinstance(one, Batch) else one for one in (first, second)
+                )
             elif wanted != "auto":
                 new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
             if new is not None:
