@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Final
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
 
@@ -106,34 +107,19 @@ class Body(abc.ABC):
 class Copy(Body):
     """Moves one region: every bit pattern passes unchanged, also where a type has no fast copy."""
 
-    def __init__(self, write: BodyOperand, reads: list[BodyOperand], files: FileWindows) -> None:
+    def __init__(
+        self, write: BodyOperand, reads: list[BodyOperand], files: FileWindows, run: tuple[int, int] | None = None
+    ) -> None:
         (source,), item = reads, write.dtype.itemsize
         if source.conjugated:
             raise ScheduleError("a COPY does not conjugate")
         super().__init__(write)
-        self.copy_bytes, self._files = write.array.nbytes, files
+        count, cols = run or (1, write.place[2])  # of those whose columns follow one another at both ends
         turns = source.place[5] is not Op.N
-        self._shape = write.place[1] * item, write.place[2]
+        self._shape = write.place[1] * item, cols
+        self.copy_bytes, self._files, self.behind = math.prod(self._shape), files, count - 1
         self._ends = write.place[0], write.place[3] * item, source.place[0], source.place[3] * item
         self._turned = item if turns else 0
-
-    def takes(self, other: Copy) -> bool:
-        """Whether another copy's columns follow at both ends, and become its own: short copies cost what calls cost."""
-        (to, to_ld, source, source_ld), (height, cols) = self._ends, self._shape
-        follows = to + cols * to_ld, to_ld, source + cols * source_ld, source_ld
-        count = cols + other._shape[1]
-        if (
-            other._ends != follows
-            or other._shape[0] != height
-            or self._turned + other._turned
-            or count * max(to_ld, source_ld) > min(_COPIED_AT_ONCE, abs(to - source))
-        ):
-            return False
-        self._shape = height, count
-        self.behind += 1
-        self.copy_bytes += other.copy_bytes
-        other.copy_bytes = 0
-        return True
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
@@ -253,17 +239,17 @@ def round_to_tf32(array: Array, out: Array) -> None:
 class Gemms(Body):
     """Products of one shape whose A, B and C follow one another at equal steps: each step of numpy's makes them all."""
 
-    def __init__(self, run: Sequence[Sequence[BodyOperand]], scratch: Scratch) -> None:
-        (write, a, b, *_), count = run[0], len(run)
+    def __init__(self, first: Sequence[BodyOperand], steps: Sequence[int], count: int, scratch: Scratch) -> None:
+        write, a, b, *_ = first
         super().__init__(write)
         self.behind = count - 1
-        self._factor_a, self._factor_c = _factors(run[0])
+        self._factor_a, self._factor_c = a.factor, first[3].factor if len(first) == 4 else Factor.ZERO
         # Transposed, because numpy hands row-major results straight to BLAS.
         self._c, self._a, self._b = (
             np.lib.stride_tricks.as_strided(
                 one.array.T, (count, *one.array.shape[::-1]), (step, *one.array.strides[::-1])
             )
-            for one, step in zip((write, a, b), _steps(run[0], run[1]), strict=True)
+            for one, step in zip((write, a, b), steps, strict=True)
         )
         self._at_once = max(1, _BLOCK_ELEMENTS // write.array.size)
         self._scratch = scratch
@@ -291,40 +277,12 @@ class Gemms(Body):
             if product is not c:
                 np.add(c, product, out=c)
 
-    @staticmethod
-    def join(run: Sequence[Sequence[BodyOperand]], operands: Sequence[BodyOperand]) -> bool:
-        """Whether a product goes on with a run of others: each has a C of its own, and together they are short."""
-        first, (write, a, b, *_) = run[0], operands
-        (m, n), k = write.array.shape, a.array.shape[1]
-        alike = m * n * k > 0 and [(*one.place[1:], one.factor) for one in first] == [
-            (*one.place[1:], one.factor) for one in operands
-        ]
-        steps = _steps(run[-1], operands)
-        return (
-            alike
-            and write.dtype is write.dtype.accumulator
-            and all(one.dtype is write.dtype and one.dtype is not DType.tf32 and not one.conjugated for one in (a, b))
-            and steps[0] >= (write.array.strides[1] * (n - 1) + m * write.array.itemsize)
-            and (len(run) == 1 or steps == _steps(run[0], run[1]))
-            and 2 * m * n * k * (len(run) + 1) <= _PART_OPERATIONS
-        )
-
 
 class Bundled(Body):
     """What an earlier body has done with its own."""
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
-
-
-def _steps(one: Sequence[BodyOperand], other: Sequence[BodyOperand]) -> tuple[int, ...]:
-    """Return how far behind C, A and B of a product those of another one lie (bytes)."""
-    return tuple(after.place[0] - before.place[0] for before, after in zip(one[:3], other[:3], strict=True))
-
-
-def _factors(operands: Sequence[BodyOperand]) -> tuple[Factor, Factor]:
-    """Return the factors of a product and of its C."""
-    return operands[1].factor, operands[3].factor if len(operands) == 4 else Factor.ZERO
 
 
 class Combine(Summing):
@@ -356,41 +314,111 @@ class Combine(Summing):
 
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:
     """Return the bodies by operation: waits, records and signals have none. The list is checked (`check_program`)."""
-    scratch = Scratch()
-    columns = (program.operations[name].tolist() for name in ("code", "lane", "first_operand", "num_operands"))
-    table, at = program.operands.tolist(), addresses.tolist()  # which are read much faster
-    bodies: dict[int, Body] = {}
-    runs: dict[int, list[list[BodyOperand]]] = {}  # of products that follow one another on a lane
-    firsts: dict[int, list[list[BodyOperand]]] = {}
-    copies: dict[int, Copy] = {}  # of each lane, to which others may be added
+    scratch, at = Scratch(), addresses.tolist()
     has_files = bool(files.table())  # of which bytes are not memory's
-    for index, (code, lane, first, count) in enumerate(zip(*columns, strict=True)):
-        operands = [_operand(table[first + i], at) for i in range(count)] if code <= Code.COMBINE else []
-        if code != Code.GEMM:
-            runs.pop(lane, None)
-        elif lane in runs and Gemms.join(runs[lane], operands):
-            runs[lane].append(operands)
-            bodies[index] = Bundled(operands[0])
-            continue
-        else:
-            runs[lane] = firsts[index] = [operands]
-        before = copies.pop(lane, None)
+    runs = {**_runs_of_products(program, addresses), **({} if has_files else _runs_of_copies(program, addresses))}
+    is_body = program.operations["code"] <= Code.COMBINE
+    bodies: dict[int, Body] = dict.fromkeys(np.flatnonzero(is_body).tolist(), _BUNDLED)
+    for indices, _ in runs.values():
+        is_body[indices[1:]] = False
+    for index in np.flatnonzero(is_body).tolist():
+        code, _, count, _, _, _, _, _, first = program.operations[index].tolist()
+        operands = [_operand(one, at) for one in program.operands[first : first + count].tolist()]
+        run = runs.get(index)
         if code == Code.COPY:
-            copy = Copy(operands[0], operands[1:], files)
-            if before is not None and not has_files and before.takes(copy):
-                bodies[index], copies[lane] = Bundled(operands[0]), before
-            else:
-                bodies[index] = copies[lane] = copy
-        elif code <= Code.COMBINE:
+            bodies[index] = Copy(operands[0], operands[1:], files, None if run is None else (len(run[0]), run[1][0]))
+        elif run is not None:
+            bodies[index] = Gemms(operands, run[1], len(run[0]), scratch)
+        else:
             bodies[index] = (Gemm if code == Code.GEMM else Combine)(operands[0], operands[1:], scratch)
-    bodies.update((index, Gemms(run, scratch)) for index, run in firsts.items() if len(run) > 1)
     scratch.allocate()
     return bodies
 
 
+_BUNDLED: Final = Bundled(BodyOperand(np.empty((0, 0)), DType.f64, Factor.ONE, ()))
+
+_Runs: TypeAlias = dict[int, tuple[Array, list[int]]]
+"""Operations that follow one another on a lane and are one body, by the first, and what that has to know of them."""
+
+
+def _of_kind(program: OperationList, code: Code) -> tuple[Array, Array]:
+    """Return the operations of a kind, lane by lane, and of each whether the one before it stands next to it there."""
+    lanes, codes = program.operations["lane"], program.operations["code"]
+    order = np.argsort(lanes, kind="stable")
+    is_one = codes[order] == code
+    follows = np.append(False, is_one[1:] & is_one[:-1] & (np.diff(lanes[order]) == 0))
+    return order[is_one], follows[is_one]
+
+
+def _runs_of_copies(program: OperationList, addresses: Array) -> _Runs:
+    """Return copies whose columns follow one another at both ends, and how many these are: short ones cost a call."""
+    chosen, follows = _of_kind(program, Code.COPY)
+    first = program.operations["first_operand"][chosen]
+    to, source = (program.operands[first + number] for number in range(2))
+    item, cols = ITEMSIZES[to["dtype"]], to["cols"]
+    lds = np.stack([to["ld"] * item, source["ld"] * item])
+    places = np.stack([addresses[one["buffer"]] + one["offset"] for one in (to, source)])
+    alike = np.concatenate([lds, [to["rows"] * item, source["op"]]])
+    follows[1:] &= (places[:, 1:] == places[:, :-1] + cols[:-1] * lds[:, :-1]).all(axis=0)
+    follows[1:] &= (alike[:, 1:] == alike[:, :-1]).all(axis=0) & (source["op"][1:] == Op.N)
+    most = np.minimum(_COPIED_AT_ONCE, np.abs(places[0] - places[1])) // lds.max(axis=0, initial=1)
+    ends, found = np.cumsum(cols), _Runs()
+    for start, stop in _segments(follows):
+        while start < stop:
+            before = int(ends[start] - cols[start])
+            end = min(stop, max(start + 1, int(np.searchsorted(ends, before + most[start], side="right"))))
+            if end > start + 1:
+                found[int(chosen[start])] = chosen[start:end], [int(ends[end - 1]) - before]
+            start = end
+    return found
+
+
+def _runs_of_products(program: OperationList, addresses: Array) -> _Runs:
+    """Return products of one shape, each with a C of its own, and the steps (bytes) from C, A and B to the next."""
+    chosen, follows = _of_kind(program, Code.GEMM)
+    first, count = (program.operations[name][chosen] for name in ("first_operand", "num_operands"))
+    operands = [program.operands[first + number] for number in range(3)]
+    c, a, b = operands
+    last = np.where(count == 4, program.operands["factor"][np.minimum(first + 3, len(program.operands) - 1)], 0)
+    names = "rows", "cols", "ld", "dtype", "op", "factor"
+    alike = np.stack([last, count, *(one[name] for one in operands for name in names)])
+    places = np.stack([addresses[one["buffer"]] + one["offset"] for one in operands])
+    steps = np.diff(places, axis=1, prepend=0)
+    operations = 2 * c["rows"] * c["cols"] * np.where(a["op"] == Op.N, a["cols"], a["rows"])
+    exact = np.array([dtype is dtype.accumulator and dtype is not DType.tf32 for dtype in DType])[c["dtype"]]
+    for one in (a, b):
+        exact &= (one["dtype"] == c["dtype"]) & (one["op"] != Op.C)
+    extent = (c["ld"] * (c["cols"] - 1) + c["rows"]) * ITEMSIZES[c["dtype"]]
+    follows &= exact & (operations > 0) & (steps[0] >= extent)
+    follows[1:] &= (alike[:, 1:] == alike[:, :-1]).all(axis=0)
+    changes = np.append(False, (steps[:, 1:] != steps[:, :-1]).any(axis=0))
+    found = _Runs()
+    for start, stop in _segments(follows):
+        edges = [*(start + np.flatnonzero(changes[start:stop])).tolist(), stop]
+        while start + 1 < stop:
+            while edges[0] <= start + 1:  # the step to the second is that of all
+                edges.pop(0)
+            end = min(edges[0], start + max(1, _PART_OPERATIONS // int(operations[start])))
+            if end > start + 1:
+                found[int(chosen[start])] = chosen[start:end], steps[:, start + 1].tolist()
+            start = end
+    return found
+
+
+def _segments(follows: Array) -> Iterator[tuple[int, int]]:
+    """Yield first and last of those that follow one another, of two or more."""
+    starts = np.flatnonzero(~follows)
+    stops = np.append(starts[1:], len(follows))
+    several = stops - starts > 1
+    yield from zip(starts[several].tolist(), stops[several].tolist(), strict=True)
+
+
+_DTYPES, _OPS, _FACTORS = tuple(DType), tuple(Op), tuple(Factor)  # which are called as enumerations much more slowly
+
+
 def _operand(record: tuple[int, ...], addresses: list[int]) -> BodyOperand:
     buffer, code, number, how, _, offset, rows, cols, ld = record  # of BOUND_OPERAND_DTYPE
-    dtype, op, address = DType(code), Op(how), addresses[buffer] + offset
+    dtype, op, address = _DTYPES[code], _OPS[how], addresses[buffer] + offset
     array = matrix_at(address, rows, cols, ld, dtype.numpy)
     place = address, rows, cols, ld, dtype, op
-    return BodyOperand(array if op is Op.N else array.T, dtype, Factor(number), place, conjugated=op is Op.C)
+    return BodyOperand(array if op is Op.N else array.T, dtype, _FACTORS[number], place, conjugated=op is Op.C)

@@ -88,10 +88,9 @@ class HostExecutable(Executable):
         own, rank = words_at(flags.own, self._program.num_flags), self._program.rank
         in_host, of_host = self._program.operations["in_host"].tolist(), flags.host.reshape(-1).data
         words = [memoryview(b"")] * len(self.codes)
-        for index, code in enumerate(self.codes):
-            if code not in (Code.SIGNAL, Code.WAIT_FLAG):
-                continue
-            slot, peer = self.slots[index], self.peers[index]
+        with_flags = np.isin(self._program.operations["code"], (Code.SIGNAL, Code.WAIT_FLAG))
+        for index in np.flatnonzero(with_flags).tolist():
+            code, slot, peer = self.codes[index], self.slots[index], self.peers[index]
             if in_host[index]:
                 at = (rank if code == Code.SIGNAL else peer) * MAX_LANES + slot
                 words[index] = of_host[at : at + 1]
