@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +14,16 @@ import pytest
 from tests.helpers.by_hand import ByHand
 from tests.helpers.interpret import mismatch, random_data, random_order, reference
 from tests.helpers.layouts import random_layout, user_parts
+from uncut_mpi.api.stored import turned
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import Bundled, bind_bodies
 from uncut_mpi.errors import ParamError, ScheduleError
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
-from uncut_mpi.model.parts import BoundLayout, Order, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part, edges_of
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import batch
@@ -47,6 +50,20 @@ def _placement(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) ->
     return Placement(*(BoundLayout.diagonal([layout_of(shape) for shape in its]) for its in blocks))
 
 
+def _stacked(rng: random.Random, blocks: list[tuple[int, ...]], ranks: int) -> BoundLayout:
+    """Return a layout of blocks of one shape of which several, or single ones, lie one after another in each memory."""
+    (rows, cols), count = blocks[0], len(blocks)
+    edges = [0, *sorted(rng.choices(range(count + 1), k=rng.randint(0, 3))), count]
+    where = [*map(Location.device, range(ranks)), Location.host(), Location.host(rng.randrange(ranks))]
+    parts = [
+        Part((first * rows, stop * rows), (first * cols, stop * cols), one, "F", rows + rng.randint(0, 3), stop - first)
+        for first, stop in itertools.pairwise(edges)
+        for one in rng.sample(where, rng.choice((1, 1, 2)))
+        if first < stop and rows and cols
+    ]
+    return BoundLayout((rows * count, cols * count), tuple(parts), blocks=blocks)
+
+
 def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
     rng = random.Random(seed)
     ranks = rng.randint(1, 8)
@@ -62,13 +79,25 @@ def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
     def layout_of(shape: tuple[int, int]) -> BoundLayout:
         return random_layout(rng, shape, ranks, orders) if alike is None else BoundLayout.whole(shape, alike)
 
+    if len({*shapes}) == 1 and rng.random() < 0.7:
+        blocks = ([tuple(stop - start for start, stop in one) for one in problem.blocks_of(at)] for at in MATRICES)
+        return problem, Placement(*(_stacked(rng, its, ranks) for its in blocks)), ranks
     return problem, _placement(problem, layout_of), ranks
 
 
-@pytest.mark.parametrize("seed", range(60))
+_AS_IF_LARGE = (
+    ("LEAST_PIECE_BYTES", 64),
+    ("LEAST_GROUP_BYTES", 512),
+    ("AT_ONCE_BYTES", 4096),
+    ("STEP", 8),
+    ("CUT_S", 0.0),
+)
+
+
+@pytest.mark.parametrize("seed", range(80))
 def test_random_batches_are_proved_and_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:  # products are cut as if they were large
-        for name, value in (("LEAST_PIECE_BYTES", 64), ("LEAST_GROUP_BYTES", 512), ("STEP", 8), ("CUT_S", 0.0)):
+        for name, value in _AS_IF_LARGE:
             monkeypatch.setattr(batch, name, value)
     problem, placement, ranks = _random(seed)
     made = plan(problem, placement, ranks, MACHINES[ranks]).schedule
@@ -121,6 +150,30 @@ def test_options_of_one_product_are_refused(options: dict[str, Any]) -> None:
         plan(problem, placement, 2, MACHINES[2], ScheduleOptions(**options))
 
 
+def test_what_lies_together_is_one_copy_and_large_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = _problem([(30, 20, 10)] * 64)
+    stacks = (
+        BoundLayout(
+            (64 * rows, 64 * cols),
+            (Part((0, 64 * rows), (0, 64 * cols), Location.host(), "F", rows, 64),),
+            blocks=Alike([((rows, cols), 64)]),
+        )
+        for rows, cols in ((30, 10), (10, 20), (30, 20))
+    )
+    placement = Placement(*stacks)
+    plenty = plan(problem, placement, 1, MACHINES[1]).schedule
+    assert np.bincount(plenty.tasks["kind"]).tolist() == [4, 64]
+    monkeypatch.setattr(batch, "LEAST_GROUP_BYTES", 4096)
+    monkeypatch.setattr(batch, "AT_ONCE_BYTES", 1 << 14)
+    turns = plan(problem, placement, 1, MACHINES[1]).schedule
+    assert turns.softbuf_bytes()[0] < plenty.softbuf_bytes()[0] / 2
+    copies = np.bincount(turns.tasks["kind"])[Kind.COPY]
+    assert copies == 4 * -(-copies // 4) >= 4 * 8
+    for made in (plenty, turns):
+        verify(made, lower(made))
+        assert mismatch(made, random_data(problem), random_order(made, 1)) == ""
+
+
 def test_what_one_call_makes_is_expected_to_begin_once_where_no_flag_is_awaited() -> None:
     machine = load_machine("h200-4x")
 
@@ -164,6 +217,69 @@ def test_little_memory_is_used_again() -> None:
 def test_parts_are_the_blocks_of_a_batch(parts: list[Part], message: str) -> None:
     with pytest.raises(ParamError, match=message):
         BoundLayout((5, 5), tuple(parts), blocks=((2, 2), (3, 3)))
+
+
+def test_blocks_that_follow_one_another_are_one_part() -> None:
+    part = Part((4, 10), (6, 15), Location.device(1), "C", 5, 3)  # of 2×3, each stored by rows
+    assert (part.stored_shape, part.elements, part.transposed.transposed) == ((3, 6), 18, part)
+    assert edges_of([part]).tolist() == [[4, 6, 6, 9], [6, 8, 9, 12], [8, 10, 12, 15]]
+    first = BoundLayout.whole((4, 6), Location.host())
+    bound = BoundLayout((10, 15), (*first.parts, part), blocks=[(4, 6), *[(2, 3)] * 3])
+    assert BoundLayout.decoded(bound.encoded()) == bound == bound.transposed.transposed
+    singles = [BoundLayout.whole((2, 3), Location.device(1), "C", 5)] * 3
+    assert BoundLayout.diagonal([first, *singles]).blocks == bound.blocks
+    with pytest.raises(ParamError, match=r"0 elements of a matrix of 2×3"):
+        BoundLayout((12, 18), (*first.parts, part), blocks=[(4, 6), *[(2, 3)] * 4])
+    with pytest.raises(ParamError, match="is no part of a matrix of 3×3"):
+        BoundLayout((10, 15), (*first.parts, part), blocks=[(4, 6), (3, 3), (3, 3), (0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("part", "read"),
+    [
+        (Part((0, 3), (0, 12), Location.host(), "C", 4, 3), ("F", 1)),  # of 1×4, without gaps
+        (Part((0, 12), (0, 3), Location.host(), "C", 1, 3), ("F", 4)),  # of 4×1
+        (Part((0, 3), (0, 12), Location.host(), "C", 5, 3), None),
+        (Part((0, 12), (0, 3), Location.host(), "C", 2, 3), None),
+        (Part((0, 6), (0, 6), Location.host(), "C", 2, 3), None),
+    ],
+    ids=str,
+)
+def test_single_rows_and_columns_are_read_in_either_order(part: Part, read: tuple[Order, int] | None) -> None:
+    found = turned(part)
+    assert found is None if read is None else found == dataclasses.replace(part, order=read[0], ld=read[1])
+    assert found is None or turned(found) == part
+    # What an element's place is by order, leading dimension and block.
+    if found is not None:
+        memory = np.arange(12)
+        held = [
+            np.lib.stride_tricks.as_strided(memory, (one.ld, one.stored_shape[1]), (8, 8 * one.ld))
+            for one in (part, found)
+        ]
+        blocks = []
+        for one, array in zip((part, found), held, strict=True):
+            rows, cols = one.stored_shape[0], one.stored_shape[1] // one.count
+            its = [array[:rows, at * cols : (at + 1) * cols] for at in range(one.count)]
+            blocks.append([block.T if one.order == "C" else block for block in its])
+        assert np.array_equal(*blocks)
+
+
+def test_values_in_a_row_are_kept_as_runs() -> None:
+    values = [(1, 2)] * 3 + [(2, 2)] + [(1, 2)] * 2
+    alike = Alike.of(values)
+    assert alike.runs == (((1, 2), 3), ((2, 2), 1), ((1, 2), 2))
+    assert Alike.of(alike) is alike
+    assert [*alike] == values == [alike[at] for at in range(len(alike))]
+    assert alike[-1] == (1, 2)
+    assert alike[2:4] == values[2:4]
+    assert alike == Alike([((1, 2), 1), ((3, 3), 0), ((1, 2), 2), ((2, 2), 1), ((1, 2), 2)]) != Alike.of(values[1:])
+    assert hash(alike) == hash(Alike.of(iter(values)))
+    assert Alike.decoded(alike.encoded()) == alike
+    assert np.array_equal(alike.table(2), values)
+    assert Alike().table(3).shape == (0, 3)
+    assert not Alike()
+    with pytest.raises(IndexError):
+        alike[6]
 
 
 @pytest.mark.parametrize("dtype", [DType.f32, DType.c128, DType.bf16], ids=str)

@@ -32,7 +32,7 @@ def test_the_glossary_explains_each_word_once() -> None:
 
 OF_THE_CORE = {
     "chunk": ("uncut_", "kblocks_"),
-    "slot": ("kblocks_", "staging", "records", "contract", "lowering", "list_proof", "cuda_executor"),
+    "slot": ("batch", "kblocks_", "staging", "records", "contract", "lowering", "list_proof", "cuda_executor"),
 }
 """Where the core may speak of slices of transfers; of places in rings, and of the flags and events of lists."""
 

@@ -78,6 +78,12 @@ class Stacks:
         """Return how many rows (columns) there are from a matrix to the next."""
         return self._run(number)[2]
 
+    def left_of_run(self, number: int, stop: int) -> int:
+        """Return how many matrices from one on, before another, lie one after another without gaps."""
+        at = bisect.bisect_right(self.runs, number, key=_first)
+        end = min(stop, self.runs[at][0]) if at < len(self.runs) else stop
+        return end - number if self.runs[at - 1][2] == self.shape[self.axis] else 1
+
     def _run(self, number: int) -> tuple[int, int, int]:
         return self.runs[bisect.bisect_right(self.runs, number, key=_first) - 1]
 
@@ -116,12 +122,12 @@ class Batch:
         array: Any = None,
         *,
         seen: Seen | None = None,
-        operands: dict[tuple[Seen, str], Matrix] | None = None,
+        operands: dict[tuple[Seen, str, bool], Matrix] | None = None,
     ) -> None:
         self._base, self.stacks, self._own, self._given = base, stacks, own, array
         self.seen = seen or Seen(0, stacks.count)
         # Of this batch and all its views: to put a batch together takes longer than a small product of it.
-        self.operands: dict[tuple[Seen, str], Matrix] = {} if operands is None else operands
+        self.operands: dict[tuple[Seen, str, bool], Matrix] = {} if operands is None else operands
 
     # -- what it is --------------------------------------------------------------------------
 

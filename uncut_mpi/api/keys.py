@@ -11,11 +11,12 @@ from typing import Final, TypeVar
 from uncut_mpi.api.matrix import MatrixInfo
 from uncut_mpi.api.request import Choices, Infos, check_written
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import Order, Part
 from uncut_mpi.model.placement import Placement, Where
 from uncut_mpi.model.positions import Orders, orders_for_copy, orders_for_product
-from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix, conjugated, is_conjugated_alone
 from uncut_mpi.planning.options import ScheduleOptions, changed
 
 _T = TypeVar("_T")
@@ -167,14 +168,14 @@ def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, St
     What is stored otherwise is transposed by copies then: nothing conjugates without transposing.
     """
     stored = info.stored
-    if op not in ("C", "R") or not info.dtype.is_complex or (stored.order == c.order) == (op == "C"):
+    if not info.dtype.is_complex or not is_conjugated_alone(op, stored.order, c.order):
         return info, stored
     order: Order = "C" if stored.order == "F" else "F"
     info = info.in_order(order)
     return info, info.stored if info.stored.order == order else StoredMatrix(stored.rows, stored.cols, order)
 
 
-def _products_of(infos: Infos, choices: Choices) -> list[tuple[int, int, int]]:
+def _products_of(infos: Infos, choices: Choices) -> Alike[tuple[int, int, int]]:
     """
     Return m, n and k of each product of a batch, none of a plain one, as is one with a matrix for all of them.
 
@@ -183,16 +184,18 @@ def _products_of(infos: Infos, choices: Choices) -> list[tuple[int, int, int]]:
     ParamError
         If they do not fit; names the first.
     """
-    products, count = [], len(infos[2].products)
-    a, b, c = (info.products or (info.layout.shape,) * count for info in infos)
-    for number, (of_a, of_b, of_c) in enumerate(zip(a, b, c, strict=True)):
+    shapes = [info.products or Alike([(info.layout.shape, len(infos[2].products))]) for info in infos]
+    edges = sorted({0}.union(*([*itertools.accumulate(times for _, times in one.runs)] for one in shapes)))
+    products = list[tuple[tuple[int, int, int], int]]()
+    for number, stop in itertools.pairwise(edges):  # between which those of each matrix are alike
+        of_a, of_b, of_c = (one[number] for one in shapes)
         m, k = of_a if choices.trans_a == "N" else of_a[::-1]
         k_b, n = of_b if choices.trans_b == "N" else of_b[::-1]
         if k != k_b or of_c != (m, n):
             found = f"op(A) is {m}×{k}, op(B) is {k_b}×{n} and C is {of_c[0]}×{of_c[1]}"
             raise ParamError(f"shapes of product {number} do not fit: {found}")
-        products.append((m, n, k))
-    return products if infos[2].layout.blocks else []
+        products.append(((m, n, k), stop - number))
+    return Alike(products) if infos[2].layout.blocks else Alike()
 
 
 def _where(info: MatrixInfo, order: Order) -> Where:

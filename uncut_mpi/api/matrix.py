@@ -19,6 +19,7 @@ from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError, PlanError, agreed
 from uncut_mpi.instead import absent
 from uncut_mpi.mappings import Stretch
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
@@ -141,9 +142,9 @@ class MatrixInfo:
         return self.view or View((0, self.layout.shape[0]), (0, self.layout.shape[1]))
 
     @property
-    def products(self) -> tuple[tuple[int, int], ...]:
+    def products(self) -> Alike[tuple[int, int]]:
         """Rows and columns of each matrix of a batch; none of what is no batch."""
-        return self.view.shapes if isinstance(self.view, Several) else ()
+        return self.view.shapes if isinstance(self.view, Several) else Alike()
 
     @property
     def in_parts(self) -> bool:
@@ -171,8 +172,7 @@ class MatrixInfo:
 
     def elements_not_in(self, order: Order) -> int:
         """Return how many elements are stored in another order."""
-        parts = (held.part for held in self.parts)
-        return sum(part.shape[0] * part.shape[1] for part in parts if part.order != order)
+        return sum(held.part.elements for held in self.parts if held.part.order != order)
 
     @property
     def conjugated(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
@@ -18,10 +17,12 @@ from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo, Name, concerns
 from uncut_mpi.api.views import Several, piece_of
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import BoundLayout, Extent, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part, Rectangle
+from uncut_mpi.model.problem import conjugated, is_conjugated_alone
 
 Along: TypeAlias = Literal["diagonal", "rows", "cols"]
 """How matrices are put together: as blocks on the diagonal, their rows one after another, or their columns."""
@@ -34,14 +35,21 @@ _EMPTY: Final = MatrixInfo(0, BoundLayout((0, 0), ()), DType.c128, ())
 
 _Check: TypeAlias = Callable[[str, object], "Matrix | Batch"]
 
-_Piece: TypeAlias = tuple[HeldPart, tuple[int, int, int]]
+_Run: TypeAlias = tuple[tuple[int, int], int, Sequence[tuple[HeldPart, tuple[int, int, int]]]]
 
 _NOTHING: Final = LocalParts((), (), {}, "host", lambda rows, cols: None)
 
 
-def operand_of(batch: Batch, along: Along) -> Matrix:
-    """Return the matrices of a batch put together as one. Local."""
-    known = batch.operands.get((batch.seen, along))
+def operand_of(batch: Batch, along: Along, *, alone: bool = False) -> Matrix:
+    """
+    Return the matrices of a batch put together as one. Local.
+
+    Parameters
+    ----------
+    alone : bool
+        Whether each is a part of its own, as what copies transpose has to be.
+    """
+    known = batch.operands.get((batch.seen, along, alone))
     if known is not None and not known.closed:
         return known
     base, seen, stacks = batch.base, batch.seen, batch.stacks
@@ -50,43 +58,49 @@ def operand_of(batch: Batch, along: Along) -> Matrix:
     if len(batch) == 1:
         made = batch[0]
     else:
-        numbers, shapes = frozenset({base.info.number}), (batch.shape[1:],) * len(batch)
-        about = Several(f"{seen}{along}", numbers, str(batch), shapes, conjugated=seen.conjugated)
+        numbers, shapes = frozenset({base.info.number}), Alike([(batch.shape[1:], len(batch))])
+        token = f"{seen}{along}{' alone' * alone}"
+        about = Several(token, numbers, str(batch), shapes, conjugated=seen.conjugated)
         if along == ("rows", "cols")[stacks.axis != seen.turned] and (one := stacks.in_one(seen.first, seen.stop)):
             whole = base._view(batch.turned(one)).info
             origins = tuple(whole.origin(part) for part in range(len(whole.parts)))
             info = dataclasses.replace(whole, view=about, origins=origins)
         else:
-            info = put_together([*zip(shapes, _pieces_of(batch), strict=True)], along, about, base.info)
+            in_runs = along == "diagonal" and not alone
+            info = put_together([*_runs_of(batch, in_runs=in_runs)], along, about, base.info)
         made = Matrix(info, array=None, local=base._local, home=base.home, whole=base)
         made.of_torch = base.of_torch
         base._views[about] = made  # and so it ends with the matrix
     if len(batch.operands) >= _MOST_OPERANDS:
         batch.operands.clear()
-    batch.operands[seen, along] = made
+    batch.operands[seen, along, alone] = made
     return made
 
 
-def _pieces_of(batch: Batch) -> Iterator[list[_Piece]]:
-    """Yield the parts of each matrix, in as many memories as it lies in."""
+def _runs_of(batch: Batch, *, in_runs: bool) -> Iterator[_Run]:
+    """Yield shapes and parts of matrices, of many that follow one another without gaps at once if `in_runs`."""
     base, stacks, seen = batch.base.info, batch.stacks, batch.seen
-    axis, item = stacks.axis, batch.dtype.itemsize
-    numbers: tuple[int, ...] = ()
-    within = 0, 0
-    for number in range(seen.first, seen.stop):
+    axis, (rows, cols), item = stacks.axis, stacks.shape, batch.dtype.itemsize
+    order: Order = "C" if axis == 0 else "F"
+    number = seen.first
+    while number < seen.stop:
         (top, _), (left, _) = view = stacks.view(number)[:2]
-        if not within[0] <= view[axis][0] < within[1]:  # those of a rank lie in one part, in each replica
-            numbers = tuple(at for at, held in enumerate(base.parts) if _has(held.part, view))
-            within = _extent(base.parts[numbers[0]].part, axis) if numbers else (0, 0)
+        numbers = [at for at, held in enumerate(base.parts) if _has(held.part, view)]
+        held_in = [base.parts[at].part for at in numbers]
+        count = stacks.left_of_run(number, seen.stop) if in_runs else 1
+        for part in held_in:
+            there = (part.cols if axis else part.rows)[1] - view[axis][0]
+            count = min(count, there // stacks.shape[axis]) if part.order == order else 1
         pieces = []
-        for at in numbers:
-            part = base.parts[at].part
-            its = Part((0, stacks.shape[0]), (0, stacks.shape[1]), part.location, part.order, part.ld)
+        for at, part in zip(numbers, held_in, strict=True):
+            extents = (0, rows * count), (0, cols * count)
+            its = Part(*extents, part.location, part.order, part.ld, count)
             held, start = piece_of(base.parts[at], its, top - part.rows[0], left - part.cols[0], item)
             if seen.turned:
                 held = dataclasses.replace(held, part=its.transposed)
             pieces.append((held, (base.number, at, start)))
-        yield pieces
+        yield batch.shape[1:], count, pieces
+        number += count
 
 
 class Listed(NamedTuple):
@@ -96,7 +110,7 @@ class Listed(NamedTuple):
 
 
 def put_together(
-    matrices: Sequence[tuple[tuple[int, int], Sequence[_Piece]]],
+    runs: Sequence[_Run],
     along: Along,
     about: Several,
     usual: MatrixInfo,
@@ -107,23 +121,22 @@ def put_together(
 
     Parameters
     ----------
-    matrices : sequence of ((int, int), sequence of (HeldPart, (int, int, int)))
-        Shape and parts of each; of a part its matrix, its number there and how many bytes are ahead of it.
+    runs : sequence of ((int, int), int, sequence of (HeldPart, (int, int, int)))
+        Shape of some of them, how many, and the parts of all of these; of a part its matrix, its number there and how
+        many bytes are ahead of it.
     usual : MatrixInfo
         Has their type and, unless others are said, the ranks whose parts may not be written.
     """
     parts, origins, top, left = list[HeldPart](), list[tuple[int, int, int]](), 0, 0
-    for (rows, cols), pieces in matrices:
+    for (rows, cols), count, pieces in runs:
         for held, origin in pieces:
-            part = held.part
-            (above, below), (before, behind) = part.rows, part.cols
-            its = Part((above + top, below + top), (before + left, behind + left), part.location, part.order, part.ld)
+            its = held.part.moved(top, left)
             parts.append(HeldPart(its, held.holder, held.stretches, held.handle, held.offset_bytes, held.obstacle))
             origins.append(origin)
-        top, left = top + rows * (along != "cols"), left + cols * (along != "rows")
-    blocks = tuple(shape for shape, _ in matrices) if along == "diagonal" else ()
-    if matrices and not blocks:
-        top, left = (top, matrices[0][0][1]) if along == "rows" else (matrices[0][0][0], left)
+        top, left = top + count * rows * (along != "cols"), left + count * cols * (along != "rows")
+    blocks = about.shapes if along == "diagonal" else ()
+    if runs and not blocks:
+        top, left = (top, runs[0][0][1]) if along == "rows" else (runs[0][0][0], left)
     layout = BoundLayout((top, left), tuple(held.part for held in parts), "batch", blocks=blocks)
     if not parts and not blocks:  # one without elements
         parts, origins = [HeldPart(Part((0, top), (0, left), Location.host(0)), 0, ())], [(usual.number, 0, 0)]
@@ -131,7 +144,7 @@ def put_together(
     return MatrixInfo(usual.number, layout, usual.dtype, tuple(parts), None, read_only, about, origins=tuple(origins))
 
 
-def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[tuple[tuple[int, int], list[_Piece]]]:
+def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[_Run]:
     """Yield shape and parts of matrices that a caller lists, or raise ParamError for those that do not go together."""
     first = infos[0]
     for at, given in enumerate(infos):
@@ -150,16 +163,19 @@ def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[tuple[tuple[
                 f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: both cannot fit one matrix"
             )
         pieces = [(held, info.origin(number)) for number, held in enumerate(info.parts) if info.layout.parts]
-        yield info.layout.shape, pieces
+        yield info.layout.shape, 1, pieces
 
 
-def _has(part: Part, view: tuple[Extent, Extent]) -> bool:
+def _has(part: Part, view: Rectangle) -> bool:
     """Return whether a part has elements where a view begins."""
     return all(first <= start < stop for (first, stop), (start, _) in zip((part.rows, part.cols), view, strict=True))
 
 
-def _extent(part: Part, axis: int) -> Extent:
-    return part.rows if axis == 0 else part.cols
+def _is_copied(one: Any, trans: str, c: Matrix | Batch) -> bool:
+    """Return whether copies transpose an operand, since it would be conjugated and not transposed."""
+    if not isinstance(one, Batch) or not one.dtype.is_complex:
+        return False
+    return is_conjugated_alone(conjugated(trans) if one.seen.conjugated else trans, one.order, c.order)
 
 
 class Batches:
@@ -196,7 +212,9 @@ class Batches:
         are_batches = type(a) is type(b) is type(c) is Batch
         if are_batches and a.base.home is b.base.home is c.base.home is self._home and len(a) == len(b) == len(c) > 0:
             # Asked at once, since mostly it is so and this is part of every call.
-            return operand_of(a, "diagonal"), operand_of(b, "diagonal"), operand_of(c, "diagonal")
+            copied_a, copied_b = (_is_copied(one, op, c) for one, op in zip((a, b), trans, strict=True))
+            inputs = operand_of(a, "diagonal", alone=copied_a), operand_of(b, "diagonal", alone=copied_b)
+            return *inputs, operand_of(c, "diagonal")
         count_a, count_b, count = (self._count(check, *one) for one in zip("ABC", given, strict=True))
         if count_a is count_b is count is None:
             return a, b, c
@@ -217,7 +235,11 @@ class Batches:
             way = "diagonal", "cols" if trans[1] == "N" else "rows", "cols"
         elif count > 1 and count_b in (None, 1):
             way = "rows" if trans[0] == "N" else "cols", "diagonal", "rows"
-        first, second, result = itertools.starmap(self._one, zip((a, b, c), way, strict=True))
+        result = self._one(c, way[2])
+        first, second = (
+            self._one(one, along, alone=_is_copied(one, op, result))
+            for one, along, op in zip((a, b), way, trans, strict=False)
+        )
         return first, second, result
 
     def forget(self, number: int) -> None:
@@ -237,10 +259,10 @@ class Batches:
         found = check(name, one)
         return len(found) if isinstance(found, Batch) else None
 
-    def _one(self, one: Any, along: Along) -> Matrix:
+    def _one(self, one: Any, along: Along, *, alone: bool = False) -> Matrix:
         """Return an operand that is all of its matrices, of just one that."""
         if isinstance(one, Batch):
-            return operand_of(one, along)
+            return operand_of(one, along, alone=alone)
         if isinstance(one, Matrix):
             return one
         if len(one.matrices) == 1:
@@ -251,7 +273,7 @@ class Batches:
         if known is None:
             token = hashlib.blake2b(repr((names, along)).encode(), digest_size=16).hexdigest()
             numbers = frozenset(info.number for info in infos)
-            usual, shapes = infos[0] if infos else _EMPTY, tuple(info.layout.shape for info in infos)
+            usual, shapes = infos[0] if infos else _EMPTY, Alike.of(info.layout.shape for info in infos)
             about = Several(token, numbers, "a list", shapes, tuple(map(str, infos)), usual.conjugated)
             matrices = [*_checked(infos, along)] if infos else []
             read_only = tuple(sorted({rank for info in infos for rank in info.read_only}))

@@ -117,10 +117,11 @@ def stack_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) ->
 
 def turned(part: Part) -> Part | None:
     """Return the same memory read in the other order, if its elements are one row or column without gaps."""
-    rows, cols = part.stored_shape
-    if cols > 1 and (rows > 1 or part.ld > 1):
+    rows, lines = part.stored_shape[0], part.stored_shape[1] // part.count  # of one block
+    one_line = lines <= 1 and (part.count == 1 or part.ld == rows)
+    if not one_line and (rows > 1 or part.ld > 1):
         return None
-    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=cols)
+    return dataclasses.replace(part, order="C" if part.order == "F" else "F", ld=lines)
 
 
 def in_order(part: Part, order: Order) -> Part:

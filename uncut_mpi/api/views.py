@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.parts import BoundLayout, Extent, Part, Rectangle
 from uncut_mpi.model.positions import Orders
 
@@ -118,7 +119,7 @@ class Several:
         Of the matrices that they lie in.
     text : str
         What they are, for messages.
-    shapes : tuple of (int, int)
+    shapes : Alike of (int, int)
         Rows and columns of each.
     members : tuple of str
         What each is, of a list.
@@ -129,7 +130,7 @@ class Several:
     token: str
     numbers: frozenset[int] = dataclasses.field(compare=False, repr=False)
     text: str = dataclasses.field(compare=False, repr=False)
-    shapes: tuple[tuple[int, int], ...] = dataclasses.field(compare=False, repr=False)
+    shapes: Alike[tuple[int, int]] = dataclasses.field(compare=False, repr=False)
     members: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
     conjugated: bool = False
 

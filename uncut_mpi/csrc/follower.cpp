@@ -62,7 +62,12 @@ Follower::Follower(const FollowedProblem &problem, const ScheduleTables &tables)
 }
 
 void Follower::give(std::int32_t buffer, const Rect &rect, const Content &content) {
-    inputs_.at(static_cast<std::size_t>(buffer)).push_back({rect, {content, given, {}}});
+    std::vector<Input> &inputs = inputs_.at(static_cast<std::size_t>(buffer));
+    const auto at = std::ranges::upper_bound(inputs, rect.left, {}, [](const Input &one) { return one.rect.left; });
+    auto added = inputs.insert(at, {rect, rect.right, {content, given, {}}});
+    for (std::int64_t furthest = added == inputs.begin() ? rect.right : std::prev(added)->furthest;
+         added != inputs.end(); ++added)
+        added->furthest = furthest = std::max(furthest, added->rect.right);
 }
 
 void Follower::expect(std::int32_t buffer, const Rect &rect, const Content &content) {
@@ -302,7 +307,10 @@ void Follower::read(const Operand &operand) {
     if (std::vector<Input> &inputs = inputs_[operand.buffer]; !inputs.empty()) {
         tiles_.clear();
         std::int64_t elements = 0;
-        for (Input &input : inputs) {
+        // Of those in the order in which they begin, some in a row may meet it.
+        const auto first = std::ranges::upper_bound(inputs, operand.rect.left, {}, &Input::furthest);
+        for (Input &input : std::ranges::subrange(first, inputs.end())) {
+            if (input.rect.left >= operand.rect.right) break;
             const Rect common = operand.rect.common(input.rect);
             if (common.empty()) continue;
             tiles_.push_back({common, &input.fragment});

@@ -102,9 +102,10 @@ class Follower {
     // What the caller's A and B hold, of which no history is kept.
     struct Input {
         Rect rect;
+        std::int64_t furthest;  // where the columns end of those that begin no later
         Fragment fragment;
     };
-    std::vector<std::vector<Input>> inputs_;  // of each buffer
+    std::vector<std::vector<Input>> inputs_;  // of each buffer, by where they begin
     std::vector<Memory> memories_;
     std::vector<Expected> expected_;
     LaneClocks clocks_;

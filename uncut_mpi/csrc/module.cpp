@@ -9,6 +9,7 @@ namespace uncut {
 void bind_contract(nb::module_ &m);
 void bind_uncut_scheduler(nb::module_ &m);
 void bind_kblocks_scheduler(nb::module_ &m);
+void bind_batch(nb::module_ &m);
 void bind_lowering(nb::module_ &m);
 void bind_staging(nb::module_ &m);
 void bind_shares(nb::module_ &m);
@@ -27,6 +28,7 @@ NB_MODULE(_native, m) {
     nb::exception<uncut::TooManyTasks>(m, "TooManyTasksError", PyExc_RuntimeError);
     uncut::bind_uncut_scheduler(m);
     uncut::bind_kblocks_scheduler(m);
+    uncut::bind_batch(m);
     uncut::bind_staging(m);
     uncut::bind_lowering(m);
     uncut::bind_shares(m);

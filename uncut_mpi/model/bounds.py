@@ -182,7 +182,8 @@ def _uses(problem: GemmProblem, placement: Placement) -> tuple[list[_Use], list[
         item, whole = problem.dtypes[matrix].itemsize, problem.bytes_of(matrix)
         held = collections.Counter((part.rows, part.cols) for part in parts)
         for part in parts:
-            use = _Use(matrix.name, item * problem.elements_used(matrix, part.rows, part.cols), whole, part.location)
+            used = part.elements if problem.part is None else problem.elements_used(matrix, part.rows, part.cols)
+            use = _Use(matrix.name, item * used, whole, part.location)
             if matrix is Matrix.C:
                 written.append(use)
             if held[part.rows, part.cols] == 1 and _is_read(problem, matrix):

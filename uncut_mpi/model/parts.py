@@ -11,12 +11,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.cyclic import CyclicOrder
 from uncut_mpi.model.locations import Location
 
@@ -75,6 +77,9 @@ class Part:
         ``"F"`` (column-major) or ``"C"`` (row-major), as the array stores it.
     ld : int
         Leading dimension (elements): distance between columns (F) or rows (C); by default the least one.
+    count : int
+        How many blocks of a batch it is, of one shape. They are one after another on the diagonal of the matrix, with
+        nothing beside them. In the array their columns (F), or rows (C), follow one another.
     """
 
     rows: Extent
@@ -82,6 +87,7 @@ class Part:
     location: Location
     order: Order = "F"
     ld: int = 0
+    count: int = 1
 
     def __post_init__(self) -> None:
         if self.ld == 0:
@@ -95,12 +101,23 @@ class Part:
     @property
     def stored_shape(self) -> tuple[int, int]:
         """Rows and columns of the same memory read as a column-major matrix."""
-        return self.shape if self.order == "F" else self.shape[::-1]
+        rows, cols = self.shape
+        return (rows // self.count, cols) if self.order == "F" else (cols // self.count, rows)
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.stored_shape)
 
     @property
     def transposed(self) -> Part:
         """The same memory as a part of the transposed matrix."""
-        return Part(self.cols, self.rows, self.location, "C" if self.order == "F" else "F", self.ld)
+        return Part(self.cols, self.rows, self.location, "C" if self.order == "F" else "F", self.ld, self.count)
+
+    def moved(self, top: int, left: int) -> Part:
+        """Return the same memory so many rows and columns further on in the matrix."""
+        (above, below), (before, behind) = self.rows, self.cols
+        return dataclasses.replace(self, rows=(above + top, below + top), cols=(before + left, behind + left))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +136,7 @@ class BoundLayout:
     orders : tuple of CyclicOrder or None
         Of rows and of columns: in which order parts have their positions. None where these are indices. A schedule
         counts positions, so that layouts that differ in nothing else are equal, too.
-    blocks : tuple of (int, int)
+    blocks : Alike of (int, int)
         Rows and columns of the blocks on the diagonal, of which alone the parts are (`GemmProblem.batch`); none: all.
 
     Raises
@@ -134,13 +151,14 @@ class BoundLayout:
     orders: tuple[CyclicOrder | None, CyclicOrder | None] = dataclasses.field(
         default=(None, None), compare=False, repr=False
     )
-    blocks: tuple[tuple[int, int], ...] = ()
+    blocks: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", Alike.of(self.blocks))
         if self.blocks:
             self._check_blocks()
         else:
-            _check_cover(self.shape, self.parts, _rectangles(self.parts))
+            _check_cover(self.shape, self.parts, edges_of(self.parts))
 
     def __hash__(self) -> int:
         # Keys of caches are hashed all the time, and a batch has many parts.
@@ -148,12 +166,12 @@ class BoundLayout:
 
     def _check_blocks(self) -> None:
         """Check that the parts in each block are all of it, and that there are no others."""
-        sizes = np.array(self.blocks, np.int64).reshape(-1, 2)
+        sizes = Alike.of(self.blocks).table(2)
         stops = np.cumsum(sizes, axis=0)
         starts, (rows, cols) = stops - sizes, stops[-1].tolist()
         if (rows, cols) != self.shape:
             raise ParamError(f"blocks on the diagonal of {rows}×{cols} in all are no matrix of {self.shape}")
-        edges = _rectangles(self.parts)
+        edges, whose = edges_of(self.parts), np.repeat(np.arange(len(self.parts)), [one.count for one in self.parts])
         # Of blocks that begin in a row, the last one has it.
         block = np.clip(np.searchsorted(starts[:, 0], edges[:, 0], side="right") - 1, 0, None)
         inside = edges - np.repeat(starts[block], 2, axis=1)
@@ -166,7 +184,7 @@ class BoundLayout:
         for at in np.flatnonzero(~alone).tolist():
             first, last = np.searchsorted(block[order], (at, at + 1))
             own = order[first:last]
-            _check_cover(self.blocks[at], [self.parts[one] for one in own.tolist()], inside[own])
+            _check_cover(self.blocks[at], [self.parts[one] for one in whose[own].tolist()], inside[own])
 
     @classmethod
     def whole(cls, shape: tuple[int, int], location: Location, order: Order = "F", ld: int = 0) -> BoundLayout:
@@ -179,9 +197,7 @@ class BoundLayout:
         """Return the layout of a matrix that has those of others as the blocks on its diagonal, and nothing else."""
         parts, top, left = list[Part](), 0, 0
         for one in layouts:
-            for part in one.parts:
-                rows, cols = (part.rows[0] + top, part.rows[1] + top), (part.cols[0] + left, part.cols[1] + left)
-                parts.append(Part(rows, cols, part.location, part.order, part.ld))
+            parts += [part.moved(top, left) for part in one.parts]
             top, left = top + one.shape[0], left + one.shape[1]
         return cls((top, left), tuple(parts), blocks=tuple(one.shape for one in layouts))
 
@@ -200,7 +216,7 @@ class BoundLayout:
         """The same memory as the transposed matrix."""
         made = object.__new__(BoundLayout)  # what was checked needs no check
         parts = tuple(part.transposed for part in self.parts)
-        blocks = tuple((rows, cols) for cols, rows in self.blocks)
+        blocks = Alike(((cols, rows), count) for (rows, cols), count in Alike.of(self.blocks).runs)
         about = self.shape[::-1], parts, self.word, self.orders[::-1], blocks
         for field, value in zip(dataclasses.fields(self), about, strict=True):
             object.__setattr__(made, field.name, value)
@@ -209,7 +225,7 @@ class BoundLayout:
     @property
     def order(self) -> Order:
         """How most of its elements are stored; of equals by rows, as numpy has it."""
-        by_columns = sum(elements_of((one.rows, one.cols)) * (1 if one.order == "F" else -1) for one in self.parts)
+        by_columns = sum(one.elements * (1 if one.order == "F" else -1) for one in self.parts)
         return "F" if by_columns > 0 else "C"
 
     def straight(self, num_ranks: int) -> BoundLayout:
@@ -226,34 +242,45 @@ class BoundLayout:
             return Location.host(number % num_ranks) if location == Location.host() else location
 
         parts = (
-            part if part.order == "F" else Part(part.rows, part.cols, place(part.location, number))
+            part if part.order == "F" else Part(part.rows, part.cols, place(part.location, number), count=part.count)
             for number, part in enumerate(self.parts)
         )
         return dataclasses.replace(self, parts=tuple(parts))
 
     def encoded(self) -> list[Any]:
         """Return it as plain values, for JSON."""
-        parts = [[*one.rows, *one.cols, str(one.location), one.order, one.ld] for one in self.parts]
-        return [list(self.shape), parts, self.word, *([[*one] for one in self.blocks],) * bool(self.blocks)]
+        parts = [
+            [*one.rows, *one.cols, str(one.location), one.order, one.ld, *[one.count] * (one.count > 1)]
+            for one in self.parts
+        ]
+        return [list(self.shape), parts, self.word, *[Alike.of(self.blocks).encoded()] * bool(self.blocks)]
 
     @classmethod
     def decoded(cls, values: Sequence[Any]) -> BoundLayout:
         """Return what `encoded` was made of; ValueError, TypeError or ParamError for anything else."""
         (rows, cols), parts, word, *blocks = values
         made = (
-            Part((top, bottom), (left, right), Location.parse(location), order, ld)
-            for top, bottom, left, right, location, order, ld in parts
+            Part((top, bottom), (left, right), Location.parse(location), order, ld, *count)
+            for top, bottom, left, right, location, order, ld, *count in parts
         )
         (of_batch,) = blocks or ((),)
-        return cls((rows, cols), tuple(made), word, blocks=tuple((height, width) for height, width in of_batch))
+        return cls((rows, cols), tuple(made), word, blocks=Alike.decoded(of_batch))
 
     def __str__(self) -> str:
         places = dict.fromkeys(str(part.location) for part in self.parts)
         return f"{self.word or 'parts'}@{'+'.join(places)}"
 
 
-def _rectangles(parts: Iterable[Part]) -> np.ndarray:
-    return np.array([(*part.rows, *part.cols) for part in parts], np.int64).reshape(-1, 4)
+def edges_of(parts: Sequence[Part]) -> np.ndarray:
+    """Return first and last rows, first and last columns of parts, of each block of those that are several; int64."""
+    edges = np.array([(*part.rows, *part.cols) for part in parts], np.int64).reshape(-1, 4)
+    counts = np.array([part.count for part in parts], np.int64)
+    if counts.size == 0 or counts.max() == 1:
+        return edges
+    nth = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    sizes = np.repeat((edges[:, 1::2] - edges[:, ::2]) // counts[:, np.newaxis], counts, axis=0)
+    starts = np.repeat(edges[:, ::2], counts, axis=0) + nth[:, np.newaxis] * sizes
+    return np.stack([starts[:, 0], starts[:, 0] + sizes[:, 0], starts[:, 1], starts[:, 1] + sizes[:, 1]], axis=1)
 
 
 def _check_cover(shape: tuple[int, int], parts: Sequence[Part], edges: np.ndarray) -> None:
@@ -282,7 +309,7 @@ def _text(part: Part) -> str:
 
 
 def _two_that_overlap(parts: Sequence[Part]) -> str:
-    edges = _rectangles(parts)
+    edges = edges_of(parts)
     for at, (top, bottom, left, right) in enumerate(edges.tolist()):
         others = edges[:at]
         meets = (others[:, 0] < bottom) & (top < others[:, 1]) & (others[:, 2] < right) & (left < others[:, 3])

@@ -19,10 +19,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
 from uncut_mpi.model.part_of_c import PartOfC
@@ -149,7 +151,7 @@ class GemmProblem:
         True for C := A, where A is m×n as C is, and B and k are nothing: matrices that change their layout.
     part : PartOfC or None
         Which part of C is computed, or scaled; None: all.
-    batch : tuple of (int, int, int)
+    batch : Alike of (int, int, int)
         (m, n, k) of each of several products, the blocks on the diagonal one after another; m, n and k are their sums,
         and nothing exists beside the blocks. Empty: one product.
     """
@@ -168,7 +170,7 @@ class GemmProblem:
     swapped: bool = False
     copies: bool = False
     part: PartOfC | None = None
-    batch: tuple[tuple[int, int, int], ...] = ()
+    batch: Sequence[tuple[int, int, int]] = ()
 
     def __post_init__(self) -> None:
         dtypes = three_of(self.dtype)
@@ -186,6 +188,7 @@ class GemmProblem:
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         if self.part is not None and self.copies:
             raise ParamError("C := A has all of C: copy a view of it instead")
+        object.__setattr__(self, "batch", Alike.of(self.batch))
         if self.batch:
             self._check_batch()
         for down, along in self.part.rectangles if self.part is not None else ():
@@ -213,8 +216,9 @@ class GemmProblem:
     def _check_batch(self) -> None:
         if self.copies or self.part is not None:
             raise ParamError("a batch is multiplied, and all of it: it has no part, nor is it copied")
-        sums = tuple(map(sum, zip(*self.batch, strict=True)))
-        if sums != (self.m, self.n, self.k) or min(map(min, self.batch)) < 0:
+        runs = Alike.of(self.batch).runs
+        sums = tuple(sum(shape[at] * times for shape, times in runs) for at in range(3))
+        if sums != (self.m, self.n, self.k) or min(min(shape) for shape, _ in runs) < 0:
             raise ParamError(
                 f"the products of a batch have {sums} as sums of m, n, k, and not {self.m, self.n, self.k}"
             )
@@ -258,7 +262,9 @@ class GemmProblem:
 
     def bytes_of(self, matrix: Matrix) -> int:
         """Return the bytes of a matrix's elements."""
-        return sum(map(elements_of, self.blocks_of(matrix))) * self.dtypes[matrix].itemsize
+        first, second = {Matrix.A: (0, 2), Matrix.B: (2, 1)}.get(matrix, (0, 1))
+        of_batch = sum(one[first] * one[second] * times for one, times in Alike.of(self.batch).runs)
+        return (of_batch if self.batch else math.prod(self.shape_of(matrix))) * self.dtypes[matrix].itemsize
 
     def elements_used(self, matrix: Matrix, rows: Extent, cols: Extent) -> int:
         """Return how many elements of some rows and columns of a matrix, as it is stored, take part."""
@@ -323,7 +329,7 @@ class GemmProblem:
         Those of complex types are complex: each is as much work as four real ones, and rates are counted alike.
         """
         if self.batch:
-            return 2 * sum(m * n * k for m, n, k in self.batch)
+            return 2 * sum(m * n * k * times for (m, n, k), times in Alike.of(self.batch).runs)
         return 2 * sum(map(elements_of, self.rectangles)) * self.k
 
     @property
@@ -337,7 +343,7 @@ class GemmProblem:
         if not self.batch:
             return "×".join(map(str, self.callers_shape))
         m, n, k = self.batch[0]
-        alike = all(one == self.batch[0] for one in self.batch)
+        alike = len(Alike.of(self.batch).runs) == 1
         first = f"{n}×{m}×{k}" if self.swapped else f"{m}×{n}×{k}"
         return f"{len(self.batch)} of {first}{'' if alike else ' and others'}"
 
@@ -412,13 +418,20 @@ class GemmProblem:
             reads_c=reads_c,
             scales_only=alpha_is_zero,
             swapped=c.order == "C",
-            batch=tuple((m, n, k) if c.order == "F" else (n, m, k) for m, n, k in batch),
+            batch=Alike(
+                ((m, n, k) if c.order == "F" else (n, m, k), times) for (m, n, k), times in Alike.of(batch).runs
+            ),
         )
 
 
 def conjugated(trans: str) -> str:
     """Return the op that conjugates besides; of one that conjugates already the op that does not."""
     return {"N": "R", "T": "C", "C": "T", "R": "N"}[trans]
+
+
+def is_conjugated_alone(trans: str, order: Order, order_of_c: Order) -> bool:
+    """Return whether a complex operand of an order would be conjugated and not transposed (see module)."""
+    return trans in ("C", "R") and (order == order_of_c) != (trans == "C")
 
 
 def transposition(name: str, value: object) -> str:

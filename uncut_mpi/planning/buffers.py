@@ -10,10 +10,18 @@ import numpy as np
 
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import location_index, location_table
-from uncut_mpi.model.parts import Part
+from uncut_mpi.model.parts import Part, edges_of
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import BUFFER_DTYPE, PIECE_DTYPE, Matrix, Role, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import (
+    BUFFER_DTYPE,
+    PIECE_DTYPE,
+    Matrix,
+    Role,
+    Schedule,
+    buffer_bytes,
+    expand_ranges,
+)
 
 BUFFER_ALIGNMENT: Final = 256  # bytes; what cudaMalloc gives, and enough for any vector load
 COLUMN_ALIGNMENT: Final = 64  # bytes
@@ -85,13 +93,27 @@ def user_table(num_ranks: int, problem: GemmProblem, placement: Placement) -> np
 @functools.lru_cache(maxsize=64)
 def user_pieces(problem: GemmProblem, placement: Placement) -> np.ndarray:
     """Return what these buffers hold of A, B and C, each a piece, as a table that cannot be written to."""
-    records: list[tuple[int, ...]] = []
-    for matrix in MATRICES:
-        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
-            turned = int(part.order == "C")
-            records.append((len(records), turned, 0, 0, *part.stored_shape, part.rows[0], part.cols[0]))
-    table = np.array(records, PIECE_DTYPE)
+    parts = [
+        part for matrix in MATRICES for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+    ]
+    table = pieces_of(parts)
     table.flags.writeable = False
+    return table
+
+
+def pieces_of(parts: Sequence[Part]) -> np.ndarray:
+    """Return what buffers hold that are parts, one after another."""
+    counts, edges = np.array([part.count for part in parts], np.int64), edges_of(parts)
+    table = np.zeros(len(edges), PIECE_DTYPE)
+    table["buffer"] = np.repeat(np.arange(len(parts)), counts)
+    table["turned"] = np.repeat([part.order == "C" for part in parts], counts)
+    sizes = edges[:, 1::2] - edges[:, ::2]
+    turned = table["turned"] == 1
+    sizes[turned] = sizes[turned, ::-1]
+    table["rows"], table["cols"] = sizes.T
+    # In the buffer each block begins behind those before it.
+    table["col"] = expand_ranges(np.zeros(len(parts), np.int64), counts) * table["cols"]
+    table["top"], table["left"] = edges[:, ::2].T
     return table
 
 

@@ -180,11 +180,12 @@ def _pieces(problem: GemmProblem, placement: Placement, buffers: np.ndarray) -> 
     users = buffers[buffers["role"] == Role.USER]
     left = {matrix: iter(np.flatnonzero(users["matrix"] == matrix).tolist()) for matrix in MATRICES}
     pieces = user_pieces(problem, placement).copy()
-    pieces["buffer"] = [
+    of_parts = [
         next(left[matrix], -1)
         for matrix in MATRICES
         for _ in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
     ]
+    pieces["buffer"] = np.array(of_parts)[pieces["buffer"]]
     pieces = pieces[pieces["buffer"] >= 0]
     pieces["buffer"] = np.flatnonzero(buffers["role"] == Role.USER)[pieces["buffer"]]
     return np.asarray(pieces)

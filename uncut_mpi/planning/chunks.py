@@ -76,16 +76,12 @@ def chunks_of(setting: Setting) -> Chunks | None:
     setting : Setting
         The machine's host memory stands for files, if matrices lie there.
     """
-    if not setting.private and setting.surely_fits:
+    problem = setting.problem
+    if problem.batch or not problem.has_product or (not setting.private and setting.surely_fits):
         return None
-    problem, straight = setting.problem, setting.but(placement=setting.placement.straight(setting.num_ranks))
-    if (
-        not problem.has_product
-        or problem.batch
-        or setting.options.scheduler not in ("auto", "kblocks")
-        or 0 in (problem.m, problem.n)
-    ):
+    if setting.options.scheduler not in ("auto", "kblocks"):
         return None
+    straight = setting.but(placement=setting.placement.straight(setting.num_ranks))
     if tasks_of(straight) <= MOST_TASKS:
         return None
     best = _axis(problem, straight.placement)

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import ScheduleError, named
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, in_host, location_table, with_ends
 from uncut_mpi.model.part_of_c import PartOfC
@@ -495,7 +496,7 @@ def _described(problem: GemmProblem) -> dict[str, object]:
         "problem": {name: getattr(problem, name) for name in fields if name not in _IN_PARTS}
         | {"dtype": problem.arithmetic.name},
         **({} if problem.part is None else {"part": problem.part.encoded()}),
-        **({"batch": [[*one] for one in problem.batch]} if problem.batch else {}),
+        **({"batch": Alike.of(problem.batch).encoded()} if problem.batch else {}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",
@@ -506,7 +507,7 @@ def _problem_of(about: dict[str, Any]) -> GemmProblem:
     """Return the problem that a header describes, or raise ScheduleError if it describes it otherwise."""
     dtypes = tuple(DType[name] for name in about["dtypes"])
     part = PartOfC.decoded(about["part"]) if "part" in about else None
-    batch = tuple((m, n, k) for m, n, k in about.get("batch", ()))
+    batch = Alike.decoded(about.get("batch", ()))
     problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part, "batch": batch})
     for name, value in _described(problem).items():
         if about[name] != value:

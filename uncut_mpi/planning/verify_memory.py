@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import NOBODY, location_index
 from uncut_mpi.model.parts import Part
 from uncut_mpi.model.placement import MATRICES
+from uncut_mpi.planning.buffers import pieces_of
 from uncut_mpi.planning.schedule import Matrix, Role, Schedule, buffer_bytes
 
 
@@ -33,35 +34,42 @@ def _verify_user_buffers(schedule: Schedule) -> None:
     nobodys = users[buffers["matrix"][users] == Matrix.NONE]
     if len(nobodys):
         raise ScheduleError(f"buffer {nobodys[0]} is the caller's but belongs to no matrix")
+    order = np.argsort(schedule.pieces["buffer"], kind="stable")
+    first = np.searchsorted(schedule.pieces["buffer"][order], np.arange(len(buffers) + 1))
     for matrix in MATRICES:
         own = users[buffers["matrix"][users] == matrix].tolist()
         parts = schedule.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
         if len(own) > len(parts) == 1:
             raise ScheduleError(f"buffers {own[0]} and {own[1]} are both the caller's {matrix.name}")
-        missing = [*parts]
+        missing = dict[tuple[int, int], list[Part]]()  # by where they begin
+        for part in parts:
+            missing.setdefault((part.rows[0], part.cols[0]), []).append(part)
         for at in own:
-            missing.remove(_verify_user_buffer(schedule, at, matrix, missing))
-        if missing and matrix is Matrix.C and problem.m and problem.n:
-            what = "" if len(parts) == 1 else f", rows {missing[0].rows} and columns {missing[0].cols}"
+            its = order[first[at] : first[at + 1]]
+            _verify_user_buffer(schedule, at, matrix, schedule.pieces[its], missing)
+        left = next((part for some in missing.values() for part in some), None)
+        if left is not None and matrix is Matrix.C and problem.m and problem.n:
+            what = "" if len(parts) == 1 else f", rows {left.rows} and columns {left.cols}"
             raise ScheduleError(f"no buffer is the caller's C{what}")
     strange = schedule.pieces["buffer"][~np.isin(schedule.pieces["buffer"], users)]
     if len(strange):
         raise ScheduleError(f"a piece of the caller's matrices is in buffer {strange[0]}, which is not the caller's")
 
 
-def _verify_user_buffer(schedule: Schedule, at: int, matrix: Matrix, parts: Sequence[Part]) -> Part:
-    """Check one buffer and return which of some parts it is."""
+def _verify_user_buffer(
+    schedule: Schedule, at: int, matrix: Matrix, pieces: np.ndarray, missing: Mapping[tuple[int, int], list[Part]]
+) -> None:
+    """Check one buffer by the pieces that it has, and that it is one of some parts, which is taken out of them."""
     where, _, _, dtype, _, rows, cols, ld, offset = schedule.buffers[at].tolist()
     what = f"buffer {at} is the caller's {matrix.name}"
-    pieces = schedule.pieces[schedule.pieces["buffer"] == at].tolist()
-    if len(pieces) != 1:
-        raise ScheduleError(f"{what} but there are {len(pieces)} pieces that say what it holds")
-    ((_, turned, row, col, height, width, top, left),) = pieces
-    same = [part for part in parts if (part.rows[0], part.cols[0]) == (top, left)]
-    if not same:
+    top, left = pieces[["top", "left"]][0].tolist() if len(pieces) else (0, 0)
+    same = missing.get((top, left), [])
+    if not same and len(pieces):
         raise ScheduleError(f"{what} but holds a piece at row {top} and column {left}, where no part of it is left")
     here = [part for part in same if location_index(part.location, schedule.num_ranks) == where]
-    part = next((part for part in here if part.ld == ld), (here or same)[0])
+    part = next((part for part in here if part.ld == ld), next(iter(here or same), None))
+    if part is None or len(pieces) != part.count:
+        raise ScheduleError(f"{what} but there are {len(pieces)} pieces that say what it holds")
     if not here:
         raise ScheduleError(f"{what} but does not lie at {part.location}")
     shape = part.stored_shape
@@ -71,11 +79,13 @@ def _verify_user_buffer(schedule: Schedule, at: int, matrix: Matrix, parts: Sequ
             f"{what} but has shape {rows}×{cols}, leading dimension {ld} and type {DType(dtype).name}, not "
             f"{shape[0]}×{shape[1]}, {part.ld} and {wanted.name}"
         )
-    if (row, col, height, width, turned) != (0, 0, *shape, part.order == "C"):
+    wanted_pieces = pieces_of([part])
+    wanted_pieces["buffer"] = at
+    if not np.array_equal(pieces, wanted_pieces):
         raise ScheduleError(f"{what} but its piece is not all of it, or not turned as it is")
     if offset != -1:
         raise ScheduleError(f"{what} but has an offset in a SoftBuf")
-    return part
+    same.remove(part)
 
 
 def _verify_softbuf(schedule: Schedule) -> None:

@@ -13,14 +13,13 @@ another it passes through slots on the first one's device.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import ByRows, Part, common
 from uncut_mpi.model.placement import MATRICES, Matrix
-from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, Buffers, panel_bytes, user_pieces
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, Buffers, panel_bytes
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.limits import FEW_TASKS, MAX_TASKS, too_many
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
@@ -86,20 +85,20 @@ class _Passage:
         self._setting, self._problem, self._devices = setting, problem, devices
         self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
         self._buffers = Buffers(machine.num_ranks, problem, placement)
-        buffers = iter(range(len(user_pieces(problem, placement))))
-        self._held: dict[Matrix, dict[tuple[object, object], list[_Held]]] = {}
+        buffers = itertools.count()
+        self._held: dict[Matrix, dict[tuple[object, ...], list[_Held]]] = {}
         for matrix in MATRICES:
             self._held[matrix] = {}
             for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
                 buffer = next(buffers)
                 if 0 not in part.shape:  # as a whole matrix may be
-                    self._held[matrix].setdefault((part.rows, part.cols), []).append((part, buffer))
+                    self._held[matrix].setdefault((part.rows, part.cols, part.count), []).append((part, buffer))
         in_host = [part for part, _ in self._all(Matrix.A, Matrix.C) if part.location.space == "host"]
         shapes = [part.stored_shape for part in in_host]
         self._rows, self._cols = (max((shape[axis] for shape in shapes), default=1) for axis in (0, 1))
         wanted = SLOT_BYTES
         if not problem.copies:
-            total = sum(math.prod(part.shape) for part in in_host) * problem.dtypes[Matrix.C].itemsize
+            total = sum(part.elements for part in in_host) * problem.dtypes[Matrix.C].itemsize
             wanted = min(SLOT_BYTES, max(LEAST_SLOT_BYTES, total // (BLOCKS * len(devices))))
             wanted = max(wanted, total // FEW_TASKS)
         self._slot_bytes = [min(wanted, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in setting.room]
@@ -161,18 +160,21 @@ class _Passage:
             slot.users = [self._copied(lane, there.part(*block), inside, [came])]
 
     def _scale_all(self) -> None:
-        computed = ByRows(self._problem.rectangles, lambda one: one[0])
+        batch = bool(self._problem.batch)  # of which parts have only what is computed
+        computed = ByRows(() if batch else self._problem.rectangles, lambda one: one[0])
         for holders in self._held[Matrix.C].values():
             # A device scales what it holds in place.
             holders.sort(key=lambda one: one[0].location.space == "host")
             first, _ = holders[0]
+            places = [(0, 0, *first.stored_shape)] if batch else []
             for one in computed.within(*first.rows):
                 shared = common(one, (first.rows, first.cols))
                 if shared is not None:
                     (top, bottom), (left, right) = shared
-                    place = top - first.rows[0], left - first.cols[0], bottom - top, right - left
-                    way = self._scale if first.location.space == "device" else self._pass_through
-                    way([(part, RegionRef(buffer, *place)) for part, buffer in holders])
+                    places.append((top - first.rows[0], left - first.cols[0], bottom - top, right - left))
+            for place in places:
+                way = self._scale if first.location.space == "device" else self._pass_through
+                way([(part, RegionRef(buffer, *place)) for part, buffer in holders])
 
     def _scale(self, held: list[tuple[Part, RegionRef]]) -> None:
         (first, here), *others = held
