@@ -70,14 +70,14 @@ def wrong(session, batch, wanted, bound):
     return f"products {off} are wrong" if off else ""
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(24))
 def test_batches_and_lists_are_multiplied_product_by_product(comm, session, seed):
     rng, values = random.Random(seed), np.random.default_rng(seed)
     dtype = rng.choice((DType.f64, DType.f64, DType.f32, DType.bf16, DType.c64))
     count, listed, single = rng.choice((1, 2, 7, 23)), seed % 2, rng.choice((None, None, 0, 1))
     trans, orders = rng.choices("NTC", k=2), rng.choices("CF", k=3)
     alpha, beta = factors_of(dtype) if rng.random() < 0.5 else (1.0, 0.0)
-    shapes = [[rng.randint(0 if listed else 1, 12) for _ in range(3)] for _ in range(count)]
+    shapes = [[rng.choice((0, *range(1, 13), *range(1, 13))) for _ in range(3)] for _ in range(count)]
     for at in range(count):  # of equal shapes, or of those that one matrix for all allows
         keep = (1, 1, 1) if not listed else ((1, 0, 1) if single == 0 else (0, 1, 1) if single == 1 else (0, 0, 0))
         shapes[at] = [first if kept else own for first, kept, own in zip(shapes[0], keep, shapes[at], strict=True)]
@@ -121,6 +121,65 @@ def test_batches_and_lists_are_multiplied_product_by_product(comm, session, seed
         new = session.gemm(*operands[:2], **how)
         off = wrong(session, new, *zip(*both, strict=True))
         collective_assert(comm, not off and new.shape == operands[2].shape, f"{told}: new {new!r}: {off}")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_batches_are_copied_as_matrices_are(comm, session, seed):
+    rng, values = random.Random(seed), np.random.default_rng(seed)
+    dtype, count = rng.choice((DType.f64, DType.bf16, DType.c64)), rng.choice((0, 1, 2, 9))
+    data = random_values(values, (count, rng.randint(1, 6), rng.randint(1, 6)), dtype)
+    source = made(session, rng, data, rng.choice("CF"), rng.choice(("device", "shared", "host")[: 3 if count else 2]))
+    first, stop = sorted(rng.choices(range(count + 1), k=2))
+    seen, wanted = rng.choice(((source, data), (source[first:stop], data[first:stop])))
+    if rng.random() < 0.4:
+        seen, wanted = seen.T, wanted.swapaxes(1, 2)
+    told, root = f"seed {seed}: {dtype.name} {seen!r} of {source!r}", rng.randrange(session.size)
+
+    def check(found, where=None):
+        same = found is None or np.array_equal(on_host(found), wanted[... if where is None else where])
+        collective_assert(comm, same, f"{told}: {found}")
+
+    def check_local(batch):
+        own = batch.layout.indices((len(batch), 1), session.rank, num_ranks=session.size)[0]
+        check(batch.local, own)
+
+    gathered = session.gather(seen, root)
+    collective_assert(comm, (gathered is None) == (session.rank != root), f"{told}: {gathered}")
+    check(gathered)
+    below = session.download(seen)
+    check(below.array)
+    collective_assert(comm, session.download(below) is below, told)
+    edges = [0, *sorted(rng.randint(0, len(wanted)) for _ in range(session.size - 1)), len(wanted)]
+    counts = [stop - start for start, stop in itertools.pairwise(edges)]
+    layouts = Layout.rows(), Layout.rows(counts), Layout.whole(root), Layout.replicated()
+    for layout in rng.sample(layouts, 2):
+        other = session.redistribute(seen, layout, memory=rng.choice(("host", "device")))
+        check_local(other)
+        given = np.ascontiguousarray(wanted) if session.rank == root else None
+        check_local(session.scatter(given, layout, root, memory="host"))
+        for order in "CF":
+            out = session.empty(wanted.shape, dtype, layout, order=order, memory=rng.choice(("host", "device")))
+            fill(out.local, np.nan)
+            collective_assert(comm, session.redistribute(seen, rng.choice((None, layout)), out=out) is out, told)
+            check_local(out)
+            fill(out.local, np.nan)
+            session.upload(below, out)
+            check_local(out)
+
+
+def test_ranks_multiply_their_matrices_of_a_batch(comm):
+    values = np.random.default_rng(comm.rank)
+    a, b = (values.random((3 + comm.rank, *shape)) for shape in ((4, 3), (3, 5)))
+    found = um.matmul(comm, a, b)
+    collective_assert(comm, found.shape == (3 + comm.rank, 4, 5) and np.allclose(found, a @ b), f"{found}")
+    one = np.random.default_rng(9).random((3, 5))
+    rows = np.array_split(one, comm.size)[comm.rank]
+    found = um.matmul(comm, a, rows)
+    collective_assert(comm, np.allclose(found, a @ one), f"{found}")
+    none = um.matmul(comm, a if comm.rank == 0 else None, b if comm.rank == 0 else None)
+    good = np.allclose(none, a @ b) if comm.rank == 0 else none.shape == (0, 4, 5)
+    collective_assert(comm, good, f"{none}")
+    expect(comm, um.ParamError, ["A and B have"], lambda: um.matmul(comm, a, b[:2]))
 
 
 def test_a_batch_is_a_sequence_of_matrices_in_the_memory_that_was_given(comm, session):
@@ -195,6 +254,17 @@ def test_what_makes_no_product_of_batches_is_one_error_on_all_ranks_and_nothing_
         (lambda: listed([a[0], b[rank]], b[:2], c[:2]), um.RankMismatchError, ["[0:3, 0:3]", "on rank 0"]),
         (lambda: session.gemm(a, b, beta=2.0), um.ParamError, ["there is no C"]),
         (lambda: session.gemm(a, b, out_layout=Layout.cols()), um.ParamError, ["Layout.rows()"]),
+        (lambda: session.redistribute(a, Layout.cols()), um.ParamError, ["whole products"]),
+        (lambda: session.redistribute(a, None, out=wide), um.ParamError, ["4×3×3: 4×3×5 was given"]),
+        (lambda: session.redistribute(a, None, out=single), um.ParamError, ["out is", "f32"]),
+        (lambda: session.redistribute(a[1:], None, out=a[:3]), um.ParamError, ["out overlaps matrix"]),
+        (
+            lambda: session.redistribute(a[rank : rank + 1], None, out=c[3:]),
+            um.RankMismatchError,
+            ["[0:3, 0:3] on rank 0"],
+        ),
+        (lambda: session.upload(a, b[0]), um.ParamError, ["4×3×3: 3×3 was given"]),
+        (lambda: session.gather(a, comm.size), um.ParamError, ["is not a rank"]),
         (
             lambda: session.distribute(np.zeros((2, 3, 3 + rank)), Layout.rows()),
             um.RankMismatchError,

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import operator
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -94,6 +94,8 @@ class Stacks:
 
     def in_one(self, first: int, stop: int) -> View | None:
         """Return what is seen of some that lie one after another without gaps, None if there are some."""
+        if first == stop:
+            return View((0, 0), (0, self.shape[1])) if self.axis == 0 else View((0, self.shape[0]), (0, 0))
         begin, end, extent = self.extent(first)[0], self.extent(stop - 1)[1], self.shape[self.axis]
         if end - begin != (stop - first) * extent:
             return None
@@ -262,7 +264,7 @@ class Batch:
             raise TypeError(
                 f"a Batch has matrices by one number, batch[i], or slice: {shown(key)} is neither"
             ) from None
-        return self._base._view(self.turned(self.stacks.view(number)))
+        return self._base._view(self._turned(self.stacks.view(number)))
 
     def __iter__(self) -> Iterator[Matrix]:
         return map(self.__getitem__, range(len(self)))
@@ -283,7 +285,12 @@ class Batch:
     def _view(self, seen: Seen) -> Batch:
         return Batch(self._base, self.stacks, self._own, self._given, seen=seen, operands=self.operands)
 
-    def turned(self, view: View) -> View:
+    @property
+    def along(self) -> Literal["rows", "cols"]:
+        """Which of theirs follow one another in memory."""
+        return "cols" if self.order == "F" else "rows"
+
+    def _turned(self, view: View) -> View:
         """Return what is seen of the one matrix, as this batch sees it."""
         return view._replace(turned=self.seen.turned, conjugated=self.seen.conjugated)
 

@@ -290,11 +290,17 @@ class Matrix:
         """Return address and array of a part of `MatrixInfo.parts`, None if this process does not have it."""
         _, number, start = self.info.origin(at)
         own, view = self._local.own.get(number), self.info.view
-        if own is None or not isinstance(view, View):
+        if own is None or view is None:
             return own
-        part = self.whole.info.parts[number].part
         whole = self.whole.info
-        return own[0] + start, view.taken(own[1], (part.rows, part.cols), whole.layout.orders)
+        part = whole.parts[number].part
+        if isinstance(view, View):
+            return own[0] + start, view.taken(own[1], (part.rows, part.cols), whole.layout.orders)
+        its = self.info.parts[at].part
+        (height, width), (along, across) = its.stored_shape, divmod(start // self.dtype.itemsize, part.ld)
+        lines = own[1] if part.order == "F" else own[1].T
+        block = lines[across : across + height, along : along + width]
+        return own[0] + start, block if its.order == "F" else block.T
 
     @property
     def location(self) -> Location | None:

@@ -61,8 +61,8 @@ def operand_of(batch: Batch, along: Along, *, alone: bool = False) -> Matrix:
         numbers, shapes = frozenset({base.info.number}), Alike([(batch.shape[1:], len(batch))])
         token = f"{seen}{along}{' alone' * alone}"
         about = Several(token, numbers, str(batch), shapes, conjugated=seen.conjugated)
-        if along == ("rows", "cols")[stacks.axis != seen.turned] and (one := stacks.in_one(seen.first, seen.stop)):
-            whole = base._view(batch.turned(one)).info
+        if along == batch.along and (one := stacks.in_one(seen.first, seen.stop)):
+            whole = base._view(batch._turned(one)).info
             origins = tuple(whole.origin(part) for part in range(len(whole.parts)))
             info = dataclasses.replace(whole, view=about, origins=origins)
         else:
@@ -77,12 +77,22 @@ def operand_of(batch: Batch, along: Along, *, alone: bool = False) -> Matrix:
     return made
 
 
+def in_one(one: Matrix | Batch) -> Matrix:
+    """Return a matrix, or a batch as one: a view, where its matrices lie without gaps. Local."""
+    if isinstance(one, Matrix):
+        return one
+    view = one.stacks.in_one(one.seen.first, one.seen.stop)
+    return operand_of(one, one.along) if view is None else one.base._view(one._turned(view))
+
+
 def _runs_of(batch: Batch, *, in_runs: bool) -> Iterator[_Run]:
     """Yield shapes and parts of matrices, of many that follow one another without gaps at once if `in_runs`."""
     base, stacks, seen = batch.base.info, batch.stacks, batch.seen
     axis, (rows, cols), item = stacks.axis, stacks.shape, batch.dtype.itemsize
     order: Order = "C" if axis == 0 else "F"
     number = seen.first
+    if number == seen.stop:
+        yield batch.shape[1:], 0, []
     while number < seen.stop:
         (top, _), (left, _) = view = stacks.view(number)[:2]
         numbers = [at for at, held in enumerate(base.parts) if _has(held.part, view)]
@@ -178,6 +188,15 @@ def _is_copied(one: Any, trans: str, c: Matrix | Batch) -> bool:
     return is_conjugated_alone(conjugated(trans) if one.seen.conjugated else trans, one.order, c.order)
 
 
+def _plain(one: Matrix | Batch, along: Along) -> Matrix | None:
+    """Return what all matrices are as a view of the one that they lie in, where they lie so; None elsewhere."""
+    if isinstance(one, Matrix):
+        return one
+    if len(one) == 1:
+        return one[0]
+    return in_one(one) if along == one.along and one.stacks.in_one(one.seen.first, one.seen.stop) else None
+
+
 class Batches:
     """
     Makes three operands of what a caller multiplies, where that is more than three matrices. Local.
@@ -235,6 +254,10 @@ class Batches:
             way = "diagonal", "cols" if trans[1] == "N" else "rows", "cols"
         elif count > 1 and count_b in (None, 1):
             way = "rows" if trans[0] == "N" else "cols", "diagonal", "rows"
+        if way[2] != "diagonal" and not any(isinstance(one, Listed) for one in (a, b, c)):
+            views = [_plain(one, along) for one, along in zip((a, b, c), way, strict=True)]
+            if None not in views:  # one product as any other
+                return cast(tuple[Matrix, Matrix, Matrix], tuple(views))
         result = self._one(c, way[2])
         first, second = (
             self._one(one, along, alone=_is_copied(one, op, result))

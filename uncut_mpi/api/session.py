@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from uncut_mpi.api import lifetime
-from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.gate import CLOSE, public_call
 from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, seconds_of
 from uncut_mpi.api.session_products import Multiplies
@@ -26,7 +25,7 @@ from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wording import value_digest
 from uncut_mpi.errors import ParamError, agreed, is_agreed
-from uncut_mpi.instead import BATCH, absent
+from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
@@ -333,6 +332,8 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     """
     Return this rank's rows of A B, where each rank has some rows of A and of B. Collective.
 
+    Of three dimensions each rank has some whole matrices, as of `Session.distribute`, and gets their products.
+
     The session of the first call is kept for the communicator, with its plans, until the communicator is freed or the
     program ends. It is closed at once where its buffers take more than 256 MiB of a rank's memory. Matrices that stay
     where they are belong in a `Session` of one's own, which is as short (`Session.matmul`).
@@ -347,7 +348,8 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     Returns
     -------
     numpy.ndarray, cupy.ndarray or torch.Tensor
-        As many rows as `a_local` has, in memory of the same kind; a tensor where `a_local` or `b_local` is one.
+        As many rows as `a_local` has (or matrices, as that of both which is of several), in memory of the same kind. A
+        tensor where `a_local` or `b_local` is one.
 
     Raises
     ------
@@ -359,8 +361,6 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
         closing.callback(detach, comm)
         session = closing.enter_context(Session(comm) if kept is None or kept.broken else kept)
         operands = [session.distribute(local, Layout.rows()) for local in (a_local, b_local)]
-        if any(isinstance(one, Batch) for one in operands):
-            raise ParamError(f"arrays of three dimensions were given, of which matmul takes none: {BATCH}")
         result = session.matmul(*operands)
         local = result.local
         for matrix in (*operands, result):

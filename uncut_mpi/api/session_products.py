@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
@@ -14,13 +15,14 @@ from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.operands import Listed, operand_of
+from uncut_mpi.api.operands import Listed, in_one, operand_of
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wanted import (
     NewMatrix,
     layout_of,
+    new_batch,
     new_result,
     new_results,
     out_layout_of,
@@ -301,16 +303,16 @@ class Multiplies(MakesMatrices):
     # -- copies ------------------------------------------------------------------------------
 
     @public_call
-    def scatter(self, array: Any, layout: Layout, root: int = 0, *, memory: Memory = "device") -> Matrix:
+    def scatter(self, array: Any, layout: Layout, root: int = 0, *, memory: Memory = "device") -> Any:
         """
-        Return a new matrix with the elements of an array of one rank, dealt to ranks. Collective.
+        Return a new matrix, or batch, with the elements of an array of one rank, dealt to ranks. Collective.
 
         Parameters
         ----------
         array : array on rank `root`; ignored elsewhere (pass None)
             As of `register`.
         layout : Layout
-            What each rank is to have.
+            What each rank is to have; of a batch as of `empty`.
         root : int, default 0
             The rank that has the array.
         memory : {"device", "host", "shared"}
@@ -325,20 +327,22 @@ class Multiplies(MakesMatrices):
             place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
             wanted.check_memory(where)
             open_with(root=place, layout=wanted, memory=where)
-            source = self._store.register(array, place)
-            made = self._store.empty(NewMatrix(source.shape, source.dtype, source.order, wanted, where))
-            self._copy("scatter", source, made)
-            self._store.release(source)
+            source = self._store.register_any(array, place, None)
+            with raised_by_all():
+                new = _like(source, wanted, where, self.size)
+            made = self._store.empty_or_batch(new)
+            self._copy("scatter", in_one(source), in_one(made))
+            self._store.release(source.base if isinstance(source, Batch) else source)
         return made
 
     @public_call
-    def gather(self, matrix: Matrix, root: int = 0) -> np.ndarray | None:
+    def gather(self, matrix: Matrix | Batch, root: int = 0) -> np.ndarray | None:
         """
-        Return all of a matrix as a new numpy array on one rank, None elsewhere. Collective.
+        Return all of a matrix, or batch, as a new numpy array on one rank, None elsewhere. Collective.
 
         Parameters
         ----------
-        matrix : Matrix
+        matrix : Matrix or Batch
             Of any layout.
         root : int, default 0
             The rank that gets the array.
@@ -349,37 +353,35 @@ class Multiplies(MakesMatrices):
             If the arguments are none of these, or the rank has too little memory.
         """
         with self._gate.call("gather") as open_with:
-            source, place = self._store.check("gather: matrix", matrix), rank_of("root", root, self.size)
+            given, place = self._store.check_any("gather: matrix", matrix), rank_of("root", root, self.size)
+            source = in_one(given)
             open_with(matrix=source.info, root=place)
-            whole = NewMatrix(source.shape, source.dtype, source.order, Layout.whole(place), "host")
-            made = self._store.empty(whole)
-            self._copy("gather", source, made)
+            made = self._store.empty_or_batch(_like(given, Layout.whole(place), "host", self.size))
+            self._copy("gather", source, target := in_one(made))
             array: np.ndarray | None = made.array if self.rank == place else None
-            self._store.release(made)
+            self._store.release(target.whole)
         return array
 
     @public_call
-    def redistribute(
-        self, matrix: Matrix, layout: Layout | None, *, out: Matrix | None = None, memory: Memory | None = None
-    ) -> Matrix:
+    def redistribute(self, matrix: Any, layout: Layout | None, *, out: Any = None, memory: Memory | None = None) -> Any:
         """
-        Copy a matrix into one that is dealt otherwise. Collective.
+        Copy a matrix, or batch, into one that is dealt otherwise. Collective.
 
         Parameters
         ----------
-        matrix : Matrix
+        matrix : Matrix or Batch
             Of any layout.
         layout : Layout or None
             What each rank is to have; with `out` None stands for its layout, also where that has no name.
-        out : Matrix, optional
-            Where it is copied to: a matrix of this layout, and of the same shape and type. By default a new one. Parts
+        out : Matrix or Batch, optional
+            Where it is copied to: one of this layout, and of the same shape and type. By default a new one. Parts
             that are stored in another order are transposed on their way.
         memory : str, optional
             Of a new one, as of `empty`; by default each rank's is that of its part of `matrix`.
 
         Returns
         -------
-        Matrix
+        Matrix or Batch
             `out`, or the new one.
 
         Raises
@@ -388,59 +390,63 @@ class Multiplies(MakesMatrices):
             If arguments do not fit, or a rank has too little memory.
         """
         with self._gate.call("redistribute") as open_with:
-            source = self._store.check("redistribute: matrix", matrix)
+            given = self._store.check_any("redistribute: matrix", matrix)
+            source, made = in_one(given), None
             target, where = None, None
             wanted = None if layout is None and out is not None else layout_of(layout)
             if wanted is not None:
-                wanted.rectangles(source.shape, self.size)
+                made = _like(given, wanted, "host", self.size)
+                made.layout.rectangles(made.shape, self.size)
             if out is None:
                 where = None if memory is None else memory_of(memory)
                 if wanted is not None and where is not None:
                     wanted.check_memory(where)
             else:
-                target = self._store.check("redistribute: out", out)
-                fits = wanted is None or target.layout == wanted.filled(source.shape, self.size)
+                target = _fitting(given, self._store.check_any("redistribute: out", out))
+                extents = (len(given), 1) if isinstance(given, Batch) else source.shape
+                fits = wanted is None or out.layout == wanted.filled(extents, self.size)
                 if memory is not None or not fits:
                     raise ParamError(
-                        f"out is of layout {target.layout}, but layout {wanted} and memory {memory} were given: "
+                        f"out is of layout {out.layout}, but layout {wanted} and memory {memory} were given: "
                         "pass the layout of out, or None, and no memory, or no out"
                     )
                 check_copy(("matrix", source.info), ("out", target.info))
             told = None if target is None else target.info
             open_with(matrix=source.info, layout=wanted, out=told, memory=where)
             if target is None:
-                assert wanted is not None  # which is an option with out alone
-                about = source.shape, source.dtype, source.order
-                target = self._store.empty(NewMatrix(*about, wanted, where or own_memory(source, wanted)))
+                assert made is not None  # without a layout there is an out
+                new = dataclasses.replace(made, memory=where or own_memory(source, made.layout))
+                target = in_one(out := self._store.empty_or_batch(new))
             self._copy("redistribute", source, target)
-        return target
+        return out
 
     @public_call
-    def download(self, matrix: Matrix) -> Matrix:
+    def download(self, matrix: Any) -> Any:
         """
-        Return a host matrix that every rank reads with the elements of a matrix. Collective.
+        Return a host matrix that every rank reads with the elements of a matrix, or such a batch of one. Collective.
 
         Parameters
         ----------
-        matrix : Matrix
+        matrix : Matrix or Batch
             Of any location; one in shared host memory is returned as it is.
         """
         with self._gate.call("download") as open_with:
-            found = self._store.check("download: matrix", matrix)
+            given = self._store.check_any("download: matrix", matrix)
+            found = in_one(given)
             found.info.check_in_memory()
             self._await_caller(found)
             open_with(matrix=found.info)
             if found.whole.location == Location.host():  # of one in parts not all ranks have the array
-                return found
-            copy = self._store.empty(NewMatrix(found.shape, found.dtype, found.order, Layout.whole(0), "shared"))
+                return given
+            copy = self._store.empty_or_batch(_like(given, Layout.whole(0), "shared", self.size))
             with agreement.collective(self._group, "downloading a matrix"):
-                self._move(found, copy.array, writes=False)
+                self._move(found, in_one(copy).array, writes=False)
         return copy
 
     @public_call
-    def upload(self, source: Matrix, target: Matrix) -> None:
+    def upload(self, source: Matrix | Batch, target: Matrix | Batch) -> None:
         """
-        Copy a shared host matrix into a matrix of the same shape and type. Collective.
+        Copy a shared host matrix, or batch, into one of the same shape and type. Collective.
 
         Raises
         ------
@@ -449,18 +455,21 @@ class Multiplies(MakesMatrices):
             in memory or overlaps itself.
         """
         with self._gate.call("upload") as open_with:
-            source, target = (
-                self._store.check(f"upload: {name}", one) for name, one in (("source", source), ("target", target))
-            )
+            given = [
+                self._store.check_any(f"upload: {name}", one) for name, one in (("source", source), ("target", target))
+            ]
+            source, target = in_one(given[0]), _fitting(*given)
             check_copy(("source", source.info), ("target", target.info))
             if source.whole.location != Location.host():
                 raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
             self._await_caller(source, target)
             open_with(source=source.info, target=target.info)
-            self._store.begin_writing(target.info)
+            if target.info.file:
+                self._store.begin_writing(target.info)
             with agreement.collective(self._group, "uploading a matrix"):
                 self._move(target, source.array, writes=True)
-            self._store.end_writing(target.info)
+            if target.info.file:
+                self._store.end_writing(target.info)
 
     def _await_caller(self, *matrices: Matrix) -> None:
         """Wait for what the caller's stream does, before matrices are moved without a plan, as with one. Local."""
@@ -508,3 +517,20 @@ class Multiplies(MakesMatrices):
         except Exception as error:
             self._gate.fail(call, error)
         self._calls.run(request, plan, self._calls.plans.keep)
+
+
+def _like(one: Matrix | Batch, layout: Layout, memory: Memory, size: int) -> NewMatrix:
+    """Return what is to be made of the shape, type and order of another one."""
+    if isinstance(one, Batch):
+        return new_batch(one.shape, one.dtype, one.order, layout, memory, size)
+    return NewMatrix(one.shape, one.dtype, one.order, layout, memory)
+
+
+def _fitting(source: Matrix | Batch, target: Matrix | Batch) -> Matrix:
+    """Return a matrix, or a batch as one matrix, into which another is to be copied; ParamError for other shapes."""
+    if Batch in (type(source), type(target)) and source.shape != target.shape:
+        found, wanted = ("×".join(map(str, one.shape)) for one in (target, source))
+        raise ParamError(f"a batch is copied into one of its shape, {wanted}: {found} was given")
+    if isinstance(target, Batch) and source.order != target.order:  # each is transposed by itself
+        return operand_of(target, "rows" if source.order == "C" else "cols")
+    return in_one(target)
