@@ -29,6 +29,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import batch
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
 from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule
@@ -142,12 +143,31 @@ def test_products_are_dealt_whole_where_there_are_many_and_cut_where_there_are_f
     assert len(at_home.tasks) == 100
 
 
-@pytest.mark.parametrize("options", [{"grid": (2, 1)}, {"metric": "pdp"}, {"blocking": Blocking(splits=2)}])
+@pytest.mark.parametrize(
+    "options", [{"grid": (2, 1)}, {"tile": 512, "scheduler": "auto"}, {"blocking": Blocking(splits=2)}]
+)
 def test_options_of_one_product_are_refused(options: dict[str, Any]) -> None:
     problem = _problem([(8, 8, 8)] * 4)
     placement = _placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
     with pytest.raises(ParamError, match=f"{next(iter(options))}.* was given, which is for one product and no batch"):
         plan(problem, placement, 2, MACHINES[2], ScheduleOptions(**options))
+
+
+def test_a_batch_takes_as_many_ranks_as_its_metric_is_least_of() -> None:
+    problem = _problem([(512, 512, 512)] * 16)
+    placement = _placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
+    watts = {"busy_watts": np.full(4, 700.0), "idle_watts": np.full(4, 5.0), "active_watts": np.full(4, 600.0)}
+    machine = dataclasses.replace(MACHINES[4], **watts)
+    values = {}
+    for name in METRICS:
+        planned = plan(problem, placement, 4, machine, ScheduleOptions(metric=name))
+        values[name] = [METRICS[other].value(simulate(planned.schedule, machine)) for other in METRICS]
+        ranks = {*planned.schedule.tasks["rank"].tolist()}
+        assert name == "edp" or (len(ranks) == 4) == (name == "time"), name
+    for at, name in enumerate(METRICS):
+        assert values[name][at] == min(of[at] for of in values.values())
+    with pytest.raises(ParamError, match="needs the devices' power"):
+        plan(problem, placement, 4, MACHINES[4], ScheduleOptions(metric="pdp"))
 
 
 def test_what_lies_together_is_one_copy_and_large_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.planning.buffers import Buffers, user_pieces, user_table
+from uncut_mpi.planning.metrics import metric_of
+from uncut_mpi.planning.options import changed
 from uncut_mpi.planning.schedule import Op, Role, Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
@@ -57,18 +59,25 @@ def schedule(setting: Setting) -> Schedule:
     Raises
     ------
     PlanError, ParamError
-        If another scheduler is asked for, a way to cut one product, or another metric than time.
+        If another scheduler is asked for, or a way to cut one product; for a metric that needs unknown watts.
     CapacityError
         If a device has no room for what an element of C needs.
     """
-    options = setting.options
+    options, machine = setting.options, setting.machine
     if options.scheduler != "auto":
         raise PlanError(f"{options.scheduler} makes one product and no batch: leave the scheduler to auto")
-    refused = [name for name in options.given if name != "devices"] + ["metric"] * (options.metric != "time")
+    refused = [name for name in options.given if name != "devices"]
     if refused:
-        raise ParamError(f"{', '.join(refused)} was given, which is for one product and no batch: leave it out")
-    several = [*_schedules(setting)]
-    return several[0] if len(several) == 1 else min(several, key=lambda one: simulate(one, setting.machine).seconds)
+        raise ParamError(
+            f"{', '.join(refused)} was given, which is for one product and no batch: leave it out (a batch takes "
+            "devices, metric, device_memory and host_memory)"
+        )
+    metric, computing = metric_of(options.metric, machine), options.computing_ranks(setting.num_ranks)
+    # Fewer ranks may take less energy, and no less time.
+    counts = range(1, len(computing)) if metric.needs_watts and options.devices is None else ()
+    sets = (options.devices, *(tuple(computing[:count]) for count in counts))
+    several = [one for devices in sets for one in _schedules(setting.but(options=changed(options, devices=devices)))]
+    return several[0] if len(several) == 1 else min(several, key=lambda one: metric.value(simulate(one, machine)))
 
 
 def _schedules(setting: Setting) -> Iterator[Schedule]:
