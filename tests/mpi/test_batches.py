@@ -16,6 +16,7 @@ from tests.helpers.numbers import factors_of, op_of, random_values
 from tests.helpers.products import Case, expected
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.planning import chunks
 
 pytestmark = pytest.mark.mpi
 
@@ -165,6 +166,58 @@ def test_batches_are_copied_as_matrices_are(comm, session, seed):
             fill(out.local, np.nan)
             session.upload(below, out)
             check_local(out)
+
+
+@pytest.mark.parametrize("memory", ["host", "device"])
+def test_the_fastest_result_of_batches_is_dealt_as_one_of_them_or_evenly(comm, session, memory):
+    size, values = session.size, np.random.default_rng(comm.rank)
+    counts = [0] * (size - 1) + [64]  # all on the last one
+    a, b = (session.empty((64, 96, 96), "f64", Layout.rows(counts), memory=memory) for _ in "ab")
+    fill(a.local, mine := values.random((counts[comm.rank], 96, 96)))
+    fill(b.local, mine)
+    for first, second in ((a, b), (a.T, b.H), (a, b[7]), (b[7], a)):
+        c = session.gemm(first, second, out_layout="auto")
+        told = f"{c!r} of {first!r} and {second!r}"
+        collective_assert(
+            comm, c.shape == (64, 96, 96) and c.layout in (a.layout, Layout.rows().filled((64, 1), size)), told
+        )
+        times = {}
+        for layout in (a.layout, Layout.rows().filled((64, 1), size)):
+            out = session.empty((64, 96, 96), "f64", layout, memory=memory)
+            with session.plan(first, second, out, reads_c=False) as plan:
+                times[str(layout)] = plan.summary.predicted_s
+        collective_assert(comm, times[str(c.layout)] == min(times.values()), f"{told}: {times}")
+        every = session.download(a).array
+        x, y = (
+            every if one is a or one is b else every[7] if isinstance(one, um.Matrix) else every.swapaxes(1, 2)
+            for one in (first, second)
+        )
+        own = c.layout.indices((64, 1), session.rank, num_ranks=size)[0]
+        wanted = (x @ y)[own]
+        collective_assert(comm, np.allclose(c.local, wanted, rtol=1e-12), told)
+    whole = session.empty_host((3, 4, 4))
+    collective_assert(comm, session.gemm(whole, whole, out_layout="auto").shape == (3, 4, 4), "of whole ones")
+
+
+@pytest.mark.parametrize("order", "CF")
+def test_one_matrix_for_all_is_multiplied_in_chunks_where_there_is_little_memory(
+    comm, open_session, monkeypatch, order
+):
+    monkeypatch.setattr(chunks, "MOST_TASKS", 60)
+    monkeypatch.setattr(chunks, "STEP", 8)
+    values = np.random.default_rng(1)
+    single, several = values.random((90, 90)), values.random((9, 90, 90))
+    with open_session(comm, device_memory=96 << 10, verify=True) as session:
+        one, batch, out = session.empty_host((90, 90)), *(session.empty_host((9, 90, 90), order=order) for _ in "bc")
+        if session.rank == 0:
+            one.array[...], batch.array[...], out.array[...] = single, several, np.nan
+        session.barrier()
+        operands = (batch, one) if order == "C" else (one, batch)
+        with session.plan(*operands, out, reads_c=False) as plan:
+            collective_assert(comm, plan.summary.chunks > 1, f"{plan.summary}")
+            plan.execute()
+        wanted = several @ single if order == "C" else single @ several
+        collective_assert(comm, np.allclose(out.array, wanted, rtol=1e-12), f"{out.array}")
 
 
 def test_ranks_multiply_their_matrices_of_a_batch(comm):

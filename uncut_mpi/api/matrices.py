@@ -19,7 +19,7 @@ import numpy as np
 
 from uncut_mpi.api.batch import Batch, Stacks
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.dealing import by_layout, by_products, by_starts
+from uncut_mpi.api.dealing import by_layout, by_products, by_starts, proposed
 from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start, has_elements, is_batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
@@ -227,6 +227,12 @@ class MatrixStore:
         if type(a) is type(b) is type(c) is Matrix and a.home is b.home is c.home is self._home:
             return a, b, c
         return self._batches.operands(self.check_any, (a, b, c), choices[:2])
+
+    def proposed(self, wanted: NewMatrix, memories: Sequence[Memory]) -> Any:
+        """Return a matrix, or batch, that is not made, of which each rank would make its part in a memory. Local."""
+        nothing = LocalParts((), (), {}, "host", lambda rows, cols: None)
+        made = Matrix(proposed(wanted, memories), array=None, local=nothing, home=self._home)
+        return made if wanted.stacks is None else Batch(made, wanted.stacks, (0, 0))
 
     def address(self, info: MatrixInfo, part: int) -> int:
         """Return where this rank finds a part: its own address, or the peer's memory mapped here. Local."""

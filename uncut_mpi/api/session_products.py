@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 
 from uncut_mpi.api.batch import Batch
-from uncut_mpi.api.dealing import proposed
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
@@ -120,7 +120,8 @@ class Multiplies(MakesMatrices):
         out_layout : Layout or "auto", optional
             How a new C is dealt, also of two whole matrices, instead of by that rule; its memory is as by the rule for
             others. ``"auto"``: as op(A), as op(B), by even rows, columns or blocks, whichever is predicted to take the
-            least time. The first such call plans for each of them by rule, unless `options` say how far to search.
+            least time; of batches as A, as B, or evenly. The first such call plans for each of them by rule, unless
+            `options` say how far to search.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
         wait : bool, default True
@@ -271,33 +272,37 @@ class Multiplies(MakesMatrices):
             scalars, choices = Scalars.of(*factors), Choices.of(*chosen)
             if scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
-            wanted, new = out_layout_of(layout), None
+            wanted = out_layout_of(layout)
             first, second = (self._store.check_any(name, one) for name, one in zip("AB", given, strict=True))
-            if isinstance(first, Batch) or isinstance(second, Batch):
-                new = new_results(first, second, choices.trans_a, choices.trans_b, wanted, self.size)
-                first, second = (
-                    operand_of(one, "diagonal") if isinstance(one, Batch) else one for one in (first, second)
-                )
-            elif wanted != "auto":
-                new = new_result(first, second, choices.trans_a, choices.trans_b, wanted)
-            if new is not None:
+            of_both = first, second, choices.trans_a, choices.trans_b
+            if wanted == "auto":
+                several = possible_results(*of_both, self.size)
+            elif isinstance(first, Batch) or isinstance(second, Batch):
+                several = [new_results(*of_both, wanted, self.size)]
+            else:
+                several = [new_result(first, second, *of_both[2:], wanted)]
+            for new in several:
                 new.layout.rectangles(new.shape, self.size)
+            bases = tuple(one.base if isinstance(one, Batch) else one for one in (first, second))
+            seen = tuple(operand_of(one, "diagonal") if isinstance(one, Batch) else one for one in (first, second))
             about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
-            open_with(**product_asked("gemm", (first, second), *about))
-            made = self._store.empty_or_batch(new or self._fastest_result(first, second, scalars, choices))
-            (made.base if isinstance(made, Batch) else made).of_torch = first.of_torch or second.of_torch
+            open_with(**product_asked("gemm", seen, *about))
+            if len(several) > 1:
+                new = self._fastest_result((first, second), several, scalars, choices)
+            made = self._store.empty_or_batch(new)
+            in_one(made).whole.of_torch = any(one.of_torch for one in bases)
             return made
 
-    def _fastest_result(self, a: Matrix, b: Matrix, scalars: Scalars, choices: Choices) -> NewMatrix:
+    def _fastest_result(
+        self, given: tuple[Any, Any], several: Sequence[NewMatrix], scalars: Scalars, choices: Choices
+    ) -> NewMatrix:
         """Return the matrix for op(A) op(B) whose product is predicted to take the least time. Collective."""
-        several = possible_results(a, b, choices.trans_a, choices.trans_b, self.size)
         memories = zip(*self._group.allgather_objects([one.memory for one in several]), strict=True)
         promises = {"reads_c": False, "scales_only": scalars.alpha == 0}
         with raised_by_all():
-            keys = [
-                PlanKey.of((a.info, b.info, proposed(one, of_ranks)), choices, **promises)
-                for one, of_ranks in zip(several, memories, strict=True)
-            ]
+            results = itertools.starmap(self._store.proposed, zip(several, memories, strict=True))
+            operands = (self._store.operands(*given, one, choices) for one in results)
+            keys = [PlanKey.of(infos_of(of_product), choices, **promises) for of_product in operands]
         return several[self._calls.maker.fastest(keys, self._calls.binder.held_bytes)]
 
     # -- copies ------------------------------------------------------------------------------

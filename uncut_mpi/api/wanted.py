@@ -134,7 +134,7 @@ def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout 
 
 
 def new_results(
-    a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, layout: Layout | str | None, size: int
+    a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, layout: Layout | None, size: int
 ) -> NewMatrix:
     """
     Return the batch for op(A) op(B) where the caller gives none, and A, B or both are batches, as this rank makes it.
@@ -154,8 +154,6 @@ def new_results(
                 f"A and B have {' and '.join(str(len(other)) for other in batches)} products: pass as many"
             )
     followed = next(one for one in batches if len(one) == count)
-    if isinstance(layout, str):
-        raise ParamError("out_layout = 'auto' of batches: pass how products are dealt, as Layout.rows(), or None")
     rule = layout or followed.layout
     memory = own_memory(followed.base, rule)
     if layout is None and _is_whole(a) and _is_whole(b):
@@ -168,8 +166,16 @@ def new_results(
     return new_batch((count, m, n), a.dtype, "C", rule, memory, size)
 
 
-def possible_results(a: Matrix, b: Matrix, trans_a: str, trans_b: str, size: int) -> list[NewMatrix]:
-    """Return the matrices for op(A) op(B) to choose from: dealt as op(A), as op(B), by even rows, columns or blocks."""
+def possible_results(a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, size: int) -> list[NewMatrix]:
+    """
+    Return the matrices for op(A) op(B) to choose from: dealt as op(A), as op(B), by even rows, columns or blocks.
+
+    Of batches they are dealt as one that has as many matrices, or evenly.
+    """
+    if isinstance(a, Batch) or isinstance(b, Batch):
+        batches = [one for one in (a, b) if isinstance(one, Batch)]
+        dealt = [one.layout for one in batches if len(one) == max(map(len, batches))]
+        return [new_results(a, b, trans_a, trans_b, layout, size) for layout in (*dealt, Layout.rows())]
     rows, cols = shape = _result_shape(a, b, trans_a, trans_b)
     grid = ProcessGrid.most_square(size)
     even = Layout.rows(), Layout.cols(), Layout.blocks(even_counts(rows, grid.rows), even_counts(cols, grid.cols))
