@@ -185,9 +185,11 @@ class Binder:
         used, users = plan.program.buffers_used(), buffers["role"] == Role.USER
         of_users: np.ndarray = buffers["matrix"][users]  # they come first, in the order of the matrices and their parts
         addresses[users] = 0
-        for at in used[users[used]].tolist():
-            matrix = int(of_users[at])
-            addresses[at] = self._store.address(infos[matrix], at - int(np.searchsorted(of_users, matrix)))
+        of_used = used[users[used]]
+        matrix = of_users[of_used]
+        part = of_used - np.searchsorted(of_users, matrix)
+        for at, which, number in zip(of_used.tolist(), matrix.tolist(), part.tolist(), strict=True):
+            addresses[at] = self._store.address(infos[which], number)
         return addresses
 
 

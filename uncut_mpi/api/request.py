@@ -204,6 +204,8 @@ def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
     lies = _by_memory(x)
     changed = lies if written is x else _by_memory(written)
     for memory in lies.keys() & changed.keys():
+        if written is x and len(lies[memory]) == 1:  # which meets itself alone
+            continue
         one, other = np.array(lies[memory], np.int64), np.array(changed[memory], np.int64)
         # Of those in the order in which they begin, some in a row may meet each.
         other = other[np.argsort(other[:, _START], kind="stable")]

@@ -117,10 +117,11 @@ class Part:
     def moved(self, top: int, left: int) -> Part:
         """Return the same memory so many rows and columns further on in the matrix."""
         (above, below), (before, behind) = self.rows, self.cols
-        return dataclasses.replace(self, rows=(above + top, below + top), cols=(before + left, behind + left))
+        rows, cols = (above + top, below + top), (before + left, behind + left)
+        return Part(rows, cols, self.location, self.order, self.ld, self.count)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class BoundLayout:
     """
     The parts of a matrix.
@@ -147,10 +148,8 @@ class BoundLayout:
 
     shape: tuple[int, int]
     parts: tuple[Part, ...]
-    word: str = dataclasses.field(default="", compare=False, repr=False)
-    orders: tuple[CyclicOrder | None, CyclicOrder | None] = dataclasses.field(
-        default=(None, None), compare=False, repr=False
-    )
+    word: str = dataclasses.field(default="", compare=False)
+    orders: tuple[CyclicOrder | None, CyclicOrder | None] = dataclasses.field(default=(None, None), compare=False)
     blocks: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
@@ -163,6 +162,11 @@ class BoundLayout:
     def __hash__(self) -> int:
         # Keys of caches are hashed all the time, and a batch has many parts.
         return hash((self.shape, len(self.parts), len(self.blocks)))
+
+    def __repr__(self) -> str:
+        # Digests of keys are made of it, as values of builtin types, whose text is made much faster than ours.
+        shape, parts, _, *blocks = self.encoded()
+        return f"BoundLayout({shape}, {parts}{''.join(f', blocks={some}' for some in blocks)})"
 
     def _check_blocks(self) -> None:
         """Check that the parts in each block are all of it, and that there are no others."""

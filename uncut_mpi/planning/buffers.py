@@ -43,13 +43,14 @@ class Buffers:
     def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
         self.num_ranks = num_ranks
         self.arena_bytes = [0] * len(location_table(num_ranks))
-        self._records = [*user_records(num_ranks, problem, placement)]
+        self._first = user_table(num_ranks, problem, placement)
+        self._records = list[tuple[int, ...]]()
 
     @classmethod
     def of(cls, schedule: Schedule) -> Buffers:
         """Return the buffers of a schedule, to which others can be added."""
         buffers = cls(schedule.num_ranks, schedule.problem, schedule.placement)
-        buffers._records = schedule.buffers.tolist()
+        buffers._first = schedule.buffers
         buffers.arena_bytes = [_aligned(size) for size in schedule.arena_bytes().tolist()]
         return buffers
 
@@ -59,33 +60,28 @@ class Buffers:
         offset = self.arena_bytes[at]
         self._records.append((at, role, matrix, dtype, 0, rows, cols, aligned_ld(rows, dtype), offset))
         self.arena_bytes[at] = offset + _aligned(panel_bytes(shape, dtype))
-        return len(self._records) - 1
+        return self.num_buffers() - 1
 
     def num_buffers(self) -> int:
         """Return how many buffers there are so far."""
-        return len(self._records)
+        return len(self._first) + len(self._records)
 
     def table(self) -> np.ndarray:
         """Return the buffers as records."""
-        return np.array(self._records, BUFFER_DTYPE)
+        return np.concatenate((self._first, np.array(self._records, BUFFER_DTYPE)))
 
 
 # A search asks for the same ones all the time.
 @functools.lru_cache(maxsize=64)
-def user_records(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[tuple[int, ...], ...]:
-    """Return the buffers of the caller's A, B and C, one for each part, as the first records of a table."""
-    records: list[tuple[int, ...]] = []
+def user_table(num_ranks: int, problem: GemmProblem, placement: Placement) -> np.ndarray:
+    """Return the buffers of the caller's A, B and C, one for each part, as a table that cannot be written to."""
+    records, role = list[tuple[int, ...]](), int(Role.USER)
     for matrix in MATRICES:
+        dtype, of = int(problem.dtypes[matrix]), int(matrix)
         for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
             at = location_index(part.location, num_ranks)
-            records.append((at, Role.USER, matrix, problem.dtypes[matrix], 0, *part.stored_shape, part.ld, -1))
-    return tuple(records)
-
-
-@functools.lru_cache(maxsize=64)
-def user_table(num_ranks: int, problem: GemmProblem, placement: Placement) -> np.ndarray:
-    """Return the same as a table that cannot be written to."""
-    table = np.array(list(user_records(num_ranks, problem, placement)), BUFFER_DTYPE)
+            records.append((at, role, of, dtype, 0, *part.stored_shape, part.ld, -1))
+    table = np.array(records, BUFFER_DTYPE)
     table.flags.writeable = False
     return table
 
