@@ -194,17 +194,21 @@ def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
 def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
     """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
     several = len(written.parts) > 1 and any(len(one) > 1 for one in _by_memory(written).values())
-    pairs = _meeting(written, written) if several else iter(())
+    pairs = _meeting(written, None) if several else iter(())
     found = next((pair for pair in pairs if pair[0] != pair[1]), ())
     return tuple(sorted({written.parts[number].holder for number in found}))
 
 
-def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of two parts that share bytes of an element, of which writing the second one changes some."""
+def _meeting(x: MatrixInfo, written: MatrixInfo | None) -> Iterator[tuple[int, int]]:
+    """
+    Yield the numbers of two parts that share bytes of an element, of which writing the second one changes some.
+
+    Without another matrix these are parts of the same one.
+    """
     lies = _by_memory(x)
-    changed = lies if written is x else _by_memory(written)
+    changed, dtype = (lies, x.dtype) if written is None else (_by_memory(written), written.dtype)
     for memory in lies.keys() & changed.keys():
-        if written is x and len(lies[memory]) == 1:  # which meets itself alone
+        if written is None and len(lies[memory]) == 1:  # which meets itself alone
             continue
         one, other = np.array(lies[memory], np.int64), np.array(changed[memory], np.int64)
         # Of those in the order in which they begin, some in a row may meet each.
@@ -217,7 +221,7 @@ def _meeting(x: MatrixInfo, written: MatrixInfo) -> Iterator[tuple[int, int]]:
             pairs = np.arange(begin, min(begin + _PAIRS, ends[-1]))
             at = np.searchsorted(ends, pairs, side="right")
             left, right = one[at], other[pairs - (ends - counts)[at] + first[at]]
-            meet = _meet(left, x.dtype, right, written.dtype)
+            meet = _meet(left, x.dtype, right, dtype)
             yield from zip(left[meet, _NUMBER].tolist(), right[meet, _NUMBER].tolist(), strict=True)
 
 
