@@ -220,6 +220,33 @@ def test_one_matrix_for_all_is_multiplied_in_chunks_where_there_is_little_memory
         collective_assert(comm, np.allclose(out.array, wanted, rtol=1e-12), f"{out.array}")
 
 
+def test_a_list_has_matrices_in_files(comm, session, mpi_tmp_path):
+    rng = np.random.default_rng(2)
+    shapes = [(5, 7, 6), (40, 1, 33), (3, 3, 3), (8, 0, 2)]
+    a, b = [rng.random((m, k)) for m, _, k in shapes], [rng.random((k, n)) for _, n, k in shapes]
+    if comm.rank == 0:
+        for number, data in enumerate(a):
+            np.save(mpi_tmp_path / f"{number}.npy", data)
+    comm.Barrier()
+    files = [session.open_file(mpi_tmp_path / f"{number}.npy") for number in range(3)]
+    ms = [*files, session.register(a[3] if comm.rank == 0 else None, root=0)]
+    ns = [session.register(one if comm.rank == comm.size - 1 else None, root=comm.size - 1) for one in b]
+    out = [session.empty_host((m, n)) for m, n, _ in shapes]
+    for _ in range(2):
+        session.gemm_batch(ms, ns, out)
+        good = all(np.allclose(c.array, x @ y, rtol=1e-12) for c, x, y in zip(out, a, b, strict=True))
+        collective_assert(comm, good, f"{out[0].array}")
+    file = session.create_file(mpi_tmp_path / "C.npy", (3, 3), "f8")
+    expect(
+        comm,
+        um.ParamError,
+        ["out has a matrix in the file"],
+        lambda: session.gemm_batch(ms[2:3] * 2, ns[2], [out[2], file]),
+    )
+    for one in (*files, file):
+        session.release(one)
+
+
 def test_ranks_multiply_their_matrices_of_a_batch(comm):
     values = np.random.default_rng(comm.rank)
     a, b = (values.random((3 + comm.rank, *shape)) for shape in ((4, 3), (3, 5)))
@@ -295,6 +322,8 @@ def test_what_makes_no_product_of_batches_is_one_error_on_all_ranks_and_nothing_
         (lambda: session.gemm(a, single, c), um.ParamError, ["B is f32"]),
         (lambda: listed([a[0], single[1]], b[:2], c[:2]), um.ParamError, ["number 1 of a list", "is f32"]),
         (lambda: session.gemm(a[1:], b[1:], a[:3]), um.ParamError, ["C overlaps A"]),
+        (lambda: session.gemm(a, b, a), um.ParamError, ["C overlaps A"]),
+        (lambda: session.gemm(b[0], a[0], a[0]), um.ParamError, ["C overlaps B"]),
         (lambda: listed(a[:2], b[:2], [c[0], c[0][:, :3]]), um.ParamError, ["parts of C overlap"]),
         (lambda: listed([a[0], None], b[:2], c[:2]), um.ParamError, ["A[1] is None"]),
         (lambda: listed([a[0], b], b[:2], c[:2]), um.ParamError, ["A[1] is a Batch"]),

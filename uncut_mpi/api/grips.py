@@ -256,7 +256,7 @@ class Grips:
         array = lines if file.order == "F" else lines.T
         stretches = (Stretch(object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._rank), file.order, length)
-        held = HeldPart(part, self._rank, stretches, None, 0, f"it lies in the file {file.path}")
+        held = HeldPart(part, self._rank, stretches, None, 0, f"it lies in the file {file.path}", True)
         yield Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))
 
     def of_arrays(

@@ -212,7 +212,7 @@ def private_of(problem: GemmProblem, infos: Infos) -> tuple[tuple[int, ...], tup
 
 def _obstacles(info: MatrixInfo) -> list[tuple[str, bool]]:
     """Return of each part why its owner alone can use it, and whether it lies in a file."""
-    return [(held.obstacle, bool(info.file)) for held in info.parts]
+    return [(held.obstacle, held.in_file) for held in info.parts]
 
 
 def _private(parts: Sequence[tuple[str, bool]]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -27,6 +27,7 @@ from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.operands import Batches
 from uncut_mpi.api.request import Choices, Operands
 from uncut_mpi.api.stored import host_view
+from uncut_mpi.api.views import Several
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.device.interface import Backend
@@ -215,8 +216,10 @@ class MatrixStore:
     def check_files(self, matrices: Sequence[Matrix]) -> None:
         """Raise DataFileError if a file of this rank is gone, or no longer as long as it was. Local."""
         for matrix in matrices:
-            if matrix.info.file:
-                self._check_there(held := self._held[matrix.info.number])
+            info = matrix.info
+            numbers = info.view.numbers if isinstance(info.view, Several) else (info.number,)
+            for held in map(self._held.__getitem__, numbers if info.file else ()):
+                self._check_there(held)
                 for grip in held.grips:
                     if grip.window is not None and os.fstat(grip.window.descriptor).st_size < grip.window.nbytes:
                         raise grip.window.shorter()

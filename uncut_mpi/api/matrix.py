@@ -60,6 +60,8 @@ class HeldPart:
     obstacle : str
         Why its owner alone can use it: device memory cannot be exported, private host memory not be page-locked, or it
         lies in a file. Empty if others can.
+    in_file : bool
+        Whether it lies in a file.
     """
 
     part: Part
@@ -68,6 +70,7 @@ class HeldPart:
     handle: bytes | None = None
     offset_bytes: int = 0
     obstacle: str = ""
+    in_file: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class MatrixInfo:
     view : View, Several or None
         What of the matrix of that number it is, if not all; or that it is several put together as one operand.
     file : str
-        The file that it lies in; empty for memory.
+        The file that it lies in, of several the first; empty for memory.
     origins : tuple of (int, int, int)
         Of a view, or in other orders: what each part is of. That is the number of a matrix, that of a part there, and
         how many bytes of this are ahead.

@@ -141,7 +141,8 @@ def put_together(
     for (rows, cols), count, pieces in runs:
         for held, origin in pieces:
             its = held.part.moved(top, left)
-            parts.append(HeldPart(its, held.holder, held.stretches, held.handle, held.offset_bytes, held.obstacle))
+            about_it = held.stretches, held.handle, held.offset_bytes, held.obstacle, held.in_file
+            parts.append(HeldPart(its, held.holder, *about_it))
             origins.append(origin)
         top, left = top + count * rows * (along != "cols"), left + count * cols * (along != "rows")
     blocks = about.shapes if along == "diagonal" else ()
@@ -164,8 +165,6 @@ def _checked(infos: Sequence[MatrixInfo], along: Along) -> Iterator[_Run]:
             raise ParamError(
                 f"number {at} of a list ({info}) is {found}, number 0 is {wanted}: pass matrices of one kind"
             )
-        if info.file:
-            raise ParamError(f"number {at} of a list is in the file {info.file}: pass matrices in memory (download)")
         apart = 1 if along == "rows" else 0
         if along != "diagonal" and info.layout.shape[apart] != first.layout.shape[apart]:
             found, wanted = ("{}×{}".format(*one.layout.shape) for one in (info, first))
@@ -258,7 +257,7 @@ class Batches:
             views = [_plain(one, along) for one, along in zip((a, b, c), way, strict=True)]
             if None not in views:  # one product as any other
                 return cast(tuple[Matrix, Matrix, Matrix], tuple(views))
-        result = self._one(c, way[2])
+        result = self._one(c, way[2], written=True)
         first, second = (
             self._one(one, along, alone=_is_copied(one, op, result))
             for one, along, op in zip((a, b), way, trans, strict=False)
@@ -282,7 +281,7 @@ class Batches:
         found = check(name, one)
         return len(found) if isinstance(found, Batch) else None
 
-    def _one(self, one: Any, along: Along, *, alone: bool = False) -> Matrix:
+    def _one(self, one: Any, along: Along, *, alone: bool = False, written: bool = False) -> Matrix:
         """Return an operand that is all of its matrices, of just one that."""
         if isinstance(one, Batch):
             return operand_of(one, along, alone=alone)
@@ -300,7 +299,12 @@ class Batches:
             about = Several(token, numbers, "a list", shapes, tuple(map(str, infos)), usual.conjugated)
             matrices = [*_checked(infos, along)] if infos else []
             read_only = tuple(sorted({rank for info in infos for rank in info.read_only}))
-            put = put_together(matrices, along, about, usual, read_only)
+            file = next((info.file for info in infos if info.file), "")
+            if written and file:
+                raise ParamError(
+                    f"out has a matrix in the file {file}: pass matrices in memory, and copy them afterwards"
+                )
+            put = dataclasses.replace(put_together(matrices, along, about, usual, read_only), file=file)
             known = Matrix(put, array=None, local=_NOTHING, home=self._home)
             if len(self._lists) >= _MOST_OPERANDS:
                 self._lists.clear()
