@@ -15,6 +15,7 @@ from tests.helpers.by_hand import ByHand
 from tests.helpers.interpret import mismatch, random_data, random_order, reference
 from tests.helpers.layouts import random_layout, user_parts
 from uncut_mpi.api.stored import turned
+from uncut_mpi.device.cuda.warmup import gemm_signatures
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import Bundled, bind_bodies
 from uncut_mpi.errors import ParamError, ScheduleError
@@ -336,6 +337,16 @@ def test_numpy_makes_products_of_one_shape_at_once(dtype: DType, factors: tuple[
     result, error = reference(problem, data)
     for _, part, place in user_parts(made, Matrix.C, held):
         assert (np.abs(part - result[place]) <= error[place]).all()
+
+
+def test_what_is_warmed_up_for_a_batch_is_each_kind_of_its_products_once() -> None:
+    shapes = [(7, 5, 6), (5, 5, 6), (5, 5, 6), (7, 5, 6), (6, 6, 6)] * 3
+    program = lower(_planned(shapes, Location.device(0), 1).schedule).rank_list(0)
+    addresses = 256 * (1 + np.arange(len(program.buffers)))
+    found = gemm_signatures(program, addresses)
+    assert {(one.c.rows, one.c.cols, one.a.cols) for one in found} == {*shapes}
+    assert len(found) == 2 * 3  # beta may be zero or not
+    assert gemm_signatures(dataclasses.replace(program, operations=program.operations[:0]), addresses) == set()
 
 
 def test_copies_that_follow_one_another_at_both_ends_are_one() -> None:

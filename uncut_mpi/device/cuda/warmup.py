@@ -102,8 +102,10 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
         columns += [of["dtype"], of["op"], of["spare_rows"], (addresses[of["buffer"]] + of["offset"]) % _ALIGNMENT]
         columns += [of[name] for name in ("rows", "cols", "ld")]
     found: set[GemmSignature] = set()
-    # A batch has many products of few kinds.
-    for factor, *places in np.unique(np.array(columns, np.int64), axis=1).T.tolist():
+    # A batch has many products of few kinds, mostly as the one before.
+    table = np.array(columns, np.int64)
+    differs = np.append(True, (table[:, 1:] != table[:, :-1]).any(axis=0))[: table.shape[1]]
+    for factor, *places in np.unique(table[:, differs], axis=1).T.tolist():
         c, a, b = (Region(DType(places[at]), *places[at + 1 : at + 7]) for at in (0, 7, 14))
         if not (c.rows and c.cols and a.rows and a.cols):
             continue
