@@ -155,7 +155,8 @@ class BoundLayout:
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", Alike.of(self.blocks))
         if self.blocks:
-            self._check_blocks()
+            if not self._has_blocks_in_turn():
+                self._check_blocks()
         else:
             _check_cover(self.shape, self.parts, edges_of(self.parts))
 
@@ -167,6 +168,22 @@ class BoundLayout:
         # Digests of keys are made of it, as values of builtin types, whose text is made much faster than ours.
         shape, parts, _, *blocks = self.encoded()
         return f"BoundLayout({shape}, {parts}{''.join(f', blocks={some}' for some in blocks)})"
+
+    def _has_blocks_in_turn(self) -> bool:
+        """Return whether its parts are the blocks one after another, as mostly: that is seen sooner than all is."""
+        parts, top, left = iter(self.parts), 0, 0
+        for (rows, cols), count in Alike.of(self.blocks).runs:
+            missing = count if rows and cols else 0
+            while missing:
+                part = next(parts, None)
+                if part is None or part.count > missing or (part.rows[0], part.cols[0]) != (top, left):
+                    return False
+                if part.shape != (rows * part.count, cols * part.count):
+                    return False
+                top, left, missing = part.rows[1], part.cols[1], missing - part.count
+            if not (rows and cols):
+                top, left = top + rows * count, left + cols * count
+        return next(parts, None) is None and (top, left) == self.shape
 
     def _check_blocks(self) -> None:
         """Check that the parts in each block are all of it, and that there are no others."""
