@@ -180,7 +180,7 @@ _TABLES: Final = (
     ("pieces", PIECE_DTYPE),
 )
 _MAGIC: Final = b"UNCUTSCH"
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 _HEADER: Final = struct.Struct(f"<8sIIQ{len(_TABLES)}Q")
 
 
