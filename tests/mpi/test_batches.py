@@ -220,6 +220,26 @@ def test_one_matrix_for_all_is_multiplied_in_chunks_where_there_is_little_memory
         collective_assert(comm, np.allclose(out.array, wanted, rtol=1e-12), f"{out.array}")
 
 
+@pytest.mark.parametrize(("order", "first"), [("C", True), ("F", False), ("C", False)])
+def test_one_matrix_for_all_that_is_there_is_copied_nowhere(comm, session, order, first):
+    values, size = np.random.default_rng(4), session.size
+    single, several = values.random((6, 6)), values.random((5 * size, 6, 6))
+    counts = Layout.rows([5] * size)
+    x, out = (session.empty(several.shape, "f64", counts, order=order, memory="device") for _ in "xc")
+    one = session.empty((6, 6), "f64", Layout.replicated(), memory="device")
+    own = slice(5 * comm.rank, 5 * comm.rank + 5)
+    fill(x.local, several[own])
+    fill(one.local, single)
+    fill(out.local, np.nan)
+    operands = (one, x) if first else (x, one)
+    with session.plan(*operands, out, reads_c=False) as plan:
+        summary = plan.summary
+        collective_assert(comm, not any(summary.bytes_by_link.values()), f"{summary}")
+        plan.execute()
+    wanted = (single @ several if first else several @ single)[own]
+    collective_assert(comm, np.allclose(out.local, wanted, rtol=1e-12), f"{out.local}")
+
+
 def test_a_list_has_matrices_in_files(comm, session, mpi_tmp_path):
     rng = np.random.default_rng(2)
     shapes = [(5, 7, 6), (40, 1, 33), (3, 3, 3), (8, 0, 2)]

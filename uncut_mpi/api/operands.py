@@ -114,9 +114,10 @@ def _runs_of(batch: Batch, *, in_runs: bool) -> Iterator[_Run]:
 
 
 class Listed(NamedTuple):
-    """Matrices that a caller lists, as an operand of `Session.gemm_batch`."""
+    """Matrices that a caller lists, as an operand of `Session.gemm_batch`; or one that stands there several times."""
 
     matrices: Sequence[Any]
+    times: int = 1
 
 
 def put_together(
@@ -196,6 +197,15 @@ def _plain(one: Matrix | Batch, along: Along) -> Matrix | None:
     return in_one(one) if along == one.along and one.stacks.in_one(one.seen.first, one.seen.stop) else None
 
 
+def _is_beside(single: Matrix | Batch, c: Matrix | Batch) -> bool:
+    """Return whether a matrix lies on every device that has some of C, so that products use it without a copy."""
+    lies, wanted = (
+        {held.part.location for held in (one if isinstance(one, Matrix) else one.base).info.parts}
+        for one in (single, c)
+    )
+    return all(one.space == "device" for one in wanted) and wanted <= lies
+
+
 class Batches:
     """
     Makes three operands of what a caller multiplies, where that is more than three matrices. Local.
@@ -257,6 +267,12 @@ class Batches:
             views = [_plain(one, along) for one, along in zip((a, b, c), way, strict=True)]
             if None not in views:  # one product as any other
                 return cast(tuple[Matrix, Matrix, Matrix], tuple(views))
+            if _is_beside(a if count_a in (None, 1) else b, c):
+                a, b = (
+                    Listed((one if isinstance(one, Matrix) else one[0],), count) if its in (None, 1) else one
+                    for one, its in ((a, count_a), (b, count_b))
+                )
+                way = "diagonal", "diagonal", "diagonal"
         result = self._one(c, way[2], written=True)
         first, second = (
             self._one(one, along, alone=_is_copied(one, op, result))
@@ -287,16 +303,17 @@ class Batches:
             return operand_of(one, along, alone=alone)
         if isinstance(one, Matrix):
             return one
-        if len(one.matrices) == 1:
+        if len(one.matrices) == one.times == 1:
             return cast(Matrix, one.matrices[0])
-        infos = [matrix.info for matrix in one.matrices]
-        names = tuple([info.name for info in infos])
+        infos = [matrix.info for matrix in one.matrices] * one.times
+        names = one.times, *[matrix.info.name for matrix in one.matrices]
         known = self._lists.get((names, along))
         if known is None:
             token = hashlib.blake2b(repr((names, along)).encode(), digest_size=16).hexdigest()
             numbers = frozenset(info.number for info in infos)
             usual, shapes = infos[0] if infos else _EMPTY, Alike.of(info.layout.shape for info in infos)
-            about = Several(token, numbers, "a list", shapes, tuple(map(str, infos)), usual.conjugated)
+            text, members = ("a list", tuple(map(str, infos))) if one.times == 1 else (str(usual), ())
+            about = Several(token, numbers, text, shapes, members, usual.conjugated)
             matrices = [*_checked(infos, along)] if infos else []
             read_only = tuple(sorted({rank for info in infos for rank in info.read_only}))
             file = next((info.file for info in infos if info.file), "")
