@@ -193,8 +193,7 @@ def overlapping(x: MatrixInfo, written: MatrixInfo) -> tuple[int, ...]:
 
 def overlapping_itself(written: MatrixInfo) -> tuple[int, ...]:
     """Return the ranks of two parts of which writing one changes an element of the other; none if there are none."""
-    several = len(written.parts) > 1 and any(len(one) > 1 for one in _by_memory(written).values())
-    pairs = _meeting(written, None) if several else iter(())
+    pairs = _meeting(written, None) if len(written.parts) > 1 else iter(())
     found = next((pair for pair in pairs if pair[0] != pair[1]), ())
     return tuple(sorted({written.parts[number].holder for number in found}))
 
