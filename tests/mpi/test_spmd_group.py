@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.collective import allgather, carried, expect
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, TopologyError
 from uncut_mpi.spmd import runtime
-from uncut_mpi.spmd.group import _FIRST_BYTES, Group
+from uncut_mpi.spmd.group import _EACH_BYTES, _FIRST_BYTES, Group
 
 
 def test_a_group_knows_its_ranks_and_nodes(comm, agree_all, group):
@@ -65,6 +65,12 @@ def test_arrays_of_one_shape_are_gathered(comm, agree_all, group):
 def test_byte_strings_of_different_lengths_are_gathered(comm, agree_all, group, length):
     wanted = [np.random.default_rng(rank).bytes(length(rank)) for rank in range(comm.size)]
     agree_all(group.allgather_objects(wanted[comm.rank]) == wanted)
+
+
+def test_so_are_those_that_just_fit_the_first_message(comm, agree_all, group):
+    for nbytes in range(_EACH_BYTES - 40, _EACH_BYTES + 1):
+        wanted = [np.random.default_rng(rank).bytes(nbytes - (rank > 0)) for rank in range(comm.size)]
+        agree_all(group.allgather_objects(wanted[comm.rank]) == wanted)
 
 
 def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(comm, agree_all, group):

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import pickle
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -60,6 +61,9 @@ _T = TypeVar("_T")
 _FIRST_BYTES: Final = 1 << 14
 """What rank 0 tells at once: a schedule of some dozens of tasks."""
 
+_EACH_BYTES: Final = 512
+"""What each rank tells at once: some names and numbers."""
+
 _unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
 """Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
 
@@ -97,6 +101,13 @@ class Backoff:
             os.sched_yield()
             return
         time.sleep(min(max(_SLEEP_MIN_S, self._share * waited), _SLEEP_MAX_S))
+
+
+def _begun(data: bytes, nbytes: int) -> np.ndarray[Any, Any]:
+    """Return a record with the length of some bytes and the first of them, mostly all: who gets it waits once."""
+    record, first = bytearray(nbytes), data[: nbytes - 8]
+    record[: 8 + len(first)] = len(data).to_bytes(8, sys.byteorder) + first
+    return np.frombuffer(record, np.uint8)
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
@@ -405,13 +416,15 @@ class Group:
             data = pickle.dumps((value, None), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # it must reach the other ranks, which already wait
             data = pickle.dumps((None, to_wire(error)))
-        sizes = self.allgather_bytes(np.array([len(data)], np.int64), what, timeout_s)[:, 0]
-        ends = np.cumsum(sizes)
-        starts = ends - sizes
-        mine, everyone = np.frombuffer(data, np.uint8), np.empty(ends[-1], np.uint8)
-        request = self._comm.Iallgatherv(mine, (everyone, sizes.tolist(), starts.tolist(), MPI.BYTE))
-        self.wait(request, what, timeout_s, (mine, everyone))
-        found = [pickle.loads(everyone[start:end].data) for start, end in zip(starts, ends, strict=True)]
+        begun = self.allgather_bytes(_begun(data, _EACH_BYTES), what, timeout_s)
+        sizes = begun[:, :8].copy().view(np.int64)[:, 0]
+        parts = [one[8 : 8 + size] for one, size in zip(begun, sizes, strict=True)]
+        if 8 + sizes.max() > _EACH_BYTES:
+            mine, everyone, ends = np.frombuffer(data, np.uint8), np.empty(sizes.sum(), np.uint8), np.cumsum(sizes)
+            request = self._comm.Iallgatherv(mine, (everyone, sizes.tolist(), (ends - sizes).tolist(), MPI.BYTE))
+            self.wait(request, what, timeout_s, (mine, everyone))
+            parts = np.split(everyone, ends[:-1])
+        found = [pickle.loads(part.data) for part in parts]
         for rank, (_, wire) in enumerate(found):
             if wire is not None:
                 said = ": ".join(wire)
@@ -441,16 +454,12 @@ class Group:
                 data = pickle.dumps((function(), None), pickle.HIGHEST_PROTOCOL)
             except BaseException as error:  # the others wait for the result or the error
                 failed, data = error, pickle.dumps((None, to_wire(error)))
-        first = np.zeros(_FIRST_BYTES, np.uint8)  # its length, and mostly all of it: ranks wait once
-        length, body = first[:8].view(np.int64), np.frombuffer(data, np.uint8)
-        if self.rank == 0:
-            length[0], begin = len(body), body[: _FIRST_BYTES - 8]
-            first[8 : 8 + len(begin)] = begin
+        first = _begun(data, _FIRST_BYTES)
         self.wait(self._comm.Ibcast(first, root=0), "broadcast", None, first)
-        if 8 + length[0] <= _FIRST_BYTES:
-            body = first[8 : 8 + length[0]]
-        else:
-            body = body if self.rank == 0 else np.empty(length[0], np.uint8)
+        length = int(first[:8].view(np.int64)[0])
+        body = first[8 : 8 + length]
+        if len(body) < length:
+            body = np.frombuffer(data, np.uint8) if self.rank == 0 else np.empty(length, np.uint8)
             self.wait(self._comm.Ibcast(body, root=0), "broadcast", None, body)
         self.bytes_broadcast += len(body)
         value, wire = pickle.loads(body.data)
