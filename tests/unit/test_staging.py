@@ -402,7 +402,8 @@ def test_memory_that_has_no_room_for_a_matrix_once_more_is_an_error() -> None:
 def test_callers_names_of_what_is_staged_are_those_of_the_caller() -> None:
     # A C in row-major order is the transposed product of B and A.
     a, b, c = (
-        types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why)], file="") for why in ("a pool", "", "a pool")
+        types.SimpleNamespace(parts=[types.SimpleNamespace(obstacle=why, in_file=False)])
+        for why in ("a pool", "", "a pool")
     )
     for swapped, private in ((False, (Matrix.A, Matrix.C)), (True, (Matrix.B, Matrix.C))):
         problem = GemmProblem(16, 16, 16, DType.f64, swapped=swapped)
