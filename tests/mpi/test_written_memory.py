@@ -30,8 +30,8 @@ Session.rank Session.register Session.release Session.size Session.together Sess
 Matrix.H Matrix.T Matrix.address Matrix.array Matrix.dtype Matrix.end Matrix.layout Matrix.local Matrix.local_indices
 Matrix.location Matrix.memory Matrix.order Matrix.own_part Matrix.rectangles Matrix.shape Matrix.to_dtensor
 Matrix.to_jax Matrix.whole
-Batch.H Batch.T Batch.array Batch.base Batch.closed Batch.dtype Batch.is_whole Batch.layout Batch.local
-Batch.location Batch.mT Batch.memory Batch.operand Batch.order Batch.shape
+Batch.H Batch.T Batch.along Batch.array Batch.base Batch.closed Batch.dtype Batch.is_whole Batch.layout Batch.local
+Batch.location Batch.mT Batch.memory Batch.order Batch.shape
 GemmPlan.close GemmPlan.closed GemmPlan.placement GemmPlan.problem GemmPlan.progress GemmPlan.schedule GemmPlan.summary
 GemmPlan.tuning"""
 
