@@ -25,8 +25,8 @@ RNG = np.random.default_rng(11)
 class Timed:
     """The products of a session, and what each of them took (s) in each pass through a program."""
 
-    def __init__(self, session):
-        self.session, self.passes = session, []
+    def __init__(self, session, passes=()):
+        self.session, self.passes = session, list(passes)
 
     def gemm(self, *operands, **options):
         """As `Session.gemm`, timed from when all ranks are there."""
@@ -108,6 +108,8 @@ def main(out):
     """Run the programs, print a table, and write what each call took."""
     global RNG
     comm, all_passes = MPI.COMM_WORLD, {}
+    with um.Session(comm) as session:
+        shapes(Timed(session, [[]]), 2, 200)  # libraries are loaded, the machine is known
     for name, program in PROGRAMS.items():
         with um.Session(comm, max_plans=64) as session:
             timed = Timed(session)

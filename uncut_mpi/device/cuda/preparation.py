@@ -82,13 +82,16 @@ class Preparation:
         Run what a list needs and has not run yet; synchronous. What its own buffers hold is lost.
 
         It runs on memory of those buffers, which no call uses meanwhile. Where the largest operand of a product is
-        larger, it runs on scratch memory.
+        larger, it runs on scratch memory. A list that awaits no flag loads what it needs in its first run. That may
+        wait for the device, where nothing waits for more than has been issued.
 
         Raises
         ------
         CapacityError
             If there is no memory for the scratch, even with the least leading dimensions.
         """
+        if not (program.operations["code"] == Code.WAIT_FLAG).any():
+            return
         lanes = len(np.unique(program.operations["lane"][program.operations["code"] == Code.GEMM]))
         new = gemm_signatures(program, addresses) - self._warm
         signatures = sorted(new)

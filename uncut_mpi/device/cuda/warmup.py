@@ -2,8 +2,8 @@
 What has to run once before a plan may be fired, so that nothing is loaded while flags are awaited.
 
 Loading a kernel at its first use may wait for the whole device, and with lanes that wait for peers
-that is a deadlock. Each distinct GEMM signature, kernel of ours and kind of copy therefore runs
-once, on scratch memory, before the opening barrier.
+that is a deadlock. Of a list with such lanes each distinct GEMM signature, kernel of ours and kind of
+copy therefore runs once, on scratch memory, before the opening barrier.
 """
 
 from __future__ import annotations
