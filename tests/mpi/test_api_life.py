@@ -130,7 +130,7 @@ def test_a_call_that_has_begun_is_asked_and_finished(comm, open_session):
             call.arm()
             call.start()
             is_now = session._calls.now is call and plan.progress() < 1
-            while not call.poll():
+            while not call.may_finish(spin_s=0.0, waits=True):
                 pass
             over = plan.progress()
             call.finish()

@@ -83,7 +83,9 @@ def test_who_polls_a_product_in_chunks_comes_to_an_end(comm, open_session, few_t
             try:
                 call.arm()
                 call.start()
-                kinds.append((type(call).__name__, any(call.poll() for _ in range(100_000))))
+                kinds.append(
+                    (type(call).__name__, any(call.may_finish(spin_s=0.0, waits=True) for _ in range(100_000)))
+                )
                 call.finish()
             finally:
                 call.let_go()
