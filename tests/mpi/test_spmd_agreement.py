@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.collective import allgather, carried
 from tests.helpers.hostile import interrupt
 from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
-from uncut_mpi.spmd import agreement, exchange
+from uncut_mpi.spmd import agreement, exchange, meetings
 
 
 def raised(body):
@@ -25,9 +25,9 @@ def raised(body):
 
 def call_exchange(group):
     """A `CallExchange` in memory of its own, which its arrays keep."""
-    nbytes = agreement.memory_bytes(group)
+    nbytes = meetings.memory_bytes(group)
     room = exchange.shared_segment(group, nbytes, "a test").array(np.uint8, nbytes)
-    return agreement.CallExchange(group, room)
+    return meetings.CallExchange(group, room)
 
 
 def same_everywhere(comm, agree_all, found, kind, *parts):
@@ -201,7 +201,7 @@ def test_a_foreign_error_of_the_root_names_it(comm, agree_all, group):
 
 
 def test_a_call_s_record_has_64_bytes_and_reaches_all_on_kept_buffers(comm, agree_all, group):
-    agree_all(agreement.RECORD.itemsize == 64, agreement.RECORD)
+    agree_all(meetings.RECORD.itemsize == 64, meetings.RECORD)
     calls = call_exchange(group)
     for call in range(3):
         calls.mine["digest"] = agreement.digest_of(b"arguments")

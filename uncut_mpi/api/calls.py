@@ -43,8 +43,8 @@ from uncut_mpi.errors import (
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.agreement import NEWS, READY
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.meetings import NEWS, READY
 from uncut_mpi.spmd.turns import DeviceTurns
 
 _FIRST_FLAGS = 1 << 12

@@ -13,7 +13,7 @@ import numpy as np
 
 from uncut_mpi.device.interface import ProgressBoard
 from uncut_mpi.planning.schedule import MAX_LANES
-from uncut_mpi.spmd import agreement, exchange
+from uncut_mpi.spmd import exchange, meetings
 from uncut_mpi.spmd.group import OPENING, SETTLING_S, Group
 
 
@@ -41,8 +41,8 @@ class Control:
     def __init__(self, group: Group) -> None:
         self._group, size = group, group.size
         fields = [
-            ("exchange", np.uint8, (agreement.memory_bytes(group),)),
-            ("verdicts", np.uint8, (agreement.verdict_bytes(group),)),
+            ("exchange", np.uint8, (meetings.memory_bytes(group),)),
+            ("verdicts", np.uint8, (meetings.verdict_bytes(group),)),
             ("board", np.uint32, ProgressBoard.shape(size)),
             ("turns", np.uint64, (size,)),
             ("steps", np.uint64, (size,)),
@@ -51,9 +51,9 @@ class Control:
         kind = np.dtype(fields, align=True)
         self._segment = exchange.shared_segment(group, kind.itemsize, "the progress board", timeout_s=SETTLING_S)
         (words,) = self._segment.array(kind, 1)
-        self.exchange = agreement.CallExchange(group, words["exchange"])
+        self.exchange = meetings.CallExchange(group, words["exchange"])
         try:
-            self.verdicts = agreement.Verdicts(group, words["verdicts"])
+            self.verdicts = meetings.Verdicts(group, words["verdicts"])
             self.turns, self.flags = words["turns"], words["flags"]
             self.board = ProgressBoard(words["board"], group.rank)
             group.count_steps(words["steps"])

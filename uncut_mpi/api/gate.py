@@ -30,7 +30,7 @@ from uncut_mpi.errors import (
 )
 from uncut_mpi.instead import bad_call
 from uncut_mpi.model.arguments import shown, type_text
-from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd import agreement, meetings
 from uncut_mpi.spmd.group import Group, name_ranks
 from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
@@ -241,7 +241,7 @@ class Gate:
         digest: bytes | None = None,
         *,
         epoch: int = 0,
-        flags: int = agreement.READY,
+        flags: int = meetings.READY,
         error: BaseException | None = None,
         waits_for_ever: bool = False,
         follows: bool = False,
@@ -300,7 +300,7 @@ class Gate:
         if not same:
             agreement.raise_mismatch(self._group, records["digest"].copy(), asked)
         told = records["flags"]
-        return int(np.bitwise_and.reduce(told) & agreement.READY | np.bitwise_or.reduce(told) & agreement.NEWS)
+        return int(np.bitwise_and.reduce(told) & meetings.READY | np.bitwise_or.reduce(told) & meetings.NEWS)
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""

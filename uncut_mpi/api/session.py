@@ -29,7 +29,7 @@ from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import BackendName, shown
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.spmd import agreement
+from uncut_mpi.spmd import agreement, meetings
 from uncut_mpi.spmd.attributes import attach, attached, detach
 from uncut_mpi.spmd.group import OPENING
 from uncut_mpi.spmd.runtime import is_fork
@@ -279,7 +279,7 @@ class Session(Multiplies):
                 flight = self._calls.flight
                 with self._gate.exclusive():
                     flight.drain()
-                    heard = self._gate.open(CLOSE, flags=0 if flight.unheard else agreement.READY)
+                    heard = self._gate.open(CLOSE, flags=0 if flight.unheard else meetings.READY)
                 self._holdings.give_back()
                 if not heard:
                     raise agreed(flight.failure)

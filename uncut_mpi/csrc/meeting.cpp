@@ -2,7 +2,7 @@
 //
 // A rank has two places, used in turn, each a word with the number of the meeting and a record. It writes the
 // record, then the word; it reads the others' records when all their words have the number. Nobody may begin
-// a meeting before it has read all of the one before it (spmd/agreement.py sees to that), so when a place is used again
+// a meeting before it has read all of the one before it (spmd/meetings.py sees to that), so when a place is used again
 // all have read it. A rank that leaves for good marks its word; who waits for it finds the mark in either place, since
 // some may have met with it just before.
 #include <nanobind/nanobind.h>

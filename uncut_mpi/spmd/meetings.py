@@ -1,0 +1,270 @@
+"""
+Where the ranks of a node meet: each gives a record to all others through memory that they share.
+
+A call opens by such an exchange, and a product closes by one.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import numpy as np
+
+from uncut_mpi import _native
+from uncut_mpi.errors import PeerFailedError, StallError, Wire, agreed, to_wire
+from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
+
+RECORD = np.dtype(
+    [
+        ("digest", np.uint64, 2),
+        ("call", "S36"),
+        ("epoch", np.uint32),
+        ("flags", np.uint32),
+        ("status", np.int32),
+    ]
+)
+"""
+What ranks tell each other when a call opens and closes, 64 bytes: digest of the arguments, name of the
+call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are the same on all ranks.
+"""
+
+READY, NEWS = 1, 2
+"""Flags of a record: the rank has all it needs for the call; the ranks are to take what it has found meanwhile."""
+
+_WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
+_LAST_WORDS_S = 0.3
+_PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
+
+_COMMON_BYTES = 56  # digest, call and epoch
+_RECORD_STRUCT = struct.Struct("=16s36sIIi")  # the same, for one write
+
+
+def memory_bytes(group: Group) -> int:
+    """Return the bytes of shared memory that a `CallExchange` needs."""
+    return _native.Meeting.memory_bytes(group.size)
+
+
+class CallExchange:
+    """
+    The exchange of one `RECORD` per rank that opens and closes a call, on buffers kept for all calls.
+
+    The ranks meet in memory that they share, which is quicker than a message of MPI's (docs/performance.md,
+    2026-11-22). A rank that has to wait for the others lets MPI get on meanwhile, as it would inside an MPI call.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8, shape (`memory_bytes(group)`,)
+        Zeros in memory that all ranks share.
+
+    Attributes
+    ----------
+    mine : ndarray of RECORD, shape (1,)
+        Filled in by the caller before `exchange`.
+    everyone : ndarray of RECORD, shape (size,)
+        Records of all ranks; overwritten by the next exchange.
+    unanimous : bool
+        Whether the last exchange has brought nothing but copies of `mine`.
+    """
+
+    def __init__(self, group: Group, memory: np.ndarray) -> None:
+        self._group = group
+        self._meeting = _native.Meeting(memory, group.rank, group.size, RECORD.itemsize)
+        self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
+        self._outcome, self._spin_s, self.unanimous = _WAITING, group.spin_s, False
+        self.mine = np.zeros(1, RECORD)
+        self.everyone = np.zeros(group.size, RECORD)
+        self._mine_raw = self.mine.view(np.uint8)
+        self._everyone_raw = self.everyone.view(np.uint8)
+        self._common = self._everyone_raw.reshape(group.size, -1)[:, :_COMMON_BYTES]
+        self._mine_bytes = self._mine_raw.data
+
+    def fill(self, call: str, digest: bytes, epoch: int, *, flags: int, status: int) -> None:
+        """Write `mine`: the call's name (ASCII), the 16-byte digest of its arguments, and the rest. Local."""
+        _RECORD_STRUCT.pack_into(self._mine_bytes, 0, digest, call.encode(), epoch, flags, status)
+
+    def exchange(self, what: str, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
+        """
+        Give `mine` to all ranks and return the records of all. Collective; allocates nothing.
+
+        Raises
+        ------
+        StallError
+            If a rank does not take part within `timeout_s`; names those that `missing` tells. If others have given up
+            this exchange before this rank came; names them.
+        PeerFailedError
+            If a rank has left the session, whether the others are here or not; names it.
+        """
+        self._group.check_usable()
+        meeting = self._meeting
+        if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
+            self._watch(what, timeout_s, missing)
+        self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
+        if self._outcome == _WAITING:
+            self._watch(what, timeout_s, missing)
+        elif self._outcome == _ABANDONED:
+            self.check_left(what)
+        self.unanimous = self._outcome == _ALIKE
+        return self.everyone
+
+    def check_left(self, what: str, *, by_giving_up: bool = True) -> None:
+        """
+        Check that no rank has left. Local.
+
+        Parameters
+        ----------
+        what : str
+            What this rank waits in, for the error.
+        by_giving_up : bool, default True
+            Whether ranks count that have only given up waiting: who waits for the same as they does so as long as it
+            likes.
+
+        Raises
+        ------
+        PeerFailedError, StallError
+            As `exchange`.
+        """
+        left = self._meeting.left
+        if not left:
+            return
+        gone: dict[str, list[int]] = {}
+        for rank, why in left:
+            gone.setdefault(why, []).append(rank)
+        gone.pop("", None)
+        if not gone and not by_giving_up:
+            return
+        if gone:
+            # The launcher may end the job as soon as this rank ends; what the other has to say comes first.
+            time.sleep(_LAST_WORDS_S)
+            who = ", ".join(f"{name_ranks(ranks)} left the session by {why}" for why, ranks in gone.items())
+            raise agreed(PeerFailedError(f"{what}: {who}, so it has ended on all ranks: see that rank's output"))
+        who = name_ranks([rank for rank, _ in left])
+        raise StallError(
+            f"{what}, rank {self._group.rank}: {who} waited for this rank and gave up, "
+            "so the session has ended here too: begin and end every call on all ranks in time, or raise "
+            "arrival_timeout_s (inside a call timeout_s)"
+        )
+
+    @property
+    def pending(self) -> bool:
+        """Whether an exchange was begun that an interrupt has ended; the next one goes on with it. Local."""
+        return self._meeting.pending
+
+    def leave(self, reason: str = "") -> None:
+        """
+        Take part in no exchange any more, and tell those who wait for this rank, now or later. Local.
+
+        Parameters
+        ----------
+        reason : str, default ""
+            By what, as the name of an error's type; by default this rank has given up waiting.
+        """
+        self._meeting.leave(reason.encode("ascii", "replace").decode())
+
+    def _watch(
+        self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
+    ) -> None:
+        group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw
+
+        def met() -> int:
+            group.drive()
+            self._outcome = collect(everyone, self._pause_s)
+            return self._outcome
+
+        group.watch(met, what, timeout_s, missing=missing, progress=progress)
+        if self._outcome == _ABANDONED:
+            self.check_left(what)
+
+    def all_same(self) -> bool:
+        """Return whether all ranks gave the same digest, call and epoch in the last exchange. Local."""
+        return bool((self._common == self._common[0]).all())
+
+
+_TEXT_BYTES = 2048  # of an error, at most
+_FAILED, _LOST = 1, 2  # in the status of a record
+
+
+class Verdicts(CallExchange):
+    """
+    The exchange that ends a product: who has failed, and by what. Any thread may make it, since it uses no MPI.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8, shape (`verdict_bytes(group)`,)
+        Zeros in memory that all ranks share.
+    """
+
+    def __init__(self, group: Group, memory: np.ndarray) -> None:
+        ends = memory_bytes(group)
+        super().__init__(group, memory[:ends])
+        self._rank = group.rank
+        self._texts = memory[ends:].reshape(2, group.size, _TEXT_BYTES)  # used in turn, as the places of a meeting
+        self._turn, self._told = 0, False
+
+    def tell(self, error: BaseException | None, spin_s: float = 0.0) -> bool:
+        """
+        Tell all ranks what this one has met, if it has not; return whether all have. Not collective, but `judge` is.
+
+        Parameters
+        ----------
+        error : BaseException or None
+            What went wrong here; the first 2,048 bytes of its text reach the others.
+        """
+        if self._told:
+            if self._outcome == _WAITING:
+                self._outcome = self._meeting.collect(self._everyone_raw, spin_s)
+            return self._outcome != _WAITING
+        self._told, self._turn = True, self._turn ^ 1
+        if error is not None:
+            text = "\0".join(to_wire(error)).encode("utf-8", "replace")[: _TEXT_BYTES - 1] + b"\0"
+            self._texts[self._turn, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
+            lost = isinstance(error, StallError) or getattr(error, "fatal", False)
+            self.mine["status"] = _LOST if lost else _FAILED
+        self._outcome = self._meeting.meet(self._mine_raw, self._everyone_raw, spin_s)
+        return self._outcome != _WAITING
+
+    def judge(
+        self, error: BaseException | None, timeout_s: float, progress: Progress
+    ) -> tuple[list[Wire | None], bool] | None:
+        """
+        Return what each rank has met, or None if it is nothing, after `tell`. Collective.
+
+        Parameters
+        ----------
+        error : BaseException or None
+            What this one tells, or has told.
+        progress : callable
+            As of `Group.watch`.
+
+        Returns
+        -------
+        (list of (str, str) or None, bool) or None
+            Each rank's error as `to_wire` has it, and whether tasks of any may still be in flight. After a stall they
+            may, or with a context that is dead (`fatal`); nothing may be freed or reused then.
+
+        Raises
+        ------
+        StallError, PeerFailedError
+            As `CallExchange.exchange`.
+        """
+        if not self.tell(error, self._spin_s):
+            self._watch("closing barrier", timeout_s, progress=progress)
+        elif self._outcome == _ABANDONED:
+            self.check_left("closing barrier")
+        self._told = False
+        if error is None and self._outcome == _ALIKE:
+            return None
+        self.mine["status"], statuses = 0, self.everyone["status"]
+        wires: list[Wire | None] = [self._wire(rank) if status else None for rank, status in enumerate(statuses)]
+        if error is not None:
+            wires[self._rank] = to_wire(error)
+        return wires, bool((statuses == _LOST).any())
+
+    def _wire(self, rank: int) -> Wire:
+        name, message, *_ = self._texts[self._turn, rank].tobytes().decode("utf-8", "ignore").split("\0")
+        return name, message
+
+
+def verdict_bytes(group: Group) -> int:
+    """Return the bytes of shared memory that `Verdicts` need."""
+    return memory_bytes(group) + 2 * group.size * _TEXT_BYTES
