@@ -38,7 +38,7 @@ from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
     from uncut_mpi.api.batch import Batch
-    from uncut_mpi.api.calls import CallResult
+    from uncut_mpi.api.call import CallResult
     from uncut_mpi.api.flight import Handle
     from uncut_mpi.api.gemm_plan import GemmPlan, Trace
     from uncut_mpi.api.matrix import Matrix
@@ -62,7 +62,7 @@ _LAZY = {
     "Matrix": "uncut_mpi.api.matrix",
     "GemmPlan": "uncut_mpi.api.gemm_plan",
     "Handle": "uncut_mpi.api.flight",
-    "CallResult": "uncut_mpi.api.calls",
+    "CallResult": "uncut_mpi.api.call",
     "PlanSummary": "uncut_mpi.api.plans",
     "Trace": "uncut_mpi.api.gemm_plan",
     "matmul": "uncut_mpi.api.session",

@@ -11,7 +11,7 @@ import pytest
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import interrupt
 from tests.helpers.products import ones
-from uncut_mpi.api.calls import Call
+from uncut_mpi.api.call import Call
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.planning.options import ScheduleOptions
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.products import ones
-from uncut_mpi.api.calls import Call
+from uncut_mpi.api.call import Call
 
 
 def in_child(work):

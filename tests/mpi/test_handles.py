@@ -13,7 +13,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.faulty import FaultyBackend
 from uncut_mpi.api import flight
-from uncut_mpi.api.calls import Call
+from uncut_mpi.api.call import Call
 from uncut_mpi.device.host.executor import HostRun
 
 pytestmark = [pytest.mark.mpi, pytest.mark.host_backend]

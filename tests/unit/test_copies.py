@@ -13,7 +13,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.planned import search
 from uncut_mpi import errors
-from uncut_mpi.api.calls import CallResult
+from uncut_mpi.api.call import CallResult
 from uncut_mpi.api.gemm_plan import GemmPlan, Trace
 from uncut_mpi.api.plans import PlanSummary
 from uncut_mpi.api.session import Session

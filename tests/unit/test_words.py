@@ -47,7 +47,7 @@ def test_words_of_the_core_stand_where_they_have_their_meaning() -> None:
 OF_NAMES = {
     "bounds?": ("planning/", "model/", "calibration/", "command/", "api/", "device/cuda/warmup"),
     "cuts?": ("planning/", "model/layout", "model/positions", "api/interop", "api/session_matrices", "api/gate"),
-    "chunks?|chunked": ("planning/", "api/plan", "api/calls", "command/", "view/parts"),
+    "chunks?|chunked": ("planning/", "api/plan", "api/call", "command/", "view/parts"),
     "pieces?": ("planning/", "model/positions", "api/matrix.", "api/views", "api/operands"),
     "rooms?": ("planning/", "free_memory", "segments", "api/matrix_files", "api/plan_maker", "command/planning"),
     "rounds(?!_c)": ("planning/kblocks_",),

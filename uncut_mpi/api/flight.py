@@ -23,7 +23,7 @@ from uncut_mpi.model.arguments import flag
 from uncut_mpi.spmd.group import Group
 
 if TYPE_CHECKING:
-    from uncut_mpi.api.calls import Call
+    from uncut_mpi.api.call import Call
 
 MOST_IN_FLIGHT: Final = 16
 """Calls that may be in flight; the next one waits for the oldest."""

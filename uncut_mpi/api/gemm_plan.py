@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 import numpy as np
 
 from uncut_mpi.api.batch import Batch
-from uncut_mpi.api.calls import CallResult, Calls
+from uncut_mpi.api.call import CallResult
+from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import end_call, public_call
 from uncut_mpi.api.grips import is_array
