@@ -151,6 +151,30 @@ def test_what_a_stream_gets_behind_a_run_finds_it_ended_on_all_ranks(fake):
             assert all(np.array_equal(one, memory) for one, memory in zip(copies, cluster.memory, strict=True))
 
 
+def test_what_a_stream_gets_behind_a_run_does_not_await_the_run_that_follows(fake):
+    rng = random.Random(8)
+    for case in range(20):
+        schedule = random_case(rng, max_ranks=3, max_extent=20)
+        if schedule.problem.dtype is not DType.f64 or schedule.num_ranks == 1:
+            continue
+        cluster = FakeCluster(fake, schedule)
+        (alpha, beta), _ = filled_with_numbers(cluster, case)
+        fake.reset()
+        about, span = {"alpha": alpha, "beta": beta, "timeout_s": 20.0}, cluster.executables[0].span
+        runs = [one.start(**about, epoch=1, chain=Chain.FIRST) for one in cluster.executables[:1]]
+        behind = [one.start(**about, epoch=1 + span, chain=Chain.NEXT) for one in cluster.executables[:1]]
+        stream = fake.stream()
+        runs[0].precede([stream])
+        runs += [one.start(**about, epoch=1, chain=Chain.FIRST) for one in cluster.executables[1:]]
+        while [run.poll() for run in runs].count(False):
+            pass
+        fake.synchronize(stream)  # though other ranks have not begun the second run
+        behind += [one.start(**about, epoch=1 + span, chain=Chain.NEXT) for one in cluster.executables[1:]]
+        while [run.poll() for run in (*runs, *behind)].count(False):
+            pass
+        succeed(dict(enumerate(run.finish() for run in (*runs, *behind))))
+
+
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
 @pytest.mark.parametrize("beta", [0.0, 0.5])
 def test_an_operand_whose_factor_is_zero_is_not_read(fake, alpha, beta):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.faulty import FaultyBackend
+from tests.helpers.hostile import interrupt
 from uncut_mpi.api import flight
 from uncut_mpi.api.call import Call
 from uncut_mpi.device.host.executor import HostRun
@@ -166,6 +168,73 @@ def test_a_handle_is_waited_for_once_and_ranks_do_so_or_not(comm, open_session):
         collective_assert(comm, session.gemm(a, b, c, wait=False).wait() is c)
 
 
+def test_an_interrupted_wait_leaves_the_product_and_its_handle(comm, open_session, held_up, monkeypatch):
+    with open_session(comm) as session:
+        (a, b, _), (c, *_) = operands(session)
+        session.gemm(a, b, c)
+        handle = session.gemm(a, b, c, wait=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(session._calls.group, "drive", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                handle.wait()
+        held_up.set()
+        good = handle.wait() is c and is_near(c.array, a.array @ b.array)
+        collective_assert(comm, good and session._calls.flight._awaited == 0)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.usefixtures("by_whom")
+def test_products_in_flight_end_well_where_a_rank_is_interrupted_in_another_call(comm, open_session, monkeypatch):
+    session = open_session(comm)
+    (a, b, _), results = operands(session)
+    options = um.ScheduleOptions(scheduler="uncut", tile=8, grid=(comm.size, 1))  # all ranks compute
+    for c in results:
+        session.gemm(a, b, c, options=options)
+    handles = [session.gemm(a, b, c, alpha=2.0, options=options, wait=False) for c in results]
+    last, said = None, "interrupted"
+    with monkeypatch.context() as patch:
+        if comm.rank == 1:
+            patch.setattr(Call, "arm", interrupt)
+        with contextlib.suppress(KeyboardInterrupt):
+            last = session.gemm(a, b, results[0], options=options, wait=False)
+    done = [handle.wait() for handle in handles] == results
+    good = all(is_near(c.array, 2 * a.array @ b.array) for c in results[1:])
+    said = said if last is None else outcome(last.wait)
+    wanted = "interrupted" if comm.rank == 1 else "PeerFailedError"
+    collective_assert(comm, done and good and said.startswith(wanted) and session.broken, f"{done} {good} {said}")
+    session.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_interrupt_between_two_steps_of_a_product_ends_the_session_on_all_ranks(comm, open_session, monkeypatch):
+    session = open_session(comm)
+    (a, b, _), (c, e, _) = operands(session)
+    session.gemm(a, b, c), session.gemm(b, a, e)
+    session._calls.flight._computes = False
+    usual, left = Call.let_go, [comm.rank == 1]
+
+    def interrupted(call):
+        if threading.current_thread() is threading.main_thread() and left.pop():
+            left.append(False)
+            raise KeyboardInterrupt
+        left.append(False)
+        return usual(call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Call, "let_go", interrupted)
+        said = []
+        for target in (c, e, c, e):
+            try:
+                session.gemm(a, b, target, wait=False).wait()
+            except (KeyboardInterrupt, um.UncutError) as error:
+                said.append(type(error).__name__)
+        allgather(comm, None)
+    # Where its own thread has ended the product there was no interrupt.
+    interrupts = allgather(comm, "KeyboardInterrupt" in said)
+    collective_assert(comm, not any(interrupts) or (bool(said) and session.broken), f"{said} {interrupts}")
+    session.close()
+
+
 def test_where_streams_cannot_wait_the_program_does(comm, open_session):
     with open_session(comm) as session:
         (a, b, d), (c, e, _) = operands(session)
@@ -220,6 +289,19 @@ def test_what_fails_in_flight_is_told_by_the_handle_or_by_the_next_call_on_every
         session.gemm(a, b, f)
         collective_assert(comm, is_near(f.array, a.array @ b.array))
         session.close()
+
+
+@pytest.mark.parametrize("options", [um.ScheduleOptions(tune=2), um.ScheduleOptions(scheduler="uncut", tile=8)])
+def test_what_fails_in_a_product_that_is_done_at_once_is_told_too(comm, open_session, options):
+    session, told = failing(open_session, comm, 0)
+    (a, b, _), (c, *_) = operands(session)
+    session.gemm(a, b, c, options=options, wait=False).wait()
+    if comm.rank == 0:
+        told.append(True)
+    session.gemm(a, b, c, options=options, wait=False)
+    said = outcome(session.barrier)
+    collective_assert(comm, "whose handle was dropped: " in said and "on purpose" in said, said)
+    session.close()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -151,8 +151,8 @@ class Call:
     def precede(self, streams: list[int]) -> None:
         """Let streams of the caller's wait for the end, where another call may start before it. Local."""
         if self._run is not None:
-            self._run.precede(streams)
             self._reported = False
+            self._run.precede(streams)
 
     def finish(self, *, last: bool = True) -> None:
         """Wait until all ranks have done their parts; raise what any of them met. `last`: of what is written."""

@@ -153,9 +153,12 @@ class Calls:
             call.start(waits=True)
             call.attempt(call.finish)
         except BaseException:
-            call.let_go()
+            if call not in self.flight.calls:
+                call.let_go()
             raise
         call.let_go()
+        if call.error is not None:
+            self.flight.note(call.error)
         call.over = True
         return call
 

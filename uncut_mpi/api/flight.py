@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from uncut_mpi.api.call import Call
 
 MOST_IN_FLIGHT: Final = 16
-"""Calls that may be in flight; the next one waits for the oldest."""
+"""Calls that may be in flight; the next one waits for half of them."""
 
 _LOOK_S = 1e-3  # how often a rank that waits lets MPI get on
 _SPIN_S = 100e-6  # how long a call is polled before another one is looked for
@@ -76,7 +76,11 @@ class Flight:
             self._await(lambda: len(self.calls) <= MOST_IN_FLIGHT // 2)  # one by one the threads would only take turns
         self.calls.append(call)
         if self._idle:
-            self._wake()
+            try:
+                self._wake()
+            except BaseException:  # there are too many threads, and nobody would end the call
+                self.calls.remove(call)
+                raise
         while not call.begun and self._visit():
             pass
 
@@ -84,11 +88,7 @@ class Flight:
         with self._changed:
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="uncut_mpi calls")
-                try:
-                    thread.start()
-                except BaseException:  # there are too many, and nobody would end the call
-                    self.calls.pop()
-                    raise
+                thread.start()
                 self._thread, self._idle = thread, False
             self._changed.notify_all()
 
@@ -109,6 +109,10 @@ class Flight:
         with self._working:
             if not call.over:
                 call.precede(streams)
+
+    def note(self, error: BaseException) -> None:
+        """Keep the error of a call, for those who will not ask for it. On all ranks."""
+        self._failure = error
 
     def drop(self, call: Call) -> None:
         """Note that nobody here will ask what became of a call. Local."""
@@ -133,31 +137,38 @@ class Flight:
         if self._computes:
             return False
         self._visits += 1
-        if not self._working.acquire(blocking=False):
+        if self._working.locked():
             return False
-        try:
-            return self._advance(spin_s, waits=False)
-        finally:
-            self._working.release()
+        with self._working:  # an interrupt may come between any two steps, but not leave it taken
+            try:
+                return self._advance(spin_s, waits=False)
+            except BaseException as error:
+                if self.calls:  # of which nobody knows what was done
+                    self.calls[0].fail(error)
+                raise
 
     def _await(self, done: Callable[[], object]) -> None:
         while not done() and self._visit(_SPIN_S):  # a small product is over before the thread has woken up
             pass
         if done():
             return
+        if self._thread is None:
+            self._wake()
         with self._changed:
             self._awaited += 1
-            self._changed.notify_all()
-            while not done():
-                self._changed.wait(_LOOK_S)
-                self._group.drive()
-            self._awaited -= 1
+            try:
+                self._changed.notify_all()
+                while not done():
+                    self._changed.wait(_LOOK_S)
+                    self._group.drive()
+            finally:
+                self._awaited -= 1
 
     def _work(self) -> None:
         try:
             self._loop()
         except BaseException as error:  # none that is expected, and nobody may wait for ever
-            with self._changed:
+            with self._working, self._changed:
                 for call in self.calls:
                     call.fail(error)
                     call.let_go()
@@ -178,6 +189,7 @@ class Flight:
                 with self._changed:
                     self._changed.notify_all()
             if ended or goes_on:
+                quiet = 0
                 continue
             quiet = quiet + 1 if is_alone else 0
             with self._changed:
@@ -189,11 +201,7 @@ class Flight:
                 self._idle = False
 
     def _advance(self, spin_s: float, *, waits: bool) -> bool:
-        """
-        Start a call or end one, after polling it for so long; return whether one was. `waits`: for other ranks too.
-
-        What is to be done is seen of the calls alone, since an interrupt may end this anywhere.
-        """
+        """Start or end a call, after polling it for so long; return whether one was. `waits`: for other ranks too."""
         calls = self.calls
         if not calls:
             return False
@@ -210,7 +218,7 @@ class Flight:
         oldest.attempt(oldest.finish)
         oldest.let_go()
         if oldest.error is not None:
-            self._failure = oldest.error
+            self.note(oldest.error)
             self.unheard |= oldest.unheard
         oldest.over = True
         del oldest  # who finds no call in flight finds nothing of it here either
@@ -220,7 +228,7 @@ class Flight:
 
 class Handle(Generic[_R]):
     """
-    A product that was begun without waiting for it, by `Session.gemm` or `GemmPlan.execute` with ``wait=False``.
+    A product that was begun by `Session.gemm`, `gemm_batch` or `GemmPlan.execute` with ``wait=False``.
 
     It gets on by itself. Its matrices are not to be read, written or freed before it is done. Products are done in the
     order in which they were begun, so one may use what an earlier one computes. Every other call of the session
@@ -256,9 +264,9 @@ class Handle(Generic[_R]):
         """
         if self._asked:
             raise ParamError("this handle was waited for before: keep what its wait() has returned")
-        self._asked = True
         call = self._call
         self._flight.await_end(call)
+        self._asked = True
         if call.error is not None:
             raise call.error
         return self._result(call)
@@ -266,11 +274,12 @@ class Handle(Generic[_R]):
     @public_call
     def wait_on(self, stream: Any = None) -> None:
         """
-        Let what a stream gets from now on wait until the product is over on all ranks, and return soon. Local.
+        Let what a stream gets from now on wait until the product is over on all ranks; return when it has begun. Local.
 
         So kernels may follow that use the result, while the program goes on. Whether the product has failed `wait`
-        tells, or the next call if the handle is dropped. On the host, and for a product that goes through memory of the
-        host, this returns when the product is over.
+        tells, or the next call if the handle is dropped. After a stall, or if a rank is lost, the stream waits for
+        ever. On the host, and for a product that goes through memory of the host, this returns when the product is
+        over.
 
         Parameters
         ----------
@@ -282,6 +291,8 @@ class Handle(Generic[_R]):
         ------
         ParamError
             If it is no stream.
+        DeviceError
+            If it cannot wait: a stream of another device, or one that is captured.
         """
         self._flight.let_wait(stream, self._call)
 

@@ -188,7 +188,10 @@ class Gate:
         """
         if self._opened and not self._exchange.pending and not self.over:
             self._abort(self.epoch)
-            self._leave(type(error).__name__, broken=True)
+            try:
+                self._flight.drain()  # earlier calls, of which the others need this rank's part
+            finally:
+                self._leave(type(error).__name__, broken=True)
 
     def end_in_flight(self, epoch: int, error: BaseException) -> None:
         """End the session if an error of this rank alone has ended a call in flight, of this epoch. Local."""

@@ -96,7 +96,8 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
         copy_streams_.push_back(stream);
     }
     reserve_events(events_, events, event_disable_timing);
-    if (chain_stream_ == nullptr) d.check("cuStreamCreate", d.cuStreamCreate(&chain_stream_, stream_non_blocking));
+    for (Stream *one : {&chain_stream_, &preceding_stream_})
+        if (*one == nullptr) d.check("cuStreamCreate", d.cuStreamCreate(one, stream_non_blocking));
     reserve_events(chain_events_, 1 + num_sets + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
 }
 
@@ -344,7 +345,8 @@ void DeviceState::close() {
         }
         for (Stream stream : copy_streams_)
             d.cuStreamDestroy(stream);
-        if (chain_stream_ != nullptr) d.cuStreamDestroy(chain_stream_);
+        for (const Stream one : {chain_stream_, preceding_stream_})
+            if (one != nullptr) d.cuStreamDestroy(one);
         for (const auto *events : {&events_, &timing_events_, &caller_events_, &chain_events_})
             for (Event event : *events)
                 d.cuEventDestroy(event);
@@ -362,7 +364,7 @@ void DeviceState::close() {
     timing_events_.clear();
     caller_events_.clear();
     chain_events_.clear();
-    chain_stream_ = nullptr;
+    chain_stream_ = preceding_stream_ = nullptr;
     progress_ = nullptr;
     context_ = nullptr;
 }

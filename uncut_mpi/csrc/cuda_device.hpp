@@ -82,6 +82,8 @@ class DeviceState {
     Address end_address(std::size_t set) const { return progress_address(set, num_sets); }
     // What puts one run behind another: a stream, and events for it, what waits for a run of each set, and lanes.
     Stream chain_stream() const { return chain_stream_; }
+    // On which what a caller's stream waits for is awaited.
+    Stream preceding_stream() const { return preceding_stream_; }
     Event chain_event(std::size_t number) const { return chain_events_.at(number); }
 
     // Choose kernels by their time, of products of so many operations or more; infinity: the library chooses all.
@@ -174,7 +176,7 @@ class DeviceState {
     std::map<ProductShape, Tuned> tuned_products_;
     std::vector<Stream> copy_streams_;
     std::vector<Event> events_, timing_events_, caller_events_, chain_events_;
-    Stream chain_stream_ = nullptr;
+    Stream chain_stream_ = nullptr, preceding_stream_ = nullptr;
     std::size_t num_marked_ = 0;  // of the caller's
     std::uint32_t *progress_ = nullptr;
     Address progress_device_ = 0;

@@ -126,7 +126,7 @@ void Run::follow() {
         fail("cuEventRecord", d.cuEventRecord(device_.chain_event(0), before));
         fail("cuStreamWaitEvent", d.cuStreamWaitEvent(joint(), device_.chain_event(0), 0));
     }
-    await_ends(epoch_);
+    await_ends(executor_->awaited_ends_, epoch_, joint());
     if (is_joined()) return;
     fail("cuEventRecord", d.cuEventRecord(device_.chain_event(0), joint()));
     for (const Executor::Lane &lane : executor_->lanes_)
@@ -134,14 +134,13 @@ void Run::follow() {
             fail("cuStreamWaitEvent", d.cuStreamWaitEvent(lane.stream, device_.chain_event(0), 0));
 }
 
-// Let the joint wait until the other ranks have ended what takes the epoch so far.
-void Run::await_ends(std::uint32_t epoch) {
-    std::vector<MemOp> &ends = executor_->awaited_ends_;
+// Let a stream wait until what takes the epoch so far has ended.
+void Run::await_ends(std::vector<MemOp> &ends, std::uint32_t epoch, Stream stream) {
     if (ends.empty()) return;
     for (MemOp &end : ends)
         end.value.value = epoch;
     fail("cuStreamBatchMemOp",
-         device_.driver().cuStreamBatchMemOp(joint(), static_cast<unsigned>(ends.size()), ends.data(), 0));
+         device_.driver().cuStreamBatchMemOp(stream, static_cast<unsigned>(ends.size()), ends.data(), 0));
 }
 
 // By an event: a stream of the caller's may come to wait long after the words have served other runs, or are no more.
@@ -151,11 +150,17 @@ void Run::precede(const std::vector<Address> &streams) {
     const DeviceState::Scope scope(device_);
     const Driver &d = device_.driver();
     const Event event = device_.chain_event(1 + set_);
-    await_ends(epoch_ + executor_->span_);
-    fail("cuEventRecord", d.cuEventRecord(event, joint()));
-    for (const Address stream : streams)
-        fail("cuStreamWaitEvent", d.cuStreamWaitEvent(reinterpret_cast<Stream>(stream), event, 0));
     preceding_ = true;
+    // On a stream of their own: behind the lanes there may be a run that follows.
+    std::vector<MemOp> ends = executor_->awaited_ends_;
+    ends.emplace_back();
+    ends.back().value.operation = mem_op_wait_value_32;
+    ends.back().value.address = device_.end_address(set_);
+    ends.back().value.flags = device_.wait_flags();
+    await_ends(ends, epoch_ + executor_->span_, device_.preceding_stream());
+    fail("cuEventRecord", d.cuEventRecord(event, device_.preceding_stream()));
+    for (const Address stream : streams)  // whose errors are the caller's, and no rank's product fails by them
+        d.check("cuStreamWaitEvent", d.cuStreamWaitEvent(reinterpret_cast<Stream>(stream), event, 0));
 }
 
 // Say behind all lanes that this run has ended here, after an error too.
@@ -170,7 +175,7 @@ void Run::end_lanes() {
     std::vector<MemOp> &told = executor_->told_;
     for (MemOp &end : told)
         end.value.value = epoch_ + executor_->span_;
-    told.front().value.address = device_.end_address(set_);
+    told.back().value.address = device_.end_address(set_);
     fail("cuStreamBatchMemOp", d.cuStreamBatchMemOp(joint(), static_cast<unsigned>(told.size()), told.data(), 0));
     tail_issued_ = true;
 }

@@ -267,7 +267,7 @@ class Run {
     bool is_joined() const;
     void follow();
     void end_lanes();
-    void await_ends(std::uint32_t epoch);
+    void await_ends(std::vector<MemOp> &ends, std::uint32_t epoch, Stream stream);
     void advance(std::size_t most_steps);
     template <bool traced>
     void issue_steps(std::size_t most_steps);

@@ -106,7 +106,6 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
 // A rank's word at a peer is as far before the peer's flags as it has ranks behind it.
 void Executor::bind_ends(const Program &program) {
     span_ = program.span;
-    told_.push_back(write_word(0));
     const std::size_t size = program.peer_flags.size();
     for (std::size_t peer = 0; peer < size; ++peer) {
         if (peer == rank_) continue;
@@ -117,6 +116,8 @@ void Executor::bind_ends(const Program &program) {
         end.value.flags = device_->wait_flags();
         awaited_ends_.push_back(end);
     }
+    // The last one is read by the host: then all others are written.
+    told_.push_back(write_word(0));
 }
 
 void Executor::tune_products() {

@@ -557,8 +557,8 @@ class Backend(abc.ABC):
         Parameters
         ----------
         addresses : ndarray of int64, shape (number of buffers,)
-            Address of element (0, 0) of each buffer in this process; 0 for buffers the list does
-            not touch.
+            Address of element (0, 0) of each buffer in this process; anything for buffers the list
+            does not touch.
         """
 
     def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:
