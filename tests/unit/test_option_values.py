@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers.hostile import Hostile
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.errors import ParamError, UncutError
+from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -55,6 +56,8 @@ def plain(value: object) -> bool:
     """Whether a value is of Python's own types, through and through."""
     if dataclasses.is_dataclass(value):
         return all(plain(getattr(value, one.name)) for one in dataclasses.fields(value))
+    if isinstance(value, Alike):
+        value = value.runs
     if isinstance(value, tuple):
         return all(map(plain, value))
     return value is None or isinstance(value, DType) or type(value) in (int, float, bool, str)

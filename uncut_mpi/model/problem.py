@@ -188,7 +188,10 @@ class GemmProblem:
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         if self.part is not None and self.copies:
             raise ParamError("C := A has all of C: copy a view of it instead")
-        object.__setattr__(self, "batch", Alike.of(self.batch))
+        if not isinstance(self.batch, Alike):
+            if type(self.batch) is not tuple or not all(map(_is_shape, self.batch)):
+                raise ParamError(f"batch = {shown(self.batch)}: pass a tuple with (m, n, k) of each product")
+            object.__setattr__(self, "batch", Alike.of(self.batch))
         if self.batch:
             self._check_batch()
         for down, along in self.part.rectangles if self.part is not None else ():
@@ -217,10 +220,12 @@ class GemmProblem:
         if self.copies or self.part is not None:
             raise ParamError("a batch is multiplied, and all of it: it has no part, nor is it copied")
         runs = Alike.of(self.batch).runs
+        if not all(_is_shape(shape) for shape, _ in runs):
+            raise ParamError("a batch has something else than (m, n, k) of a product")
         sums = tuple(sum(shape[at] * times for shape, times in runs) for at in range(3))
         if sums != (self.m, self.n, self.k) or min(min(shape) for shape, _ in runs) < 0:
             raise ParamError(
-                f"the products of a batch have {sums} as sums of m, n, k, and not {self.m, self.n, self.k}"
+                f"the products of a batch have {shown(sums)} as sums of m, n, k, and not {self.m, self.n, self.k}"
             )
 
     @property
@@ -432,6 +437,10 @@ def conjugated(trans: str) -> str:
 def is_conjugated_alone(trans: str, order: Order, order_of_c: Order) -> bool:
     """Return whether a complex operand of an order would be conjugated and not transposed (see module)."""
     return trans in ("C", "R") and (order == order_of_c) != (trans == "C")
+
+
+def _is_shape(value: object) -> bool:
+    return type(value) is tuple and len(value) == 3 and all(type(extent) is int for extent in value)
 
 
 def transposition(name: str, value: object) -> str:
