@@ -311,6 +311,8 @@ def _check_cover(shape: tuple[int, int], parts: Sequence[Part], edges: np.ndarra
     outside |= (edges[:, 0] >= edges[:, 1]) | (edges[:, 2] >= edges[:, 3])
     if outside.any():
         raise ParamError(f"{_text(parts[int(np.argmax(outside))])} is no part of a matrix of {rows}×{cols}")
+    if len(edges) and (edges == (0, rows, 0, cols)).all():
+        return  # each is all of it, as mostly
     found = np.unique(edges, axis=0)  # replicas once
     tops, top = np.unique(found[:, :2], return_inverse=True)
     lefts, left = np.unique(found[:, 2:], return_inverse=True)
