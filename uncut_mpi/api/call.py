@@ -261,6 +261,8 @@ class ChunkedCall(Call):
             self._binding, self._planned = self._calls.bind_chunk(self._plan, self._request, number)
             self._traced = False
             self.arm()
+            board = self._binding.executable.board
+            board.words[board.rank] = 0  # else, until the chunk has begun, it would be as far as the one before
             self.start(waits=True)
             self._finish_one(number)
         self.report = first
