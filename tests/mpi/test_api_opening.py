@@ -18,7 +18,7 @@ from tests.helpers.faulty import recorded
 from tests.helpers.hostile import interrupt
 from uncut_mpi.api import control
 from uncut_mpi.device.host import HostBackend
-from uncut_mpi.spmd import agreement, group, turns
+from uncut_mpi.spmd import group, meetings, turns
 from uncut_mpi.spmd.group import Group
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -67,7 +67,7 @@ class Interrupter:
 def impatient(monkeypatch):
     """Do not wait long for what may be on its way."""
     monkeypatch.setattr(group, "_GRACE_S", 0.02)
-    monkeypatch.setattr(agreement, "_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(meetings, "_LAST_WORDS_S", 0.0)
 
 
 def held():
