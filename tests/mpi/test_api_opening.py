@@ -212,7 +212,7 @@ def test_buffers_of_a_wait_that_is_interrupted_live_until_the_operation_ends(com
     usable = comm.rank == late or not own.stalled
     allgather(comm, None)
     if comm.rank == late:  # the others' operation ends now
-        own._comm.Iallgather(*(bytearray(8 * n) for n in (1, comm.size))).Wait()
+        own._comm.Iallgather(*(bytearray(group._EACH_BYTES * n) for n in (1, comm.size))).Wait()
     allgather(comm, None)
     Group(comm).free()
     counts.append(len(group._unended))

@@ -8,8 +8,6 @@ collective that is polled: it spins briefly, then yields, then sleeps, and can h
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import logging
 import math
 import os
@@ -64,8 +62,8 @@ _FIRST_BYTES: Final = 1 << 14
 _EACH_BYTES: Final = 512
 """What each rank tells at once: some names and numbers."""
 
-_unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
-"""Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
+_unended: dict[int, list[Any]] = {}
+"""Operations that have not ended, with their buffers: MPI may write to them though nobody waits any more."""
 
 
 class Backoff:
@@ -196,9 +194,9 @@ class Group:
         _forget_ended()
         self.rank, self.size = comm.rank, comm.size
         self._comm, request = comm.Idup()
-        self.wait(request, OPENING, timeout_s, self._comm)
+        self.wait(lambda: request, OPENING, timeout_s, self._comm)
         try:
-            self.wait(self._comm.Ibarrier(), OPENING, SETTLING_S if timeout_s is None else timeout_s, None)
+            self.wait(self._comm.Ibarrier, OPENING, SETTLING_S if timeout_s is None else timeout_s, None)
             self._find_nodes()
         except BaseException:
             self.free()
@@ -224,19 +222,19 @@ class Group:
         if threading.get_ident() == self._thread and not self.is_gone():
             self._comm.Iprobe()
 
-    def wait(self, request: MPI.Request, what: str, timeout_s: float | None, keep: object) -> None:
+    def wait(self, begin: Callable[[], MPI.Request], what: str, timeout_s: float | None, keep: object) -> None:
         """
-        Poll a request until it is complete. Not collective.
+        Begin a nonblocking operation, and poll it until it is complete. Collective as the operation is.
 
         Parameters
         ----------
-        request : mpi4py.MPI.Request
-            Of a nonblocking operation.
+        begin : callable
+            Begins the operation.
         what, timeout_s
             As for `watch`.
         keep : object
-            The buffers of the operation. MPI may still write to them where an error, an interrupt too, has ended the
-            wait, so they live on until it is done.
+            The buffers of the operation. MPI may still write to them where an error, an interrupt at any moment too,
+            has ended the wait, so they live on until it is done.
 
         Raises
         ------
@@ -245,13 +243,16 @@ class Group:
         """
         if self._steps is not None:
             self._steps[self.rank] += 1  # every collective call of MPI waits once
+        kept = [None, keep]
         try:
+            _unended[id(kept)] = kept
+            request = kept[0] = begin()
             if not request.Test():
                 self.watch(request.Test, what, timeout_s, missing=self._behind)
         except BaseException:
             self.stalled = True
-            _unended.append((request, keep))
             raise
+        del _unended[id(kept)]
 
     def watch(
         self,
@@ -373,7 +374,7 @@ class Group:
             If they are not within `timeout_s`.
         """
         self.check_usable()
-        self.wait(self._comm.Ibarrier(), what, timeout_s, None)
+        self.wait(self._comm.Ibarrier, what, timeout_s, None)
 
     def allgather_bytes(
         self, record: np.ndarray[Any, Any], what: str = "allgather", timeout_s: float | None = None
@@ -399,8 +400,7 @@ class Group:
         self.check_usable()
         mine = np.ascontiguousarray(record)
         everyone = np.empty((self.size, *record.shape), record.dtype)
-        request = self._comm.Iallgather(_raw(mine), _raw(everyone))
-        self.wait(request, what, timeout_s, (mine, everyone))
+        self.wait(lambda: self._comm.Iallgather(_raw(mine), _raw(everyone)), what, timeout_s, (mine, everyone))
         return everyone
 
     def allgather_objects(self, value: Any, what: str = "allgather", timeout_s: float | None = None) -> list[Any]:
@@ -421,8 +421,8 @@ class Group:
         parts = [one[8 : 8 + size] for one, size in zip(begun, sizes, strict=True)]
         if 8 + sizes.max() > _EACH_BYTES:
             mine, everyone, ends = np.frombuffer(data, np.uint8), np.empty(sizes.sum(), np.uint8), np.cumsum(sizes)
-            request = self._comm.Iallgatherv(mine, (everyone, sizes.tolist(), (ends - sizes).tolist(), MPI.BYTE))
-            self.wait(request, what, timeout_s, (mine, everyone))
+            of_ranks = everyone, sizes.tolist(), (ends - sizes).tolist(), MPI.BYTE
+            self.wait(lambda: self._comm.Iallgatherv(mine, of_ranks), what, timeout_s, (mine, of_ranks))
             parts = np.split(everyone, ends[:-1])
         found = [pickle.loads(part.data) for part in parts]
         for rank, (_, wire) in enumerate(found):
@@ -455,12 +455,12 @@ class Group:
             except BaseException as error:  # the others wait for the result or the error
                 failed, data = error, pickle.dumps((None, to_wire(error)))
         first = _begun(data, _FIRST_BYTES)
-        self.wait(self._comm.Ibcast(first, root=0), "broadcast", None, first)
+        self.wait(lambda: self._comm.Ibcast(first, root=0), "broadcast", None, first)
         length = int(first[:8].view(np.int64)[0])
         body = first[8 : 8 + length]
         if len(body) < length:
             body = np.frombuffer(data, np.uint8) if self.rank == 0 else np.empty(length, np.uint8)
-            self.wait(self._comm.Ibcast(body, root=0), "broadcast", None, body)
+            self.wait(lambda: self._comm.Ibcast(body, root=0), "broadcast", None, body)
         self.bytes_broadcast += len(body)
         value, wire = pickle.loads(body.data)
         if wire is not None:
@@ -479,11 +479,9 @@ class Group:
 
 def _forget_ended() -> None:
     """Drop what has ended meanwhile of the operations that nobody waited for to their end. Not collective."""
-    for _ in range(len(_unended)):
-        with contextlib.suppress(IndexError):  # another thread has taken it
-            one = _unended.popleft()
-            if not one[0].Test():
-                _unended.append(one)
+    for number, (request, _) in [*_unended.items()]:
+        if request is not None and request.Test():
+            _unended.pop(number, None)  # another thread may have taken it
 
 
 def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
