@@ -32,6 +32,7 @@ def products(s: Session, m: Matrix, b: Batch, either: bool) -> None:
     assert_type(s.gemm(m, m, wait=False).wait(), Matrix)
     assert_type((s.gemm(b, m, wait=False), s.gemm(m, b, wait=False)), tuple[Handle[Batch], Handle[Batch]])
     assert_type(s.gemm(m, m, wait=either), Any)
+    assert_type((s.download(m), s.redistribute(b, None, out=b)), tuple[Matrix, Batch])
     assert_type((s.gemm_batch([m], m, [m]), s.gemm_batch(b, b, b, wait=False)), tuple[list[Matrix], Handle[Batch]])
     s.gemm(m, np.zeros((4, 4)))  # type: ignore[call-overload]
     s.gemm(m, m, b)  # type: ignore[type-var]

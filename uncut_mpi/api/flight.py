@@ -172,7 +172,8 @@ class Flight:
                 for call in self.calls:
                     call.fail(error)
                     call.let_go()
-                    self._failure, call.over = call.error, True
+                    self.note(error)
+                    call.over = True
                     self.unheard |= call.unheard
                 self.calls.clear()
                 self._thread, self._idle = None, True
@@ -274,12 +275,12 @@ class Handle(Generic[_R]):
     @public_call
     def wait_on(self, stream: Any = None) -> None:
         """
-        Let what a stream gets from now on wait until the product is over on all ranks; return when it has begun. Local.
+        Let what a stream gets from now on wait until the product is over on all ranks. Local.
 
-        So kernels may follow that use the result, while the program goes on. Whether the product has failed `wait`
-        tells, or the next call if the handle is dropped. After a stall, or if a rank is lost, the stream waits for
-        ever. On the host, and for a product that goes through memory of the host, this returns when the product is
-        over.
+        It returns when the product has begun; where this rank's part is over by then, perhaps when all are. So kernels
+        may follow that use the result, while the program goes on. Whether the product has failed `wait` tells, or the
+        next call if the handle is dropped. After a stall, or if a rank is lost, the stream waits for ever. On the host,
+        and for a product that goes through memory of the host, this returns when the product is over.
 
         Parameters
         ----------

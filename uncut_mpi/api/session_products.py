@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _One: TypeAlias = Matrix | Batch
 _Many: TypeAlias = Sequence[Matrix] | _One
 _M = TypeVar("_M", Matrix, Batch)
+_Any = TypeVar("_Any", bound=_One)
 _Ms = TypeVar("_Ms", bound=Sequence[Matrix] | Batch)
 
 
@@ -368,7 +369,9 @@ class Multiplies(MakesMatrices):
         return array
 
     @public_call
-    def redistribute(self, matrix: Any, layout: Layout | None, *, out: Any = None, memory: Memory | None = None) -> Any:
+    def redistribute(
+        self, matrix: _Any, layout: Layout | None, *, out: _Any | None = None, memory: Memory | None = None
+    ) -> _Any:
         """
         Copy a matrix, or batch, into one that is dealt otherwise. Collective.
 
@@ -396,7 +399,7 @@ class Multiplies(MakesMatrices):
         """
         with self._gate.call("redistribute") as open_with:
             given = self._store.check_any("redistribute: matrix", matrix)
-            source, made = in_one(given), None
+            source, made, result = in_one(given), None, cast(Any, out)
             target, where = None, None
             wanted = None if layout is None and out is not None else layout_of(layout)
             if wanted is not None:
@@ -409,10 +412,10 @@ class Multiplies(MakesMatrices):
             else:
                 target = _fitting(given, self._store.check_any("redistribute: out", out))
                 extents = (len(given), 1) if isinstance(given, Batch) else source.shape
-                fits = wanted is None or out.layout == wanted.filled(extents, self.size)
+                fits = wanted is None or result.layout == wanted.filled(extents, self.size)
                 if memory is not None or not fits:
                     raise ParamError(
-                        f"out is of layout {out.layout}, but layout {wanted} and memory {memory} were given: "
+                        f"out is of layout {result.layout}, but layout {wanted} and memory {memory} were given: "
                         "pass the layout of out, or None, and no memory, or no out"
                     )
                 check_copy(("matrix", source.info), ("out", target.info))
@@ -421,12 +424,12 @@ class Multiplies(MakesMatrices):
             if target is None:
                 assert made is not None  # without a layout there is an out
                 new = dataclasses.replace(made, memory=where or own_memory(source, made.layout))
-                target = in_one(out := self._store.empty_or_batch(new))
+                target = in_one(result := self._store.empty_or_batch(new))
             self._copy("redistribute", source, target)
-        return out
+        return cast(_Any, result)
 
     @public_call
-    def download(self, matrix: Any) -> Any:
+    def download(self, matrix: _Any) -> _Any:
         """
         Return a host matrix that every rank reads with the elements of a matrix, or such a batch of one. Collective.
 
@@ -436,17 +439,17 @@ class Multiplies(MakesMatrices):
             Of any location; one in shared host memory is returned as it is.
         """
         with self._gate.call("download") as open_with:
-            given = self._store.check_any("download: matrix", matrix)
-            found = in_one(given)
+            self._store.check_any("download: matrix", matrix)
+            found = in_one(matrix)
             found.info.check_in_memory()
             self._await_caller(found)
             open_with(matrix=found.info)
             if found.whole.location == Location.host():  # of one in parts not all ranks have the array
-                return given
-            copy = self._store.empty_or_batch(_like(given, Layout.whole(0), "shared", self.size))
+                return matrix
+            copy = self._store.empty_or_batch(_like(matrix, Layout.whole(0), "shared", self.size))
             with agreement.collective(self._group, "downloading a matrix"):
                 self._move(found, in_one(copy).array, writes=False)
-        return copy
+        return cast(_Any, copy)
 
     @public_call
     def upload(self, source: Matrix | Batch, target: Matrix | Batch) -> None:

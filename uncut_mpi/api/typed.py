@@ -1,4 +1,4 @@
-"""What only who checks types looks at, and what it costs a program nothing."""
+"""Overloads for type checkers alone: a program pays nothing for them."""
 
 from __future__ import annotations
 

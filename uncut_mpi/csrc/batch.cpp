@@ -11,8 +11,6 @@ namespace {
 
 constexpr std::int64_t most_tasks = std::numeric_limits<std::int32_t>::max();
 
-int kind_of(int matrix, std::int64_t rows) { return matrix * 64 + std::bit_width(static_cast<std::uint64_t>(rows)); }
-
 std::int64_t rounded_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
@@ -180,6 +178,10 @@ std::optional<std::pair<int, std::int64_t>> Batch::arrange(bool all) {
 
 int Batch::num_sharing() const {
     return static_cast<int>(std::ranges::count_if(ranks_, [](const OfRank &one) { return !one.units.empty(); }));
+}
+
+int Batch::kind_of(int matrix, std::int64_t rows) {
+    return matrix * heights + std::bit_width(static_cast<std::uint64_t>(rows));
 }
 
 // -- panels ----------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class Batch {
     };
     // Panels of a matrix by about how high they are: columns of the highest one are at most twice as long.
     static constexpr int heights = 64, kinds = 3 * heights;
+    static int kind_of(int matrix, std::int64_t rows);
     using OfKinds = std::vector<std::int64_t>;
     struct Slot {
         std::vector<std::int32_t> panels;  // buffers, by kind; -1 for none
