@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.collective import allgather, carried, expect
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, TopologyError
 from uncut_mpi.spmd import runtime
-from uncut_mpi.spmd.group import _EACH_BYTES, _FIRST_BYTES, Group
+from uncut_mpi.spmd.group import _EACH_BYTES, _FIRST_BYTES, Group, _forget_ended
 
 
 def test_a_group_knows_its_ranks_and_nodes(comm, agree_all, group):
@@ -104,6 +104,42 @@ def test_a_rank_that_does_not_come_ends_the_wait_and_is_named(comm, agree_all):
     if comm.rank != late:
         group.free()
         group.free()
+
+
+def test_what_a_thread_waits_for_no_other_one_ends(comm, agree_all, group, monkeypatch):
+    """Another thread that opens a group looks after operations that nobody waits for any more."""
+    usual, last = Group.watch, comm.size - 1
+
+    def late(own, done, *about, **named):
+        allgather(comm, None)  # so that by now the operation can end
+        time.sleep(0.05)
+        _forget_ended()
+        return usual(own, done, *about, **named)
+
+    class Slow:
+        """A request that is not done at first."""
+
+        def __init__(self, request):
+            self.request, self.asked = request, 0
+
+        def Test(self):
+            self.asked += 1
+            return self.asked > 1 and self.request.Test()
+
+    monkeypatch.setattr(Group, "watch", late)
+    number, everyone = np.array([comm.rank]), np.empty(comm.size, np.int64)
+    asked = []
+
+    def begin():
+        asked.append(Slow(comm.Iallgather(number, everyone)))
+        return asked[-1]
+
+    found = ""
+    try:
+        group.wait(begin, "a test", 20, (number, everyone))
+    except KeyError as error:
+        found = repr(error)
+    agree_all(not found and everyone[last] == last and asked[0].asked >= 2, f"{found} {everyone}")
 
 
 def test_a_freed_group_says_so(comm, agree_all):

@@ -8,6 +8,8 @@ collective that is polled: it spins briefly, then yields, then sleeps, and can h
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import logging
 import math
 import os
@@ -62,8 +64,11 @@ _FIRST_BYTES: Final = 1 << 14
 _EACH_BYTES: Final = 512
 """What each rank tells at once: some names and numbers."""
 
-_unended: dict[int, list[Any]] = {}
-"""Operations that have not ended, with their buffers: MPI may write to them though nobody waits any more."""
+_awaited: dict[int, object] = {}
+"""The buffers of operations that somebody waits for, or whose beginning an interrupt has ended."""
+
+_unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
+"""Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
 
 
 class Backoff:
@@ -243,16 +248,18 @@ class Group:
         """
         if self._steps is not None:
             self._steps[self.rank] += 1  # every collective call of MPI waits once
-        kept = [None, keep]
+        kept, request = (keep,), None
         try:
-            _unended[id(kept)] = kept
-            request = kept[0] = begin()
+            _awaited[id(kept)] = kept
+            request = begin()
             if not request.Test():
                 self.watch(request.Test, what, timeout_s, missing=self._behind)
         except BaseException:
             self.stalled = True
+            if request is not None:
+                _unended.append((request, _awaited.pop(id(kept))))
             raise
-        del _unended[id(kept)]
+        del _awaited[id(kept)]
 
     def watch(
         self,
@@ -479,9 +486,11 @@ class Group:
 
 def _forget_ended() -> None:
     """Drop what has ended meanwhile of the operations that nobody waited for to their end. Not collective."""
-    for number, (request, _) in [*_unended.items()]:
-        if request is not None and request.Test():
-            _unended.pop(number, None)  # another thread may have taken it
+    for _ in range(len(_unended)):
+        with contextlib.suppress(IndexError):  # another thread has taken it
+            one = _unended.popleft()
+            if not one[0].Test():
+                _unended.append(one)
 
 
 def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
