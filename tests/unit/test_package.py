@@ -191,15 +191,15 @@ def test_a_meeting_that_everybody_came_to_is_complete_although_some_left_at_once
     outcomes = []
     for _ in range(ROUNDS):
         room = np.zeros(_native.Meeting.memory_bytes(3), np.uint8)
-        meetings = [_native.Meeting(room, rank, 3, RECORD_BYTES) for rank in range(3)]
+        mine, everyone = np.zeros(RECORD_BYTES, np.uint8), np.zeros((3, 3 * RECORD_BYTES), np.uint8)
+        meetings = [_native.Meeting(room, rank, mine, everyone[rank]) for rank in range(3)]
         start = threading.Barrier(3)
 
         def take_part(rank, meetings=meetings, start=start):
-            everyone = np.zeros(3 * RECORD_BYTES, np.uint8)
             start.wait()
-            outcome = meetings[rank].meet(np.zeros(RECORD_BYTES, np.uint8), everyone, 0.0)
+            outcome = meetings[rank].meet(0.0)
             while outcome == 0:
-                outcome = meetings[rank].collect(everyone, 1e-6)
+                outcome = meetings[rank].collect(1e-6)
             outcomes.append(outcome)
             meetings[rank].leave("ValueError")
 

@@ -118,8 +118,16 @@ void bind_cuda(nb::module_ &m) {
         .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<RunResult> result(m, "CudaRunResult");
-    FOR_EACH(FIELD, RunResult, tasks, copy_bytes, issue_s, drain_s, error, operation, file_error, descriptor, fatal,
-             stalled, aborted, stuck, times_s, host_times)
+    FOR_EACH(FIELD, RunResult, error, operation, file_error, descriptor, fatal, stalled, aborted, stuck, times_s,
+             host_times)
+    result  // what every call reads
+        .def_prop_ro("figures",
+                     [](const RunResult &self) {
+                         return std::make_tuple(self.tasks, self.copy_bytes, self.issue_s, self.drain_s);
+                     })
+        .def_prop_ro("went_well", [](const RunResult &self) {
+            return self.error.empty() && self.file_error == 0 && !self.stalled && !self.aborted;
+        });
     nb::class_<Run>(m, "CudaRun", "One run of an operation list, begun.")
         .def(nb::init<std::shared_ptr<Executor>, std::complex<double>, std::complex<double>, std::uint32_t, double,
                       bool, int>(),

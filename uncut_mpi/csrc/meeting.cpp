@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -29,11 +28,9 @@ namespace uncut {
 namespace {
 
 using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Record = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t line = 128;         // two cache lines: processors fetch them in pairs
 constexpr std::size_t reason_bytes = 40;  // at the end of a line
-constexpr int looks_per_clock = 32;
 
 enum Outcome : int { waiting = 0, met_alike = 1, met = 2, abandoned = 3 };
 // In a rank's word: it leaves with that meeting, and takes part in no other.
@@ -41,10 +38,15 @@ constexpr std::uint64_t left_mark = std::uint64_t{1} << 63;
 
 class Meeting {
   public:
-    Meeting(Bytes memory, std::size_t rank, std::size_t size, std::size_t record_bytes)
-        : memory_(std::move(memory)), rank_(rank), size_(size), bytes_(record_bytes) {
-        if (rank >= size || sizeof(std::uint64_t) + record_bytes + reason_bytes > line ||
-            memory_.size() < memory_bytes(size))
+    Meeting(Bytes memory, std::size_t rank, Bytes mine, Bytes everyone)
+        : memory_(std::move(memory)),
+          mine_(std::move(mine)),
+          everyone_(std::move(everyone)),
+          rank_(rank),
+          size_(everyone_.size() / mine_.size()),
+          bytes_(mine_.size()) {
+        if (rank >= size_ || everyone_.size() != size_ * bytes_ ||
+            sizeof(std::uint64_t) + bytes_ + reason_bytes > line || memory_.size() < memory_bytes(size_))
             throw std::invalid_argument("the ranks' records do not fit into the memory where they meet");
     }
 
@@ -54,14 +56,13 @@ class Meeting {
     bool pending() const { return pending_; }
 
     // Begin the next meeting and collect its records.
-    int meet(const Record &mine, const Bytes &everyone, double spin_s) {
-        if (mine.size() != bytes_) throw std::invalid_argument("the record has another size than agreed");
+    int meet(double spin_s) {
         ++number_;
         std::uint8_t *place = place_of(rank_);
-        std::memcpy(place + sizeof(std::uint64_t), mine.data(), bytes_);
+        std::memcpy(place + sizeof(std::uint64_t), mine_.data(), bytes_);
         word(place).store(number_, std::memory_order_release);
         pending_ = true;
-        return collect(everyone, spin_s);
+        return collect(spin_s);
     }
 
     // Take part in no meeting any more: not in the one that was begun, else not in the next. Who waits for this rank
@@ -89,11 +90,10 @@ class Meeting {
     }
 
     // Wait for the others for at most so long; copy all records, in the order of ranks, when they are there.
-    int collect(const Bytes &everyone, double spin_s) {
-        if (everyone.size() != size_ * bytes_) throw std::invalid_argument("the records' memory has a wrong size");
+    int collect(double spin_s) {
         if (!present()) {
             const nb::gil_scoped_release unlocked;
-            if (!spin(spin_s)) {
+            if (!spin(spin_s, [this] { return present(); })) {
                 if (!is_left()) return waiting;
                 // Who left may have met with everybody before: then all were there when the mark was made.
                 if (!present()) return abandoned;
@@ -106,7 +106,7 @@ class Meeting {
             const std::uint8_t *theirs = place_of(r) + sizeof(std::uint64_t);
             complete = complete && word(place_of(r)).load(std::memory_order_acquire) == number_;
             if (std::memcmp(own, theirs, bytes_) != 0) outcome = met;
-            std::memcpy(everyone.data() + r * bytes_, theirs, bytes_);
+            std::memcpy(everyone_.data() + r * bytes_, theirs, bytes_);
         }
         if (!complete) return abandoned;
         pending_ = false;
@@ -146,20 +146,7 @@ class Meeting {
         return seen_ == size_;
     }
 
-    bool spin(double spin_s) {
-        const auto until =
-            std::chrono::steady_clock::now() +
-            std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(spin_s));
-        do {
-            for (int i = 0; i < looks_per_clock; ++i) {
-                if (present()) return true;
-                relax();
-            }
-        } while (std::chrono::steady_clock::now() < until);
-        return false;
-    }
-
-    Bytes memory_;
+    Bytes memory_, mine_, everyone_;
     std::size_t rank_, size_, bytes_;
     std::uint64_t number_ = 0, seen_of_ = 0;
     std::size_t seen_ = 0;
@@ -170,13 +157,13 @@ class Meeting {
 
 void bind_meeting(nb::module_ &m) {
     nb::class_<Meeting>(m, "Meeting", "Records given to all ranks of a node through memory that they share.")
-        .def(nb::init<Bytes, std::size_t, std::size_t, std::size_t>(), nb::arg("memory"), nb::arg("rank"),
-             nb::arg("size"), nb::arg("record_bytes"))
+        .def(nb::init<Bytes, std::size_t, Bytes, Bytes>(), nb::arg("memory"), nb::arg("rank"), nb::arg("mine"),
+             nb::arg("everyone"))
         .def_static("memory_bytes", &Meeting::memory_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
-        .def("meet", &Meeting::meet, nb::arg("mine"), nb::arg("everyone"), nb::arg("spin_s"),
+        .def("meet", &Meeting::meet, nb::arg("spin_s"),
              "Begin the next meeting with this rank's record, then as `collect`.")
         .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")
-        .def("collect", &Meeting::collect, nb::arg("everyone"), nb::arg("spin_s"),
+        .def("collect", &Meeting::collect, nb::arg("spin_s"),
              "Return 0 if others are still missing after so long, 1 if all gave the same record, 3 if one of them has "
              "left, else 2.")
         .def("leave", &Meeting::leave, nb::arg("reason"), "Give up the meeting that was begun and all others.")

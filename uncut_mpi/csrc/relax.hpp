@@ -1,6 +1,8 @@
 // Waiting that leaves the core to its other thread for a while.
 #pragma once
 
+#include <chrono>
+
 namespace uncut {
 
 inline void relax() {
@@ -9,6 +11,22 @@ inline void relax() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+// Whether something is the case within so long, asked again and again.
+template <typename Done>
+bool spin(double spin_s, Done done) {
+    using Clock = std::chrono::steady_clock;
+    constexpr int looks_per_clock = 32;
+    const auto until =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(spin_s));
+    do {
+        for (int i = 0; i < looks_per_clock; ++i) {
+            if (done()) return true;
+            relax();
+        }
+    } while (Clock::now() < until);
+    return false;
 }
 
 }  // namespace uncut

@@ -69,15 +69,14 @@ class CallExchange:
 
     def __init__(self, group: Group, memory: np.ndarray) -> None:
         self._group = group
-        self._meeting = _native.Meeting(memory, group.rank, group.size, RECORD.itemsize)
         self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
         self._outcome, self._spin_s, self.unanimous = _WAITING, group.spin_s, False
         self.mine = np.zeros(1, RECORD)
         self.everyone = np.zeros(group.size, RECORD)
-        self._mine_raw = self.mine.view(np.uint8)
-        self._everyone_raw = self.everyone.view(np.uint8)
-        self._common = self._everyone_raw.reshape(group.size, -1)[:, :_COMMON_BYTES]
-        self._mine_bytes = self._mine_raw.data
+        mine, everyone = self.mine.view(np.uint8), self.everyone.view(np.uint8)
+        self._meeting = _native.Meeting(memory, group.rank, mine, everyone)
+        self._common = everyone.reshape(group.size, -1)[:, :_COMMON_BYTES]
+        self._mine_bytes = mine.data
 
     def fill(self, call: str, digest: bytes, epoch: int, *, flags: int, status: int) -> None:
         """Write `mine`: the call's name (ASCII), the 16-byte digest of its arguments, and the rest. Local."""
@@ -99,7 +98,7 @@ class CallExchange:
         meeting = self._meeting
         if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
             self._watch(what, timeout_s, missing)
-        self._outcome = meeting.meet(self._mine_raw, self._everyone_raw, self._spin_s)
+        self._outcome = meeting.meet(self._spin_s)
         if self._outcome == _WAITING:
             self._watch(what, timeout_s, missing)
         elif self._outcome == _ABANDONED:
@@ -164,11 +163,11 @@ class CallExchange:
     def _watch(
         self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
     ) -> None:
-        group, collect, everyone = self._group, self._meeting.collect, self._everyone_raw
+        group, collect = self._group, self._meeting.collect
 
         def met() -> int:
             group.drive()
-            self._outcome = collect(everyone, self._pause_s)
+            self._outcome = collect(self._pause_s)
             return self._outcome
 
         group.watch(met, what, timeout_s, missing=missing, progress=progress)
@@ -212,7 +211,7 @@ class Verdicts(CallExchange):
         """
         if self._told:
             if self._outcome == _WAITING:
-                self._outcome = self._meeting.collect(self._everyone_raw, spin_s)
+                self._outcome = self._meeting.collect(spin_s)
             return self._outcome != _WAITING
         self._told, self._turn = True, self._turn ^ 1
         if error is not None:
@@ -220,7 +219,7 @@ class Verdicts(CallExchange):
             self._texts[self._turn, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
             lost = isinstance(error, StallError) or getattr(error, "fatal", False)
             self.mine["status"] = _LOST if lost else _FAILED
-        self._outcome = self._meeting.meet(self._mine_raw, self._everyone_raw, spin_s)
+        self._outcome = self._meeting.meet(spin_s)
         return self._outcome != _WAITING
 
     def judge(

@@ -9,6 +9,7 @@ why nothing waits in a circle.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -17,12 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.group import Group
 
-# A rank's word is 4·call + one of these, so that it only ever grows.
-_ARRIVED, _HELD, _BLOCKED, _LOCKED = range(4)
-_STATES = 4
+_State = _native.Turn.State
 
 
 class DeviceTurns:
@@ -37,6 +37,13 @@ class DeviceTurns:
         Identifies this rank's device within its process.
     words : ndarray of uint64, shape (size,)
         Zeros in memory that all ranks share; entry r is written by rank r only.
+
+    Attributes
+    ----------
+    arrive : callable
+        Says that this rank has begun its next call, whether it will take its device or not. Not collective.
+    release : callable
+        Gives this rank's device back, once for each call. Not collective; without `acquire` it does nothing.
 
     Notes
     -----
@@ -61,27 +68,20 @@ class DeviceTurns:
     """
 
     def __init__(self, group: Group, device_key: str, words: np.ndarray[Any, Any]) -> None:
-        self._group, self._key, self._rank = group, device_key, group.rank
-        # Polled many times a call, and six times as fast as the array.
-        self._words = memoryview(words)  # type: ignore[arg-type]  # numpy 1 stubs know no Buffer
+        self._group, self._key = group, device_key
         processes = group.allgather_objects((node_identity(), os.getpid()))
         ranks = sorted(range(group.size), key=processes.__getitem__)
         place = ranks.index(group.rank)
         self._before = ranks[place - 1] if place else None
         self._last = ranks[-1]
-        self._call = 0
         with _registry_mutex:
-            self._lock = _registry.setdefault(device_key, _DeviceLock())
-        self._closed = False
-
-    def arrive(self) -> None:
-        """Say that this rank has begun its next call, whether it will take its device or not. Not collective."""
-        self._call += 1
-        self._words[self._rank] = _STATES * self._call + _ARRIVED
+            lock = _registry.setdefault(device_key, _native.DeviceLock())
+        self._turn = _native.Turn(words, group.rank, lock)
+        self.arrive, self.release = self._turn.arrive, self._turn.release  # part of every call
 
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
-        return self._below(self._word(_ARRIVED))
+        return self._turn.below(_State.ARRIVED)
 
     def acquire(self, timeout_s: float | None = None, settle: Callable[[], None] = lambda: None) -> None:
         """
@@ -98,90 +98,52 @@ class DeviceTurns:
             If they are not to be had within `timeout_s`; says what is awaited. The session cannot
             make calls any more then.
         """
-        words, first = self._words, _STATES * self._call
-        arrived, tried = first + _ARRIVED, first + _HELD
+        turn = self._turn
         try:
-            if min(words) < arrived:  # mostly not, and this is part of every call
-                self._await(lambda: min(words) >= arrived, timeout_s, " to begin this call", self.missing)
-            words[self._rank] = tried if self._lock.try_take(self) else first + _BLOCKED
-            if min(words) < tried:
-                self._await(lambda: min(words) >= tried, timeout_s, " to try its device", lambda: self._below(tried))
-            # A rank that has failed in this call may be in its next one: not all above HELD is BLOCKED or LOCKED.
-            if max(words) > tried and (first + _BLOCKED in words or first + _LOCKED in words):
+            if turn.take(self._group.spin_s):
+                return
+            self._await_all(_State.ARRIVED, timeout_s, " to begin this call")
+            turn.take(0.0)
+            self._await_all(_State.HELD, timeout_s, " to try its device")
+            if turn.is_blocked:
                 settle()
                 self._take_turns(timeout_s)
         except BaseException:
             self.release()
             raise
 
-    def release(self) -> None:
-        """Give this rank's device back, once for each call. Not collective; without `acquire` it does nothing."""
-        self._lock.give_back(self)
-
     def close(self) -> None:
         """Leave the order. Not collective; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self.release()
-            self._words.release()  # so that the memory can be unmapped
+        self._turn.let_go()
 
     def _take_turns(self, timeout_s: float | None) -> None:
-        self._lock.give_back(self)
-        locked, before, last = self._word(_LOCKED), self._before, self._last
+        turn, before, last = self._turn, self._before, self._last
+        turn.release()
         if before is not None:
-            self._await(lambda: self._words[before] >= locked, timeout_s, " to take its device", lambda: [before])
-        self._lock.queue(self)
-        self._await(lambda: self._lock.is_held_by(self), timeout_s, "", None)
-        self._words[self._rank] = locked
-        self._await(lambda: self._words[last] >= locked, timeout_s, " to take its device", lambda: [last])
+            self._await_one(before, timeout_s)
+        turn.queue()
+        self._await(lambda: turn.has_device, timeout_s, "", None)
+        turn.say(_State.LOCKED)
+        self._await_one(last, timeout_s)
 
-    def _below(self, word: int) -> list[int]:
-        return [rank for rank, theirs in enumerate(self._words) if theirs < word]
+    def _await_all(self, state: _State, timeout_s: float | None, to: str) -> None:
+        below = functools.partial(self._turn.below, state)
+        self._await(lambda: not below(), timeout_s, to, below)
 
-    def _word(self, state: int) -> int:
-        return _STATES * self._call + state
+    def _await_one(self, rank: int, timeout_s: float | None) -> None:
+        below = self._turn.below
+        self._await(lambda: rank not in below(_State.LOCKED), timeout_s, " to take its device", lambda: [rank])
 
     def _await(
         self, done: Callable[[], bool], timeout_s: float | None, to: str, missing: Callable[[], list[int]] | None
     ) -> None:
         if not done():
             held = f"device {self._key}, which other sessions of this process hold"
-            what = f"call {self._call}"
+            what = f"call {self._turn.call}"
             self._group.watch(done, what, timeout_s, missing=missing, whom=held, to=to, final=False)
-
-
-class _DeviceLock:
-    """A lock granted in order of arrival: who is first in the line holds it. Waiters poll."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._line: list[object] = []
-
-    def try_take(self, who: object) -> bool:
-        """Take it if nobody else holds it or waits for it; each time it is taken it is to be given back."""
-        with self._mutex:
-            if self._line and not (self._line[0] is self._line[-1] is who):
-                return False
-            self._line.append(who)
-            return True
-
-    def queue(self, who: object) -> None:
-        """Wait for it from now on."""
-        with self._mutex:
-            self._line.append(who)
-
-    def is_held_by(self, who: object) -> bool:
-        """Return whether all who came before have given it back."""
-        return self._line[0] is who
-
-    def give_back(self, who: object) -> None:
-        """Hold it once less, or wait for it no more."""
-        with self._mutex:
-            if who in self._line:
-                self._line.remove(who)
 
 
 # The order is one over all sessions of the process, which know nothing of each other: this is where
 # they meet. A lock lives as long as any of them has it.
-_registry: weakref.WeakValueDictionary[str, _DeviceLock] = weakref.WeakValueDictionary()
+_registry: weakref.WeakValueDictionary[str, _native.DeviceLock] = weakref.WeakValueDictionary()
 _registry_mutex = threading.Lock()

@@ -111,9 +111,10 @@ class CudaExecutable(Executable):
 
     def report_of(self, result: _native.CudaRunResult, timeout_s: float, *, traced: bool) -> ExecutionReport:
         """Return what a run did, in words where it failed."""
-        report = ExecutionReport(result.tasks, result.copy_bytes, result.issue_s, result.drain_s)
-        report.error = self._error_of(result, timeout_s)
-        report.aborted = result.aborted
+        report = ExecutionReport(*result.figures)
+        if not result.went_well:
+            report.error = self._error_of(result, timeout_s)
+            report.aborted = result.aborted
         if traced:
             report.times = self._times_of(result)
         return report
