@@ -14,9 +14,10 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Name, concerns
 from uncut_mpi.api.memory import Arena, Flags, HostArena
 from uncut_mpi.api.plans import AnyPlan, Plan
-from uncut_mpi.api.request import Operands, infos_of
+from uncut_mpi.api.request import Operands, Scalars, infos_of
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.model.arguments import Number
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
@@ -41,6 +42,8 @@ class Binding:
         Whether the plan stages a matrix (`PlanSummary.staged`).
     digest : int
         See `digest_of`.
+    with_files : bool
+        Whether a matrix is a file.
     alpha, beta : float or complex or None
         The scalars of the last call.
     mixed : bytes
@@ -50,9 +53,18 @@ class Binding:
     executable: Executable
     staged: bool
     digest: int
+    with_files: bool
     alpha: Number | None = None
     beta: Number | None = None
     mixed: bytes = b""
+
+    def take(self, scalars: Scalars, dtype: DType) -> bytes:
+        """Return the digest with scalars of a call, or raise ParamError if the type has not got them. Local."""
+        alpha, beta = scalars
+        if alpha is not self.alpha or beta is not self.beta:  # mostly those of the last call
+            scalars.check(dtype)
+            self.alpha, self.beta, self.mixed = alpha, beta, scalars.mixed_with(self.digest)
+        return self.mixed
 
 
 class Binder:
@@ -123,7 +135,8 @@ class Binder:
                 executable = self._backend.executable(
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
-                binding = Binding(executable, bool(plan.summary.staged), digest_of(plan, matrices))
+                with_files = any(one.info.file for one in matrices)
+                binding = Binding(executable, bool(plan.summary.staged), digest_of(plan, matrices), with_files)
                 bound[_names(matrices)] = binding
         return binding
 

@@ -1,10 +1,10 @@
 """
 The calls that multiply, one after another: each is opened, started, asked and finished.
 
-A repeated call is: look the plan up, opening barrier, fire, drain, closing barrier. The opening
-barrier is that of every call of a session (`gate`). The devices are taken after it, when all ranks are
-known to be in this call: a rank that makes another one never waits for them. Between it and the closing
-barrier no rank may leave alone: what goes wrong is carried as a value and raised on all ranks afterwards.
+A repeated call is: look the plan up, opening barrier, fire, drain, closing barrier. It goes through them in one go, or
+as far as all is as usual. The opening barrier is that of every call of a session (`gate`). The devices are taken after
+it, when all ranks are known to be in this call: a rank that makes another one never waits for them. Between it and the
+closing barrier no rank may leave alone: what goes wrong is carried as a value and raised on all ranks afterwards.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from uncut_mpi.api.binding import Binder, Binding, digest_of
-from uncut_mpi.api.call import CALLS, Call
+from uncut_mpi.api.call import CALLS, Call, CallResult
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.flight import Flight
-from uncut_mpi.api.gate import Gate
+from uncut_mpi.api.gate import Gate, Stage
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.plan_cache import PlanCache
@@ -28,17 +28,17 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.api.searches import Searches
-from uncut_mpi.device.interface import Backend
+from uncut_mpi.device.interface import Backend, Executable, Outcome
 from uncut_mpi.errors import (
     CapacityError,
     DeviceError,
+    ParamError,
     PlanError,
     ScheduleError,
     StallError,
     UncutError,
     is_agreed,
 )
-from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.meetings import NEWS, READY
@@ -101,6 +101,7 @@ class Calls:
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self.maker = maker
         self.now: Call | None = None
+        self._going: Executable | None = None  # what the last call in one go ran
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
@@ -122,18 +123,73 @@ class Calls:
             self.turns.close()
             raise
 
-    def run(
-        self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None], *, traced: bool = False
+    def run(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> CallResult:
+        """Make a product and return what this rank did; parameters are those of `open`. Collective."""
+        binding = self.binder.find(plan, request.matrices)
+        if binding is None or not self._may_go(request, binding):
+            return self.make(request, plan, keep).result
+        flags = self.binder.flags
+        self._going = executable = binding.executable
+        patience_s = self.timeout_s + executable.longest_s
+        done = self.gate.go(request, binding, flags.epoch, self.backend.await_caller, patience_s)
+        if self.gate.stage is not Stage.OVER:
+            return self.make(request, plan, keep, stage=self.gate.stage, outcome=done).result
+        if TYPE_CHECKING:
+            assert done is not None
+            assert isinstance(plan, Plan)  # nothing else is bound
+        flags.begin(executable.span)
+        keep(plan)
+        tasks, copied, issue_s, drain_s = done.figures
+        self.counters.add(tasks, copied)
+        # Half the time of its constructor.
+        return tuple.__new__(CallResult, (tasks, copied, issue_s, drain_s, False, binding.staged))
+
+    def _may_go(self, request: Request, binding: Binding) -> bool:
+        """Return whether a product that is bound may be made in one go. Local."""
+        flight = self.flight
+        if flight.calls or flight.unheard or self.searches.found or binding.with_files:
+            return False
+        try:
+            binding.take(request.scalars, request.matrices[2].info.dtype)
+        except ParamError:  # which all ranks are to learn
+            return False
+        return self.binder.flags.goes_on(binding.executable.span)
+
+    def make(
+        self,
+        request: Request,
+        plan: AnyPlan | PlanKey,
+        keep: Callable[[AnyPlan], None],
+        *,
+        traced: bool = False,
+        stage: Stage = Stage.OUTSIDE,
+        outcome: Outcome | None = None,
     ) -> Call:
-        """Open, start and finish a product; parameters are those of `open`. Collective."""
-        call = self.open(request, plan, keep, traced=traced)
+        """
+        Make a product step by step, or finish one; other parameters are those of `open`. Collective.
+
+        Parameters
+        ----------
+        outcome : Outcome, optional
+            Of its run, if that is over.
+        """
+        call = self.open(request, plan, keep, traced=traced, stage=stage)
         try:
             call.arm()
-            call.start(waits=True)
+            if outcome is None:
+                call.start(waits=True)
+            else:
+                call.pass_by(outcome)
             call.finish()
         finally:
             call.let_go()
         return call
+
+    def progress(self) -> float:
+        """Return about what part of a product that runs is done on this rank, from 0 to 1. Any thread may ask."""
+        if self.now is not None:
+            return self.now.progress()
+        return self._going.progress() if self._going is not None and self.gate.stage is Stage.RUNNING else 0.0
 
     def launch(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> Call:
         """
@@ -170,6 +226,7 @@ class Calls:
         *,
         traced: bool = False,
         follows: bool = False,
+        stage: Stage = Stage.OUTSIDE,
     ) -> Call:
         """
         Return one product that all ranks agree to make, with this rank's turn at its device. Collective.
@@ -184,8 +241,15 @@ class Calls:
             Take the times of this rank's tasks.
         follows : bool, default False
             Leave earlier calls in flight, if all ranks are ready for this one.
+        stage : Stage, default OUTSIDE
+            How far it is already, by `Gate.go`.
         """
-        binding, told = self._meet(request, plan, follows=follows)
+        if stage is Stage.OUTSIDE:
+            binding, told = self._meet(request, plan, follows=follows)
+        else:
+            binding, told = self.binder.find(plan, request.matrices), READY
+            if stage is Stage.OPENING:
+                told = self.gate.open(request.call, request.asked, b"", flags=READY, begun=True)
         all_ready = told == READY
         written = request.matrices[2].info
         try:
@@ -221,15 +285,11 @@ class Calls:
         matrices, scalars = request.matrices, request.scalars
         try:
             a, b, c = matrices
-            alpha, beta = scalars
-            if c.info.dtype is not DType.f64 or type(alpha) is complex or type(beta) is complex:
-                scalars.check(c.info.dtype)
             binding = self.binder.find(plan, matrices)
             if binding is not None:
-                if alpha is not binding.alpha or beta is not binding.beta:  # mostly those of the last call
-                    binding.alpha, binding.beta, binding.mixed = alpha, beta, scalars.mixed_with(binding.digest)
-                digest = binding.mixed
+                digest = binding.take(scalars, c.info.dtype)
             else:
+                scalars.check(c.info.dtype)
                 digest = scalars.mixed_with(digest_of(plan, matrices))
                 if not isinstance(plan, PlanKey):
                     binding = self.binder.find(plan.now, plan.begins_with(matrices, request.choices))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from uncut_mpi.device.interface import ExecutionReport
-
 
 @dataclasses.dataclass(slots=True)
 class Counters:
@@ -33,11 +31,11 @@ class Counters:
     tasks: int = 0
     copy_bytes: int = 0
 
-    def add(self, report: ExecutionReport) -> None:
+    def add(self, tasks: int, copy_bytes: int) -> None:
         """Count one product."""
         self.calls += 1
-        self.tasks += report.tasks
-        self.copy_bytes += report.copy_bytes
+        self.tasks += tasks
+        self.copy_bytes += copy_bytes
 
     def snapshot(self) -> Counters:
         """Return a copy."""

@@ -13,10 +13,11 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from uncut_mpi import _native
 from uncut_mpi.api.control import Control
 from uncut_mpi.errors import (
     ParamError,
@@ -36,10 +37,16 @@ from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
 
 if TYPE_CHECKING:
+    from uncut_mpi.api.binding import Binding
     from uncut_mpi.api.flight import Flight
+    from uncut_mpi.api.request import Request
+    from uncut_mpi.device.interface import Outcome
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+Stage = _native.Passage.Stage
+"""How far a product has got: ``OUTSIDE``, ``OPENING``, ``TAKING``, ``RUNNING``, ``ENDED``, ``CLOSING``, ``OVER``."""
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
@@ -92,6 +99,8 @@ class Gate:
         self._arrival_timeout_s = arrival_timeout_s
         self._missing, self._progress = turns.missing, control.progress
         self._exchange, self._verdicts, self._abort = control.exchange, control.verdicts, control.abort
+        self._passage = _native.Passage(control.exchange.meeting, control.verdicts.meeting, turns.turn)
+        self._spin_s = group.spin_s
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
         self._inside = self._opened = False  # a call, and whether all ranks are in it
@@ -109,7 +118,7 @@ class Gate:
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
         self.on_close = _nothing  # which refers to this gate
-        del self._exchange, self._verdicts, self._progress, self._abort
+        del self._exchange, self._verdicts, self._progress, self._abort, self._passage
 
     def exclusive(self) -> Gate:
         """
@@ -248,6 +257,7 @@ class Gate:
         error: BaseException | None = None,
         waits_for_ever: bool = False,
         follows: bool = False,
+        begun: bool = False,
     ) -> int:
         """
         Open a call, when none is in flight; return `READY` if every rank is, and `NEWS` where any has some. Collective.
@@ -264,6 +274,8 @@ class Gate:
             Do without the deadline: for calls in which ranks await what others do on their own.
         follows : bool, default False
             Leave earlier calls in flight.
+        begun : bool, default False
+            This rank is in the meeting already, by `go`.
 
         Raises
         ------
@@ -284,11 +296,14 @@ class Gate:
             flight.drain()
         if flight.unheard and call != CLOSE:
             error = error or flight.unheard_error()
-        self.epoch = epoch
-        self._exchange.fill(call, digest, epoch, flags=flags, status=error is not None)
-        self._turns.arrive()
+        if not begun:
+            self.epoch = epoch
+            self._exchange.fill(call, digest, epoch, flags=flags, status=error is not None)
+            self._turns.arrive()
+        patience_s = None if waits_for_ever else self._arrival_timeout_s
         try:
-            records = self._exchange.exchange(call, None if waits_for_ever else self._arrival_timeout_s, self._missing)
+            outcome = self._passage.outcome if begun else None
+            records = self._exchange.exchange(call, patience_s, self._missing, outcome)
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=False)
             raise
@@ -304,6 +319,53 @@ class Gate:
             agreement.raise_mismatch(self._group, records["digest"].copy(), asked)
         told = records["flags"]
         return int(np.bitwise_and.reduce(told) & meetings.READY | np.bitwise_or.reduce(told) & meetings.NEWS)
+
+    def go(
+        self, request: Request, binding: Binding, epoch: int, settle: Callable[[], object], timeout_s: float
+    ) -> Outcome | None:
+        """
+        Open a product that is bound here, take the devices, run it and close it: as far as all is as usual. Collective.
+
+        How far it got `stage` tells, and who calls this goes on from there.
+
+        Parameters
+        ----------
+        settle : callable
+            Awaits what is to be done before the ranks meet.
+        timeout_s : float
+            Of the run.
+
+        Returns
+        -------
+        Outcome or None
+            Of the run, if it is over.
+        """
+        self.epoch = epoch
+        self._exchange.fill(request.call, binding.mixed, epoch, flags=meetings.READY, status=0)
+        passage, executable, (alpha, beta) = self._passage, binding.executable, request.scalars
+        self._opened = True  # too early rather than too late, for an interrupt
+        try:
+            done = passage.go(settle, executable.runner, alpha, beta, epoch, timeout_s, self._spin_s)
+        except BaseException as error:
+            self._turns.release()
+            if passage.stage is not Stage.OUTSIDE:
+                with executable.running:
+                    raise
+            self._opened = False
+            if not isinstance(error, Exception):  # else it comes again, and the other ranks are told
+                raise
+            return None
+        stage = passage.stage
+        if stage is Stage.OUTSIDE or stage is Stage.OVER:
+            self._opened = False
+        elif stage is Stage.CLOSING:
+            self._verdicts.begun(passage.outcome)
+        return cast("Outcome | None", done)
+
+    @property
+    def stage(self) -> Stage:
+        """How far `go` got with its product, or has got."""
+        return self._passage.stage
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""

@@ -226,7 +226,7 @@ class GemmPlan:
             if isinstance(plan, Trial):  # of which this is no call
                 keep(plan)
                 plan, keep = plan.plans[0], lambda kept: None
-            call = self._calls.run(request, plan, keep, traced=True)
+            call = self._calls.make(request, plan, keep, traced=True)
             return merge_times(len(self.schedule.tasks), self._calls.group.allgather_objects(call.report.times))
 
     def progress(self) -> float:
@@ -236,8 +236,7 @@ class GemmPlan:
         For other threads than the one that calls: products are counted, or where there are none copies. A GPU says from
         time to time how far it is.
         """
-        running = self._calls.now
-        return 0.0 if running is None else running.progress()
+        return self._calls.progress()
 
     def close(self) -> None:
         """Release streams and events of this plan. Not collective; a second call does nothing."""
@@ -360,7 +359,7 @@ class GemmPlan:
         with self._calls.gate.exclusive():
             if wait is True:
                 request, plan = self._request("execute", alpha, beta, a, b, c, stream)
-                return self._calls.run(request, plan, self._keep).result
+                return self._calls.run(request, plan, self._keep)
             request, plan = self._request("execute", alpha, beta, a, b, c, stream, wait)
             begun = self._calls.launch(request, plan, self._keep)
             return Handle(self, self._calls.flight, begun, lambda call: call.result)

@@ -226,9 +226,13 @@ class Flags(Arena):
         self.epoch = self._ahead = 0
         self.before_reset: Callable[[], None] = lambda: None
 
+    def goes_on(self, span: int) -> bool:
+        """Return whether a call may begin at `epoch` without a message. Local; the same on all ranks."""
+        return self._ahead + span < _PERIOD
+
     def begin(self, span: int) -> int:
         """Return the epoch of a call; that of the next one is `span` further on. Collective; seldom a message."""
-        if self._ahead + span >= _PERIOD:
+        if not self.goes_on(span):
             self.before_reset()
             self.reset()
         epoch, self.epoch = self.epoch, (self.epoch + span) % _EPOCHS

@@ -18,7 +18,6 @@ void bind_follower(nb::module_ &m);
 void bind_cuda(nb::module_ &m);
 void bind_host_files(nb::module_ &m);
 void bind_meeting(nb::module_ &m);
-void bind_turns(nb::module_ &m);
 void bind_capsule(nb::module_ &m);
 }  // namespace uncut
 
@@ -38,6 +37,5 @@ NB_MODULE(_native, m) {
     uncut::bind_cuda(m);
     uncut::bind_host_files(m);
     uncut::bind_meeting(m);
-    uncut::bind_turns(m);
     uncut::bind_capsule(m);
 }

@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -211,6 +211,28 @@ class ExecutionReport:
     aborted: bool = False
     times: TaskTimes | None = None
 
+    @property
+    def figures(self) -> tuple[int, int, float, float]:
+        """The first four."""
+        return self.tasks, self.copy_bytes, self.issue_s, self.drain_s
+
+    @property
+    def went_well(self) -> bool:
+        """Whether all of this rank's tasks were done."""
+        return self.error is None and not self.aborted
+
+
+class Outcome(Protocol):
+    """What a run did, before it is known in words."""
+
+    @property
+    def figures(self) -> tuple[int, int, float, float]:
+        """As of `ExecutionReport`."""
+
+    @property
+    def went_well(self) -> bool:
+        """As of `ExecutionReport`."""
+
 
 class Chain(enum.IntEnum):
     """How a run is issued beside others of its device."""
@@ -266,7 +288,15 @@ class Executable(abc.ABC):
         On which a run says how far its lanes are.
     milestones : ndarray of float64, shape (2, number of lanes)
         What each lane's word of the board is when the lane is through, and its part of the work; parts sum to 1.
+    running : context manager
+        Turns what a run may raise into errors of ours.
+    runner : callable
+        Takes the parameters of `run`, all by their places, and returns an outcome that `report_of` understands: what
+        `run` does, without words.
     """
+
+    running: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    runner: Callable[[Number, Number, int, float, bool], Outcome]
 
     def __init__(
         self, program: OperationList, addresses: np.ndarray, board: ProgressBoard, through: np.ndarray
@@ -315,7 +345,13 @@ class Executable(abc.ABC):
         self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False
     ) -> ExecutionReport:
         """Issue every operation in order and wait until all have finished; see `start`."""
-        return self.start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced).finish()
+        with self.running:
+            done = self.runner(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
+        return self.report_of(done, timeout_s, traced=traced)
+
+    @abc.abstractmethod
+    def report_of(self, outcome: Any, timeout_s: float, *, traced: bool) -> ExecutionReport:
+        """Return what a run did, in words where it failed."""
 
     def prepare_trace(self) -> None:
         """

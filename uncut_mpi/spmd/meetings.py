@@ -59,6 +59,8 @@ class CallExchange:
 
     Attributes
     ----------
+    meeting : Meeting
+        Where the ranks meet, without words for what goes wrong.
     mine : ndarray of RECORD, shape (1,)
         Filled in by the caller before `exchange`.
     everyone : ndarray of RECORD, shape (size,)
@@ -74,7 +76,7 @@ class CallExchange:
         self.mine = np.zeros(1, RECORD)
         self.everyone = np.zeros(group.size, RECORD)
         mine, everyone = self.mine.view(np.uint8), self.everyone.view(np.uint8)
-        self._meeting = _native.Meeting(memory, group.rank, mine, everyone)
+        self.meeting = _native.Meeting(memory, group.rank, mine, everyone)
         self._common = everyone.reshape(group.size, -1)[:, :_COMMON_BYTES]
         self._mine_bytes = mine.data
 
@@ -82,9 +84,16 @@ class CallExchange:
         """Write `mine`: the call's name (ASCII), the 16-byte digest of its arguments, and the rest. Local."""
         _RECORD_STRUCT.pack_into(self._mine_bytes, 0, digest, call.encode(), epoch, flags, status)
 
-    def exchange(self, what: str, timeout_s: float | None = None, missing: Missing | None = None) -> np.ndarray:
+    def exchange(
+        self, what: str, timeout_s: float | None = None, missing: Missing | None = None, begun: int | None = None
+    ) -> np.ndarray:
         """
         Give `mine` to all ranks and return the records of all. Collective; allocates nothing.
+
+        Parameters
+        ----------
+        begun : int, optional
+            What the meeting has come to so far, if it was begun (`Passage`).
 
         Raises
         ------
@@ -95,10 +104,13 @@ class CallExchange:
             If a rank has left the session, whether the others are here or not; names it.
         """
         self._group.check_usable()
-        meeting = self._meeting
-        if meeting.pending:  # an interrupt ended that wait, but the others still need what comes next to come after it
-            self._watch(what, timeout_s, missing)
-        self._outcome = meeting.meet(self._spin_s)
+        meeting = self.meeting
+        if begun is not None:
+            self._outcome = begun
+        else:
+            if meeting.pending:  # an interrupt ended that wait, but what others need next comes after it
+                self._watch(what, timeout_s, missing)
+            self._outcome = meeting.meet(self._spin_s)
         if self._outcome == _WAITING:
             self._watch(what, timeout_s, missing)
         elif self._outcome == _ABANDONED:
@@ -123,7 +135,7 @@ class CallExchange:
         PeerFailedError, StallError
             As `exchange`.
         """
-        left = self._meeting.left
+        left = self.meeting.left
         if not left:
             return
         gone: dict[str, list[int]] = {}
@@ -147,7 +159,7 @@ class CallExchange:
     @property
     def pending(self) -> bool:
         """Whether an exchange was begun that an interrupt has ended; the next one goes on with it. Local."""
-        return self._meeting.pending
+        return self.meeting.pending
 
     def leave(self, reason: str = "") -> None:
         """
@@ -158,12 +170,12 @@ class CallExchange:
         reason : str, default ""
             By what, as the name of an error's type; by default this rank has given up waiting.
         """
-        self._meeting.leave(reason.encode("ascii", "replace").decode())
+        self.meeting.leave(reason.encode("ascii", "replace").decode())
 
     def _watch(
         self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
     ) -> None:
-        group, collect = self._group, self._meeting.collect
+        group, collect = self._group, self.meeting.collect
 
         def met() -> int:
             group.drive()
@@ -198,7 +210,7 @@ class Verdicts(CallExchange):
         super().__init__(group, memory[:ends])
         self._rank = group.rank
         self._texts = memory[ends:].reshape(2, group.size, _TEXT_BYTES)  # used in turn, as the places of a meeting
-        self._turn, self._told = 0, False
+        self._told = False
 
     def tell(self, error: BaseException | None, spin_s: float = 0.0) -> bool:
         """
@@ -211,16 +223,20 @@ class Verdicts(CallExchange):
         """
         if self._told:
             if self._outcome == _WAITING:
-                self._outcome = self._meeting.collect(spin_s)
+                self._outcome = self.meeting.collect(spin_s)
             return self._outcome != _WAITING
-        self._told, self._turn = True, self._turn ^ 1
+        self._told = True
         if error is not None:
             text = "\0".join(to_wire(error)).encode("utf-8", "replace")[: _TEXT_BYTES - 1] + b"\0"
-            self._texts[self._turn, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
+            self._texts[(self.meeting.number + 1) % 2, self._rank, : len(text)] = np.frombuffer(text, np.uint8)
             lost = isinstance(error, StallError) or getattr(error, "fatal", False)
             self.mine["status"] = _LOST if lost else _FAILED
-        self._outcome = self._meeting.meet(spin_s)
+        self._outcome = self.meeting.meet(spin_s)
         return self._outcome != _WAITING
+
+    def begun(self, outcome: int) -> None:
+        """Note that all was well here and was told (`Passage`), and what the meeting has come to so far. Local."""
+        self._told, self._outcome = True, outcome
 
     def judge(
         self, error: BaseException | None, timeout_s: float, progress: Progress
@@ -260,7 +276,7 @@ class Verdicts(CallExchange):
         return wires, bool((statuses == _LOST).any())
 
     def _wire(self, rank: int) -> Wire:
-        name, message, *_ = self._texts[self._turn, rank].tobytes().decode("utf-8", "ignore").split("\0")
+        name, message, *_ = self._texts[self.meeting.number % 2, rank].tobytes().decode("utf-8", "ignore").split("\0")
         return name, message
 
 

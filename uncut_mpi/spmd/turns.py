@@ -40,6 +40,8 @@ class DeviceTurns:
 
     Attributes
     ----------
+    turn : Turn
+        How far this rank is, without words for what goes wrong.
     arrive : callable
         Says that this rank has begun its next call, whether it will take its device or not. Not collective.
     release : callable
@@ -76,12 +78,12 @@ class DeviceTurns:
         self._last = ranks[-1]
         with _registry_mutex:
             lock = _registry.setdefault(device_key, _native.DeviceLock())
-        self._turn = _native.Turn(words, group.rank, lock)
-        self.arrive, self.release = self._turn.arrive, self._turn.release  # part of every call
+        self.turn = _native.Turn(words, group.rank, lock)
+        self.arrive, self.release = self.turn.arrive, self.turn.release  # part of every call
 
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
-        return self._turn.below(_State.ARRIVED)
+        return self.turn.below(_State.ARRIVED)
 
     def acquire(self, timeout_s: float | None = None, settle: Callable[[], None] = lambda: None) -> None:
         """
@@ -98,7 +100,7 @@ class DeviceTurns:
             If they are not to be had within `timeout_s`; says what is awaited. The session cannot
             make calls any more then.
         """
-        turn = self._turn
+        turn = self.turn
         try:
             if turn.take(self._group.spin_s):
                 return
@@ -114,10 +116,10 @@ class DeviceTurns:
 
     def close(self) -> None:
         """Leave the order. Not collective; a second call does nothing."""
-        self._turn.let_go()
+        self.turn.let_go()
 
     def _take_turns(self, timeout_s: float | None) -> None:
-        turn, before, last = self._turn, self._before, self._last
+        turn, before, last = self.turn, self._before, self._last
         turn.release()
         if before is not None:
             self._await_one(before, timeout_s)
@@ -127,11 +129,11 @@ class DeviceTurns:
         self._await_one(last, timeout_s)
 
     def _await_all(self, state: _State, timeout_s: float | None, to: str) -> None:
-        below = functools.partial(self._turn.below, state)
+        below = functools.partial(self.turn.below, state)
         self._await(lambda: not below(), timeout_s, to, below)
 
     def _await_one(self, rank: int, timeout_s: float | None) -> None:
-        below = self._turn.below
+        below = self.turn.below
         self._await(lambda: rank not in below(_State.LOCKED), timeout_s, " to take its device", lambda: [rank])
 
     def _await(
@@ -139,7 +141,7 @@ class DeviceTurns:
     ) -> None:
         if not done():
             held = f"device {self._key}, which other sessions of this process hold"
-            what = f"call {self._turn.call}"
+            what = f"call {self.turn.call}"
             self._group.watch(done, what, timeout_s, missing=missing, whom=held, to=to, final=False)
 
 

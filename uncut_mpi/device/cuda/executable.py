@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 
@@ -88,6 +89,7 @@ class CudaExecutable(Executable):
             self._native: _native.CudaExecutor | None = _native.CudaExecutor(
                 device, program, addresses, flags, board, kernel, files.table()
             )
+        self.runner = self._native.run  # one native call, without the interpreter lock
 
     def start(
         self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE
@@ -96,21 +98,16 @@ class CudaExecutable(Executable):
         run = _native.CudaRun(self._open(), alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced, int(chain))
         return CudaRun(self, run, timeout_s, traced)
 
-    def run(
-        self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False
-    ) -> ExecutionReport:
-        """Issue every operation with one native call, without the interpreter lock; see `Executable`."""
-        with self.running:
-            result = self._open().run(alpha, beta, epoch & 0xFFFFFFFF, timeout_s, traced)
-        return self.report_of(result, timeout_s, traced=traced)
-
     def _open(self) -> _native.CudaExecutor:
         if self._native is None:
-            raise DeviceError("a closed executable was asked to run; make a new plan")
+            self._refuse()
         return self._native
 
+    def _refuse(self, *unused: object) -> NoReturn:
+        raise DeviceError("a closed executable was asked to run; make a new plan")
+
     def report_of(self, result: _native.CudaRunResult, timeout_s: float, *, traced: bool) -> ExecutionReport:
-        """Return what a run did, in words where it failed."""
+        """See `Executable.report_of`."""
         report = ExecutionReport(*result.figures)
         if not result.went_well:
             report.error = self._error_of(result, timeout_s)
@@ -127,6 +124,7 @@ class CudaExecutable(Executable):
     def close(self) -> None:
         """Forget the list; streams, events and workspaces stay with the backend for the next one."""
         self._native = self._kept = None
+        self.runner = self._refuse
         # The caller's board goes, and another thread may still ask for progress.
         self.board = ProgressBoard(np.zeros(ProgressBoard.shape(self._program.rank), np.uint32), 0)
         on_close, self._on_close = self._on_close, None

@@ -109,6 +109,15 @@ class HostExecutable(Executable):
         self.board.words[self.board.rank] = 0
         return HostRun(self, alpha, beta, epoch & _MASK, timeout_s, traced)
 
+    def runner(self, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool) -> ExecutionReport:
+        """See `Executable`."""
+        run = self.start(alpha=alpha, beta=beta, epoch=epoch, timeout_s=timeout_s, traced=traced)
+        return run.finish()
+
+    def report_of(self, outcome: ExecutionReport, timeout_s: float, *, traced: bool) -> ExecutionReport:
+        """See `Executable.report_of`."""
+        return outcome
+
     def advance(self, lane: int) -> None:
         """Let the other ranks see that this one has done something in a lane."""
         self.counts[lane] += 1

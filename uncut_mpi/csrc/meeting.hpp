@@ -5,11 +5,10 @@
 // a meeting before it has read all of the one before it (spmd/meetings.py sees to that), so when a place is used again
 // all have read it. A rank that leaves for good marks its word; who waits for it finds the mark in either place, since
 // some may have met with it just before.
+#pragma once
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,22 +21,22 @@
 
 #include "relax.hpp"
 
-namespace nb = nanobind;
-
 namespace uncut {
-namespace {
+
+namespace nb = nanobind;
 
 using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 constexpr std::size_t line = 128;         // two cache lines: processors fetch them in pairs
 constexpr std::size_t reason_bytes = 40;  // at the end of a line
 
-enum Outcome : int { waiting = 0, met_alike = 1, met = 2, abandoned = 3 };
 // In a rank's word: it leaves with that meeting, and takes part in no other.
 constexpr std::uint64_t left_mark = std::uint64_t{1} << 63;
 
 class Meeting {
   public:
+    enum Outcome : int { waiting = 0, met_alike = 1, met = 2, abandoned = 3 };
+
     Meeting(Bytes memory, std::size_t rank, Bytes mine, Bytes everyone)
         : memory_(std::move(memory)),
           mine_(std::move(mine)),
@@ -52,6 +51,8 @@ class Meeting {
 
     static std::size_t memory_bytes(std::size_t size) { return 2 * size * line; }
 
+    // How many meetings this rank has begun.
+    std::uint64_t number() const { return number_; }
     // Whether a meeting was begun whose records have not been collected.
     bool pending() const { return pending_; }
 
@@ -152,22 +153,5 @@ class Meeting {
     std::size_t seen_ = 0;
     bool pending_ = false;
 };
-
-}  // namespace
-
-void bind_meeting(nb::module_ &m) {
-    nb::class_<Meeting>(m, "Meeting", "Records given to all ranks of a node through memory that they share.")
-        .def(nb::init<Bytes, std::size_t, Bytes, Bytes>(), nb::arg("memory"), nb::arg("rank"), nb::arg("mine"),
-             nb::arg("everyone"))
-        .def_static("memory_bytes", &Meeting::memory_bytes, nb::arg("size"), "Bytes of zeros that the ranks need.")
-        .def("meet", &Meeting::meet, nb::arg("spin_s"),
-             "Begin the next meeting with this rank's record, then as `collect`.")
-        .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")
-        .def("collect", &Meeting::collect, nb::arg("spin_s"),
-             "Return 0 if others are still missing after so long, 1 if all gave the same record, 3 if one of them has "
-             "left, else 2.")
-        .def("leave", &Meeting::leave, nb::arg("reason"), "Give up the meeting that was begun and all others.")
-        .def_prop_ro("left", &Meeting::left, "The ranks that have left, and why: the first bytes of each reason.");
-}
 
 }  // namespace uncut

@@ -1,8 +1,8 @@
 // Who has a device of this process, and how far the ranks of a call are in taking theirs. spmd/turns.py says why so.
+#pragma once
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,10 +14,9 @@
 
 #include "relax.hpp"
 
-namespace nb = nanobind;
-
 namespace uncut {
-namespace {
+
+namespace nb = nanobind;
 
 using Words = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -53,11 +52,11 @@ class DeviceLock {
     std::vector<const void *> line_;
 };
 
-// In a rank's word, 4·call + one of these, so that it only ever grows.
-enum State : std::uint64_t { arrived = 0, held = 1, blocked = 2, locked = 3, num_states = 4 };
-
 class Turn {
   public:
+    // In a rank's word, 4·call + one of these, so that it only ever grows.
+    enum State : std::uint64_t { arrived = 0, held = 1, blocked = 2, locked = 3, num_states = 4 };
+
     Turn(Words words, std::size_t rank, std::shared_ptr<DeviceLock> lock)
         : words_(std::move(words)), size_(words_.size()), rank_(rank), lock_(std::move(lock)) {}
 
@@ -128,32 +127,5 @@ class Turn {
     std::uint64_t call_ = 0;
     bool tried_ = false;
 };
-
-}  // namespace
-
-void bind_turns(nb::module_ &m) {
-    nb::class_<DeviceLock>(m, "DeviceLock", "A lock of one process, granted in order of arrival.",
-                           nb::is_weak_referenceable())
-        .def(nb::init<>());
-    nb::class_<Turn> turn(m, "Turn", "A session's place among those who use a device; no method but `take` waits.");
-    nb::enum_<State>(turn, "State")
-        .value("ARRIVED", arrived)
-        .value("HELD", held)
-        .value("BLOCKED", blocked)
-        .value("LOCKED", locked);
-    turn.def(nb::init<Words, std::size_t, std::shared_ptr<DeviceLock>>(), nb::arg("words"), nb::arg("rank"),
-             nb::arg("lock"))
-        .def_prop_ro("call", &Turn::call, "The number of the call begun last.")
-        .def("arrive", &Turn::arrive, "Begin the next call.")
-        .def("say", &Turn::say, nb::arg("state"), "Tell the others how far this rank is in its call.")
-        .def("take", &Turn::take, nb::arg("spin_s"),
-             "Try the device if all ranks have begun the call; return whether all have theirs, within so long.")
-        .def_prop_ro("is_blocked", &Turn::is_blocked, "Whether a rank has not got its device at once.")
-        .def("below", &Turn::below, nb::arg("state"), "Return the ranks that are not so far in this call.")
-        .def("queue", &Turn::queue, "Wait for the device from now on.")
-        .def_prop_ro("has_device", &Turn::has_device, "Whether all who came before have given it back.")
-        .def("release", &Turn::release, "Hold the device once less, or wait for it no more.")
-        .def("let_go", &Turn::let_go, "Release it, and forget the words.");
-}
 
 }  // namespace uncut
