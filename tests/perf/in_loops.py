@@ -1,9 +1,10 @@
 """
-Many products: one after another, waited for or not, and in batches; beside cupy's.
+Many products: one after another, waited for or not, and in batches; beside cupy's and cuBLAS's.
 
     mpiexec -n N python3 -m mpi4py tests/perf/in_loops.py OUT.json
 
-All is on rank 0's GPU. The ways take turns, each after a warm-up; times are per product, or per call of a batch.
+All is on rank 0's GPU. The ways take turns, each after a warm-up; times are per product, or per call of a batch. The
+plain thing is `cublas`: one call of it and a synchronisation for each product.
 """
 
 import json
@@ -19,7 +20,9 @@ from mpi4py import MPI
 import uncut_mpi as um
 
 TYPES = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+CUBLAS_TYPES = {"f64": (1, 70), "f32": (0, 68), "f16": (2, 68), "bf16": (14, 68)}  # of data, and in which it sums
 PRODUCTS = (("f64", 2048), ("f32", 2048), ("bf16", 2048), ("f16", 1536), ("f64", 512), ("f64", 64), ("f64", 4096))
+PRODUCTS += (("f64", 1536), ("f64", 3376), ("f16", 3376))
 BATCHES: tuple[tuple[str, int, int], ...] = (
     ("f64", 1000, 128),
     ("f32", 1000, 128),
@@ -71,9 +74,39 @@ def theirs(session, made, times):
     return {"cupy": run}
 
 
+def plain(session, made, dtype):
+    """Return a loop of calls of cuBLAS, each awaited, where one rank has all."""
+    if session.size > 1:
+        return {}
+    import cupy
+    from cupy.cuda import cublas, runtime
+
+    kind, sums_in = CUBLAS_TYPES[dtype]
+    size, scalar = made[0].shape[0], np.float64 if dtype == "f64" else np.float32
+    one, zero = np.ones(1, scalar), np.zeros(1, scalar)
+    factors = one.ctypes.data, zero.ctypes.data
+    a, b, c = (matrix.array.data.ptr for matrix in made)
+    handle, stream = cupy.cuda.device.get_cublas_handle(), cupy.cuda.get_current_stream().ptr
+
+    def run():
+        keep = one, zero
+        for _ in range(LOOP):
+            about = b, kind, size, a, kind, size, factors[1], c, kind, size, sums_in, -1  # of transposes, in rows
+            cublas.gemmEx(handle, 0, 0, size, size, size, factors[0], *about)
+            runtime.streamSynchronize(stream)
+        del keep
+
+    return {"cublas": run}
+
+
 def products(session, dtype, size):
     """Compare a loop of products that are waited for with one of products that are not."""
     made = a, b, c = operands(session, dtype, size)
+    plan = session.plan(a, b, c)
+
+    def planned():
+        for _ in range(LOOP):
+            plan.execute()
 
     def waited():
         for _ in range(LOOP):
@@ -83,7 +116,8 @@ def products(session, dtype, size):
         for handle in [session.gemm(a, b, c, wait=False) for _ in range(LOOP)]:
             handle.wait()
 
-    return compare(session, {"waited": waited, "unwaited": unwaited} | theirs(session, made, LOOP), LOOP)
+    ours = {"waited": waited, "planned": planned, "unwaited": unwaited}
+    return compare(session, ours | theirs(session, made, LOOP) | plain(session, made, dtype), LOOP)
 
 
 def batch(session, dtype, count, size):
