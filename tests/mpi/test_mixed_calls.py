@@ -186,18 +186,17 @@ def test_a_product_that_waits_for_the_others_keeps_no_device_from_another_sessio
 
 def test_a_repeated_call_is_opened_and_closed_by_one_exchange_each_and_no_message(comm, calls, monkeypatch):
     """The word that tells calls apart costs no message."""
-    group, messages = calls.session._group, []
-    records, verdicts = calls.session._calls.gate._exchange, calls.session._calls.gate._verdicts
-    true_exchange, true_judge = records.exchange, verdicts.judge
+    group, gate, messages = calls.session._group, calls.session._calls.gate, []
+    exchanges = gate._exchange.meeting, gate._verdicts.meeting
     true_gather, true_barrier = group.allgather_bytes, group.barrier
     calls.by_name["gemm"]()
     monkeypatch.setattr(group, "allgather_bytes", lambda *all_: messages.append("allgather") or true_gather(*all_))
     monkeypatch.setattr(group, "barrier", lambda *all_: messages.append("barrier") or true_barrier(*all_))
-    monkeypatch.setattr(records, "exchange", lambda *all_, **k: messages.append("records") or true_exchange(*all_, **k))
-    monkeypatch.setattr(verdicts, "judge", lambda *all_: messages.append("verdicts") or true_judge(*all_))
+    before = [one.number for one in exchanges]
     calls.by_name["gemm"]()
+    met = [one.number - number for one, number in zip(exchanges, before, strict=True)]
     monkeypatch.undo()
-    collective_assert(comm, messages == ["records", "verdicts"], str(messages))
+    collective_assert(comm, not messages and met == [1, 1], f"{messages}, {met}")
 
 
 @pytest.mark.parametrize("name", ["empty_host", "barrier", "release"])
