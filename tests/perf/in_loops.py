@@ -21,8 +21,8 @@ import uncut_mpi as um
 
 TYPES = {"f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 CUBLAS_TYPES = {"f64": (1, 70), "f32": (0, 68), "f16": (2, 68), "bf16": (14, 68)}  # of data, and in which it sums
-PRODUCTS = (("f64", 2048), ("f32", 2048), ("bf16", 2048), ("f16", 1536), ("f64", 512), ("f64", 64), ("f64", 4096))
-PRODUCTS += (("f64", 1536), ("f64", 3376), ("f16", 3376))
+PRODUCTS: tuple[tuple[str, int], ...] = (("f64", 2048), ("f32", 2048), ("bf16", 2048), ("f16", 1536), ("f64", 512))
+PRODUCTS += (("f64", 64), ("f64", 4096), ("f64", 1536), ("f64", 3376), ("f16", 3376))
 BATCHES: tuple[tuple[str, int, int], ...] = (
     ("f64", 1000, 128),
     ("f32", 1000, 128),
