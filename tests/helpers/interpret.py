@@ -164,6 +164,7 @@ class _Steps:
     operands: list[tuple[int, str, complex]]
     regions: list[tuple[int, int, int, int, int]]
     accumulator: np.dtype
+    messages: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by the SEND
 
     @classmethod
     def of(cls, schedule: Schedule, data: Data) -> _Steps:
@@ -190,6 +191,12 @@ class _Steps:
             return
         target = operands[0][0]
         reads = operands[1:]
+        if kind is Kind.SEND:
+            self.messages[task] = target.copy()
+            return
+        if kind is Kind.RECV:
+            reads = [(self.messages.pop(task - 1), 1.0)]
+            kind = Kind.COPY
         if kind is Kind.COPY:
             assert len(reads) == 1
             assert reads[0][0].shape == target.shape

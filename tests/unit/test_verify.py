@@ -18,10 +18,14 @@ from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, host_index, location_index
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import CIn, GemmProblem, ResultPart
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.lower import Code, OperationList, lower, tables_in_core
+from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, MAX_LANES, Factor, Kind, LaneKind, Matrix, Op, Role, Schedule
 from uncut_mpi.planning.verify import Proof, follower_of, verify
 from uncut_mpi.planning.verify_lists import verify_lists
@@ -804,8 +808,25 @@ def host_flags(lists: list[OperationList], code: Code) -> list[tuple[int, int]]:
     return [(rank, at) for rank, at in places(lists, code) if lists[rank].operations["in_host"][at]]
 
 
+def net_case(seed: int) -> Case:
+    """Return a schedule of two nodes, and its lists."""
+    rng, machine = random.Random(seed), Machine.cluster(Machine.uniform(2), 2, Net(10.0, 5e-6))
+    problem = GemmProblem(*(rng.randint(20, 60) for _ in range(3)), DType.f64, reads_c=True)
+    schedule = plan(problem, Placement.parse("h,h,h"), 4, machine, ScheduleOptions(scheduler="kblocks")).schedule
+    return rng, schedule, lists_of(schedule)
+
+
+_NET = Code.SEND, Code.RECV
+
+
 @pytest.mark.parametrize(
-    ("make", "code"), [*((busy_case, code) for code in Code), (host_case, Code.WAIT_FLAG), (host_case, Code.SIGNAL)]
+    ("make", "code"),
+    [
+        *((busy_case, code) for code in Code if code not in _NET),
+        (host_case, Code.WAIT_FLAG),
+        (host_case, Code.SIGNAL),
+        *((net_case, code) for code in _NET),
+    ],
 )
 def test_a_dropped_operation_is_refused_unless_another_implies_it(make: Callable[[int], Case], code: Code) -> None:
     lost = 0

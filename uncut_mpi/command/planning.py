@@ -209,7 +209,7 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
 
-    users = user_table(machine.num_ranks, problem, placement)["matrix"].tolist()
+    users = user_table(machine.ranks, problem, placement)["matrix"].tolist()
     files = tuple(at for at, matrix in enumerate(users) if in_files[matrix])
     setting = Setting.of(problem, placement, machine.num_ranks, machine, options, files, files)
     chunks = in_chunks(setting)

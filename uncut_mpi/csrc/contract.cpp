@@ -59,10 +59,11 @@ nb::dict enumerations() {
                           Name{"STAGING", staging_role});
     found["Space"] = codes(Name{"DEVICE", device_space}, Name{"HOST", host_space});
     found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane},
-                              Name{"HOST", host_lane});
-    found["Code"] = codes(Name{"COPY", code_copy}, Name{"GEMM", code_gemm}, Name{"COMBINE", code_combine},
-                          Name{"WAIT_FLAG", code_wait_flag}, Name{"WAIT_EVENT", code_wait_event},
-                          Name{"RECORD", code_record}, Name{"SIGNAL", code_signal});
+                              Name{"HOST", host_lane}, Name{"NET", net_lane});
+    found["Code"] =
+        codes(Name{"COPY", code_copy}, Name{"GEMM", code_gemm}, Name{"COMBINE", code_combine},
+              Name{"WAIT_FLAG", code_wait_flag}, Name{"WAIT_EVENT", code_wait_event}, Name{"RECORD", code_record},
+              Name{"SIGNAL", code_signal}, Name{"SEND", code_send}, Name{"RECV", code_receive});
     return found;
 }
 

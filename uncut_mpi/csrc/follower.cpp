@@ -56,9 +56,12 @@ Follower::Follower(const FollowedProblem &problem, const ScheduleTables &tables)
     for (const BufferRecord &one : tables.buffers) {
         if (!memories.has(one.location)) throw std::invalid_argument("a buffer's location does not exist");
         const int at = one.location;
-        buffers_.push_back({memories.rank(at), memories.in_host(at), one.dtype, {0, 0, one.rows, one.cols}});
+        buffers_.push_back(
+            {memories.rank(at), memories.node(at), memories.in_host(at), one.dtype, {0, 0, one.rows, one.cols}});
         memories_.emplace_back(buffers_.back().all, Content{});
     }
+    for (int at = 0; at < memories.count() && !memories.in_host(at); ++at)  // devices, by their ranks
+        node_of_rank_.push_back(memories.node(at));
 }
 
 void Follower::give(std::int32_t buffer, const Rect &rect, const Content &content) {
@@ -111,7 +114,10 @@ void Follower::follow(const TaskTables &tables) {
                 continue;
             }
             check_issuer(task);
+            check_awaits(tables, task);
             if (task.kind == copy_task) copy();
+            if (task.kind == send_task) send();
+            if (task.kind == receive_task) receive();
             if (task.kind == gemm_task) gemm();
             if (task.kind == combine_task) combine();
         } catch (const RuleBroken &broken) {
@@ -136,6 +142,18 @@ void Follower::check_issuer(const TaskRecord &task) const {
     require(operands_[0].factor == one && operands_[0].op == not_transposed,
             "the written operand has a factor or is transposed");
     const std::string rank = "rank " + std::to_string(task.rank);
+    const bool over_net = task.kind == send_task || task.kind == receive_task;
+    require(over_net == (lanes_[task.lane].kind == net_lane),
+            "SEND and RECV are on lanes of the net, and nothing else");
+    for (const Operand &operand : operands_)
+        if (const Buffer &buffer = buffers_[operand.buffer]; buffer.node != node_of_rank_.at(task.rank))
+            throw RuleBroken(rank + " cannot reach " + buffer_text(operand.buffer) + ", which is on another node");
+    if (over_net) {
+        require(operands_.size() == 1, "half a copy between nodes has one operand");
+        const Buffer &buffer = buffers_[operands_[0].buffer];
+        require(buffer.owner < 0 || buffer.owner == task.rank, "half a copy between nodes is its memory's owner's");
+        return;
+    }
     const auto lies_in_host = [this](const Operand &operand) { return buffers_[operand.buffer].in_host; };
     const bool within_host = task.kind == copy_task && std::ranges::all_of(operands_, lies_in_host);
     require(within_host || lanes_[task.lane].kind != host_lane,
@@ -173,6 +191,36 @@ void Follower::copy() {
         parts_.push_back({(transposes ? rect.transposed() : rect).moved(rows, cols),
                           Content(transposes ? content.transposed() : content).moved(rows, cols)});
     }
+    write(to);
+}
+
+// Whatever crosses nodes besides is a message of its own, which no executor sends.
+void Follower::check_awaits(const TaskTables &tables, const TaskRecord &task) const {
+    for (const std::int32_t awaited : part_of(tables.awaits, task.first_await, task.num_awaits))
+        if (const TaskRecord &other = tables.tasks[awaited];
+            node_of_rank_.at(other.rank) != node_of_rank_.at(task.rank) &&
+            (task.kind != receive_task || awaited != clocks_.now().task - 1))
+            throw RuleBroken("it awaits " + task_text(awaited) + ", which is on another node");
+}
+
+void Follower::send() {
+    sent_ = operands_[0];
+    read(sent_);
+    message_.clear();
+    for (const auto &[rect, fragment] : tiles_) {
+        if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(sent_);
+        message_.push_back({rect, fragment->content});
+    }
+}
+
+void Follower::receive() {
+    const Operand &to = operands_[0];
+    require(to.rect.rows() == sent_.rect.rows() && to.rect.cols() == sent_.rect.cols() &&
+                buffers_[to.buffer].dtype == buffers_[sent_.buffer].dtype,
+            "SEND and RECV have regions of different shapes or types");
+    const std::int64_t rows = sent_.rect.top - to.rect.top, cols = sent_.rect.left - to.rect.left;
+    for (const auto &[rect, content] : message_)
+        parts_.push_back({rect.moved(rows, cols), Content(content).moved(rows, cols)});
     write(to);
 }
 

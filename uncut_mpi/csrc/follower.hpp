@@ -77,7 +77,10 @@ class Follower {
 
     void take_operands(const TaskTables &tables, const TaskRecord &task);
     void check_issuer(const TaskRecord &task) const;
+    void check_awaits(const TaskTables &tables, const TaskRecord &task) const;
     void copy();
+    void send();
+    void receive();
     void gemm();
     void combine();
     Extents input(std::uint8_t matrix, const Operand &operand);
@@ -93,7 +96,8 @@ class Follower {
 
     FollowedProblem problem_;
     struct Buffer {
-        std::int32_t owner;  // rank; negative for memory that all ranks reach
+        std::int32_t owner;  // rank; negative for memory that all ranks of its node reach
+        std::int32_t node;
         bool in_host;
         std::uint8_t dtype;
         Rect all;
@@ -110,6 +114,7 @@ class Follower {
     std::vector<Expected> expected_;
     LaneClocks clocks_;
     std::vector<LaneRecord> lanes_;
+    std::vector<std::int32_t> node_of_rank_;
     std::int64_t reads_ = 0, writes_ = 0;
     bool keeps_held_ = false;
     std::vector<HeldRecord> held_;
@@ -118,6 +123,9 @@ class Follower {
     std::vector<Operand> operands_;
     std::vector<Memory::Tile> tiles_, cells_;
     std::vector<Part> parts_;  // to be written
+    // On its way from a node to another, from where it was: what the task before the present one sends.
+    std::vector<Part> message_;
+    Operand sent_{};
 };
 
 }  // namespace uncut

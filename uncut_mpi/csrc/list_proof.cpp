@@ -48,6 +48,11 @@ std::int64_t ListProof::run() {
         const std::span<const OperationRecord> operations = lists_[rank_].operations;
         for (; rank.next < operations.size() && operations[rank.next].task == task_; ++rank.next)
             operate(operations[rank.next]);
+        if (task.kind == receive_task) {  // messages between two lanes keep their order
+            const Reach sent{tables_.tasks[task_ - 1].lane, sequence_[task_ - 1]};
+            lanes_[lane_].waits.push_back({lanes_[lane_].length, sent});
+            lanes_[lane_].furthest[sent.lane] = sent.sequence;
+        }
         for (const std::int32_t awaited : tables_.awaits.subspan(task.first_await, task.num_awaits)) {
             const std::int32_t lane = tables_.tasks[awaited].lane;
             if (lane == lane_) continue;
@@ -63,7 +68,8 @@ std::int64_t ListProof::run() {
 }
 
 void ListProof::operate(const OperationRecord &operation) {
-    if (tables_.lanes[lane_].kind == host_lane && operation.code > code_combine && operation.in_host == 0)
+    const bool is_body = operation.code <= code_combine || operation.code >= code_send;
+    if (is_of_host(tables_.lanes[lane_].kind) && !is_body && operation.in_host == 0)
         refuse(operation, "is on a lane of the host, which waits and tells by flags in host memory alone");
     switch (operation.code) {
         case code_wait_event:

@@ -20,6 +20,7 @@ class Locations {
     int count() const { return static_cast<int>(table_.size()); }
     bool has(int at) const { return at >= 0 && at < count(); }
     bool in_host(int at) const { return table_[at].space == host_space; }
+    int node(int at) const { return table_[at].node; }
     int rank(int at) const { return table_[at].rank; }  // whose it is, or nobody's
     int end(int at) const { return table_[at].end; }    // of links and lanes to it
     int num_ends() const { return num_ends_; }          // numbered first

@@ -18,7 +18,7 @@ Lowerer::Lowerer(const ScheduleTables &tables, std::size_t num_ranks, std::int32
         ranks_[r].wanted = rank < 0 || static_cast<std::size_t>(rank) == r;
     std::vector<std::int32_t> count(num_ranks, 0);
     for (const LaneRecord &lane : tables.lanes)
-        lanes_.push_back({lane.rank, count.at(lane.rank)++, lane.kind == host_lane});
+        lanes_.push_back({lane.rank, count.at(lane.rank)++, is_of_host(lane.kind)});
 }
 
 void Lowerer::run() {
@@ -38,7 +38,10 @@ void Lowerer::take_task(const TaskRecord &task) {
     const auto number = static_cast<std::int32_t>(tasks_.size());
     Task waiting{task.lane, ++lane.length, task.kind, task.num_operands, 0, -1, -1, -1};
     awaited_.clear();
-    kept_.each(tables_, task, [this](std::int32_t awaited) { awaited_.push_back(awaited); });
+    kept_.each(tables_, task, [&](std::int32_t awaited) {
+        // What is received has been sent.
+        if (task.kind != receive_task || awaited != number - 1) awaited_.push_back(awaited);
+    });
     std::reverse(awaited_.begin(), awaited_.end());
     for (const bool local : {true, false})  // events, then flags
         for (const std::int32_t awaited : awaited_) {
@@ -134,6 +137,8 @@ void Lowerer::emit(std::int32_t number, const Task &task, const Wait *first_wait
         OperationRecord body = operation;
         body.code = task.kind;
         body.num_operands = task.num_operands;
+        if (const LaneRecord &ends = tables_.lanes[static_cast<std::size_t>(task.lane)]; ends.kind == net_lane)
+            body.peer = ends.rank == ends.source ? ends.destination : ends.source;
         if (task.num_operands != 0) body.first_operand = rank.num_operands;
         rank.num_operands += task.num_operands;
         operations.push_back(body);

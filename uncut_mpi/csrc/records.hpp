@@ -22,7 +22,9 @@ enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 enum OpCode : std::uint8_t { op_n = 0, op_t = 1, op_c = 2 };
 inline constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2, no_matrix = 255;
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
-enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2, host_lane = 3 };
+enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2, host_lane = 3, net_lane = 4 };
+// Who makes the tasks of a lane: a stream of the device, or the host, whose waits are for words in its memory.
+constexpr bool is_of_host(std::int32_t kind) { return kind == host_lane || kind == net_lane; }
 
 // Element types: model/dtypes.py.
 enum DTypeCode : std::uint8_t {
@@ -103,6 +105,8 @@ enum OperationCode : std::uint8_t {
     code_wait_event = 5,
     code_record = 6,
     code_signal = 7,
+    code_send = 8,
+    code_receive = 9,
 };
 struct OperationRecord {
     std::uint8_t code = 0, in_host = 0;

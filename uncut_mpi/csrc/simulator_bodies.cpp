@@ -21,10 +21,11 @@ void Simulator::make_bodies() {
             throw std::invalid_argument("task " + std::to_string(i) + " is on a rank that the machine lacks");
         Task &of = tasks_[i];
         of.rank = task.rank;
-        of.of_host = t_.lanes[task.lane].kind == host_lane;
+        of.of_host = is_of_host(t_.lanes[task.lane].kind);
         const bool transposes = task.kind == copy_task && !of.of_host && operand(task, 1).op != 0;
         of.is_kernel = task.kind == gemm_task || task.kind == combine_task || transposes;
         if (task.kind == copy_task) of.body = transposes ? transposing_body(task) : copy_body(task);
+        if (task.kind == send_task) of.body = net_body(task, t_.tasks[i + 1]);
         if (task.kind == gemm_task) of.body = gemm_body(task);
         if (task.kind == combine_task) of.body = combine_body(task);
     }
@@ -203,6 +204,20 @@ Simulator::Body Simulator::copy_body(const TaskRecord &task) {
     body.latency = m_.latency[link];
     body.of = rates_.class_of(link, limit);
     rates_.share_link(link, task.lane);
+    return body;
+}
+
+// What is sent is there when it has been received: the receiving half takes no time of its own.
+Simulator::Body Simulator::net_body(const TaskRecord &sends, const TaskRecord &receives) {
+    const RegionRecord &from = t_.regions[operand(sends, 0).region], &to = t_.regions[operand(receives, 0).region];
+    const BufferRecord &source = t_.buffers[from.buffer];
+    const std::size_t link =
+        link_of(t_.locations->end(source.location), t_.locations->end(t_.buffers[to.buffer].location));
+    Body body;
+    body.amount = static_cast<double>(from.rows * from.cols * bytes_of(source.dtype));
+    body.latency = m_.latency[link];
+    body.of = rates_.class_of(link, m_.bandwidth[link]);
+    rates_.share_link(link, sends.lane);
     return body;
 }
 

@@ -135,6 +135,7 @@ class Simulator {
 
     void make_bodies();
     Body copy_body(const TaskRecord &task);
+    Body net_body(const TaskRecord &sends, const TaskRecord &receives);
     Body gemm_body(const TaskRecord &task, std::int64_t count = 1);
     void bundle_products();
     void add_to_bundle(std::size_t task);

@@ -1,6 +1,8 @@
 // Python's view of staging: what is used of each buffer, and a schedule's tables with the copies.
 #include "staging.hpp"
 
+#include "crossing.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
@@ -35,9 +37,22 @@ auto run(Staging &staging, int num_ranks, const std::vector<Given> &given) {
     return arrays_of(std::move(made));
 }
 
+// What is left of copies between nodes; nothing where there are none.
+nb::object cross(const HeldTables &tables, int num_ranks) {
+    Tables made;
+    {
+        nb::gil_scoped_release unlocked;
+        Crossing crossing(tables.view(), num_ranks);
+        if (crossing.any()) crossing.run(made);
+    }
+    return made.tasks.empty() ? nb::none() : nb::cast(arrays_of(std::move(made)));
+}
+
 }  // namespace
 
 void bind_staging(nb::module_ &m) {
+    m.def("cross", &cross, nb::arg("tables"), nb::arg("num_ranks"),
+          "Make pairs, SEND and RECV, of copies between nodes.");
     // `turned`: of each buffer whether it is stored the other way round than the schedule has it.
     nb::class_<Staging>(
         m, "Staging", "A schedule in which some of the caller's buffers get stand-ins, which all but some owners use.")

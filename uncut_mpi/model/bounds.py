@@ -210,27 +210,29 @@ def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
 
 
 def _host_terms(reads: list[_Use], writes: list[_Use], machine: Machine) -> list[_Term]:
-    host = machine.host
+    host, of_ranks = machine.host, list(enumerate(machine.host_of.tolist()))
+    inward, outward = [(own, rank) for rank, own in of_ranks], of_ranks
     ways = (
-        ("host to devices", _on_host(reads), [(host, rank) for rank in range(machine.num_ranks)]),
-        ("devices to host", _on_host(writes), [(rank, host) for rank in range(machine.num_ranks)]),
+        ("host to devices", _on_host(reads), inward, [(host, rank) for rank, _ in of_ranks]),
+        ("devices to host", _on_host(writes), outward, [(rank, host) for rank, _ in of_ranks]),
     )
     terms, demands = [], []
-    for name, uses, links in ways:
+    for name, uses, own_links, of_shared in ways:
         if not uses:
             continue
+        links = list(dict.fromkeys((*own_links, *of_shared)))
         terms.append(_transfer_term(name, uses, links, machine))
         demands.append((links, _size_of(uses)))
         for rank in sorted({use.location.rank for use in uses if use.location.rank is not None}):
             private = [use for use in uses if use.location.rank == rank]
-            terms.append(_transfer_term(f"{name}, rank {rank}", private, [links[rank]], machine))
-            demands.append(([links[rank]], _size_of(private)))
-    if all(uses for _, uses, _ in ways) and any(_joins_ways(port, host) for port in machine.ports):
+            terms.append(_transfer_term(f"{name}, rank {rank}", private, [own_links[rank]], machine))
+            demands.append(([own_links[rank]], _size_of(private)))
+    if all(uses for _, uses, *_ in ways) and any(_joins_ways(port, host) for port in machine.ports):
         terms.append(
             _Term(
                 "host both ways",
                 least_time(demands, machine.bandwidth_gb_per_s, machine.ports),
-                " and ".join(f"{_bytes_of(uses)} {name}" for name, uses, _ in ways)
+                " and ".join(f"{_bytes_of(uses)} {name}" for name, uses, *_ in ways)
                 + " at once, over ports that both ways share",
             )
         )

@@ -24,6 +24,9 @@ ANY_DEVICE: Final = -3
 NOBODY: Final = -1
 """Rank of a memory that belongs to a node."""
 
+Ranks: TypeAlias = int | tuple[int, ...]
+"""How many ranks a job has, all on one node; or of each the node that it is on, from 0 without gaps."""
+
 Memory: TypeAlias = Literal["device", "host", "shared"]
 """Device memory, host memory of one rank, or host memory that all ranks of the node read and write."""
 
@@ -113,43 +116,49 @@ LOCATION_DTYPE: Final = np.dtype(
 ENDED_DTYPE: Final = np.dtype([*LOCATION_DTYPE.descr, ("end", "<i4")])
 
 
+def nodes_of(ranks: Ranks) -> tuple[int, ...]:
+    """Return the node of each rank."""
+    return (0,) * ranks if isinstance(ranks, int) else ranks
+
+
 @functools.lru_cache(maxsize=64)
-def location_table(num_ranks: int) -> np.ndarray:
-    """Return the memories of a job on one node as records of LOCATION_DTYPE, read-only."""
-    table = np.array(_memories(num_ranks), LOCATION_DTYPE)
+def location_table(ranks: Ranks) -> np.ndarray:
+    """Return the memories of a job as records of LOCATION_DTYPE, read-only."""
+    table = np.array(_memories(ranks), LOCATION_DTYPE)
     table.flags.writeable = False
     return table
 
 
-def _memories(num_ranks: int) -> list[tuple[int, int, int]]:
-    devices = [(Space.DEVICE, rank, 0) for rank in range(num_ranks)]
-    return [*devices, (Space.HOST, NOBODY, 0), *[(Space.HOST, rank, 0) for rank in range(num_ranks)]]
+def _memories(ranks: Ranks) -> list[tuple[int, int, int]]:
+    nodes = nodes_of(ranks)
+    devices, private = ([(space, *one) for one in enumerate(nodes)] for space in (Space.DEVICE, Space.HOST))
+    return [*devices, *((Space.HOST, NOBODY, node) for node in range(max(nodes) + 1)), *private]
 
 
-def location_index(location: Location, num_ranks: int) -> int:
+def location_index(location: Location, ranks: Ranks) -> int:
     """
-    Return the number of a memory, as it stands in `location_table`.
+    Return the number of a memory, as it stands in `location_table`; of host memory of all ranks that of node 0.
 
     Raises
     ------
     ParamError
         If its rank does not exist.
     """
-    found = _numbers(num_ranks).get(location)
+    found = _numbers(ranks).get(location)
     if found is None:
-        raise ParamError(f"there is no memory {location}: {there_are(num_ranks, 'rank')}")
+        raise ParamError(f"there is no memory {location}: {there_are(len(nodes_of(ranks)), 'rank')}")
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _numbers(num_ranks: int) -> dict[Location, int]:
-    table = location_table(num_ranks)
+def _numbers(ranks: Ranks) -> dict[Location, int]:
+    table = location_table(ranks)
     return {location_at(table, at): at for at in reversed(range(len(table)))}
 
 
-def host_index(num_ranks: int) -> int:
-    """Return the number of the host memory that all ranks read, the end of lanes to private memory too."""
-    return _numbers(num_ranks)[_HOST]
+def host_index(ranks: Ranks) -> int:
+    """Return the number of node 0's host memory, which all its ranks read; lanes to private memory there end in it."""
+    return _numbers(ranks)[_HOST]
 
 
 def with_ends(locations: np.ndarray) -> np.ndarray:
@@ -169,9 +178,9 @@ def _with_ends(table: bytes) -> np.ndarray:
     return np.array(ended, ENDED_DTYPE)
 
 
-def num_ends(num_ranks: int) -> int:
+def num_ends(ranks: Ranks) -> int:
     """Return from how many memories links lead to as many: those numbered first."""
-    return int(with_ends(location_table(num_ranks))["end"].max()) + 1
+    return int(with_ends(location_table(ranks))["end"].max()) + 1
 
 
 def in_host(locations: np.ndarray, at: np.ndarray | int) -> np.ndarray:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,8 +20,8 @@ from uncut_mpi.errors import ParamError, TopologyError, named
 from uncut_mpi.model.arguments import count, counted, flag, items, real_number, shown, type_text, value_of_callers, word
 from uncut_mpi.model.costs import Disk, GemmShape, IssueCosts, RowRates
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import host_index, num_ends
-from uncut_mpi.model.ports import Port, fair_rates
+from uncut_mpi.model.locations import Ranks, host_index, num_ends
+from uncut_mpi.model.ports import Net, Port, fair_rates
 from uncut_mpi.model.remade import Remade
 
 FORMAT_VERSION: Final = 9
@@ -65,9 +66,10 @@ def _unknown() -> np.ndarray:
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Machine(Remade):
     """
-    A node of ranks, each with one device, and the host memory they share.
+    Ranks on one node or several, each with one device, and the host memory that those of a node share.
 
-    Locations are numbered 0 … num_ranks−1 for the devices and num_ranks for the host.
+    Locations are numbered 0 … num_ranks−1 for the devices, and then for the host of each node. Shapes below have ends,
+    num_ranks + num_nodes.
 
     Attributes
     ----------
@@ -75,9 +77,10 @@ class Machine(Remade):
         Printed in plans and reports.
     key : str
         Identifies the hardware; a machine is used only where the key is the same.
-    bandwidth_gb_per_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
-        [source, destination], 1e9 bytes per second, the best seen, one transfer at a time.
-    latency_s : ndarray of float64, shape (num_ranks+1, num_ranks+1)
+    bandwidth_gb_per_s : ndarray of float64, shape (ends, ends)
+        [source, destination], 1e9 bytes per second, the best seen, one transfer at a time. Between memories of two
+        nodes it is that of the net.
+    latency_s : ndarray of float64, shape (ends, ends)
         [source, destination], time of a transfer of few bytes.
     gemm_tflop_per_s : mapping of str to ndarray of float64, shape (num_ranks,)
         Best rate of one large product per dtype name: 2mnk operations over its time, complex ones of complex types. A
@@ -116,8 +119,8 @@ class Machine(Remade):
         Whether a whole calibration of an idle machine measured all of it. Its file has a seal of that, so that one
         whose figures were changed by hand does not say so.
     node_of : ndarray of int64, shape (num_ranks,)
-        Node of each rank. Reserved: all ranks are on node 0 so far.
-    host_bytes : ndarray of int64, shape (1,)
+        Node of each rank, from 0 without gaps.
+    host_bytes : ndarray of int64, shape (num_nodes,)
         Host memory of each node; 0 where unknown. Matrices that are staged there have to fit beside the others.
     disk : Disk
         What files take; a common disk where it was not measured.
@@ -158,7 +161,7 @@ class Machine(Remade):
 
     def __post_init__(self) -> None:
         self._convert()
-        size = num_ends(self.num_ranks)
+        size = self._check_nodes()
         for name in _TABLES:
             table = getattr(self, name)
             if table.shape != (size, size):
@@ -184,7 +187,7 @@ class Machine(Remade):
                     "rate: give both, or leave the typical rates out ({})"
                 )
         for name, default in _SIZED.items():
-            values, length = getattr(self, name), self.num_ranks if name in _PER_RANK else 1
+            values, length = getattr(self, name), self.num_ranks if name in _PER_RANK else self.num_nodes
             if not values.size:
                 values = np.full(length, default)
                 object.__setattr__(self, name, values)
@@ -192,8 +195,6 @@ class Machine(Remade):
                 wanted = f"{counted(length, 'number')} of {default} or more"
                 raise ParamError(f"{name} of machine {self.name} is {shown(values)}: name {wanted}")
             values.flags.writeable = False
-        if self.node_of.any():
-            raise ParamError(f"machine {self.name} has several nodes: one is supported so far")
         for port in self.ports:
             for source, destination in port.links:
                 if not (0 <= source < size and 0 <= destination < size):
@@ -201,6 +202,17 @@ class Machine(Remade):
                         f"port {port.name} of machine {self.name} names link {source} to {destination}, "
                         f"locations are 0 to {size - 1}"
                     )
+
+    def _check_nodes(self) -> int:
+        """Check on which nodes the ranks are, and return from how many memories links lead."""
+        if not self.node_of.size:
+            object.__setattr__(self, "node_of", np.zeros(self.num_ranks, np.int64))
+        if self.node_of.shape != (self.num_ranks,) or set(self.node_of.tolist()) != {*range(self.num_nodes)}:
+            raise ParamError(
+                f"node_of of machine {self.name} is {shown(self.node_of)}: name the node of each of its "
+                f"{counted(self.num_ranks, 'rank')}, from 0 without gaps"
+            )
+        return num_ends(self.ranks)
 
     def _convert(self) -> None:
         """Turn what was given into arrays of one type each, and Python's own values."""
@@ -239,9 +251,25 @@ class Machine(Remade):
         return len(self.memory_bytes)
 
     @property
+    def ranks(self) -> Ranks:
+        """Their number, or of several nodes that of each: as tables of locations take it."""
+        return tuple(self.node_of.tolist()) if self.node_of.any() else self.num_ranks
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that ranks are on."""
+        return int(self.node_of.max()) + 1
+
+    @property
     def host(self) -> int:
-        """Number of the host memory that all ranks read."""
-        return host_index(self.num_ranks)
+        """Number of node 0's host memory, which all its ranks read."""
+        return host_index(self.ranks)
+
+    @property
+    def host_of(self) -> np.ndarray:
+        """Number of the host memory of each rank's node, shape (num_ranks,)."""
+        numbers: np.ndarray = self.num_ranks + self.node_of
+        return numbers
 
     def gemm_rate(self, dtype: DType) -> np.ndarray:
         """
@@ -314,13 +342,14 @@ class Machine(Remade):
         table: np.ndarray = self.bandwidth_gb_per_s.copy()
         ranks = self._ranks("sharing", sharing)
         if ranks:
-            table[self.host, ranks] = self.host_rates(ranks)[0]
-            table[ranks, self.host] = self.host_rates(ranks, inward=False, outward=True)[1]
+            hosts = self.host_of[list(ranks)]
+            table[hosts, ranks] = self.host_rates(ranks)[0]
+            table[ranks, hosts] = self.host_rates(ranks, inward=False, outward=True)[1]
         return table
 
     def host_rates(self, ranks: Sequence[int], *, inward: bool = True, outward: bool = False) -> np.ndarray:
         """
-        Return what each of some ranks gets from or to the host while all of them transfer at once.
+        Return what each of some ranks gets from or to its host while all of them transfer at once.
 
         Parameters
         ----------
@@ -414,6 +443,71 @@ class Machine(Remade):
             provenance=ASSUMED,
         )
 
+    @classmethod
+    def cluster(cls, node: Machine, num_nodes: int, net: Net) -> Machine:
+        """
+        Return a machine of several nodes that are alike, joined by a net.
+
+        Ranks are numbered node by node. What goes to a memory of another node goes through the hosts of both. Its rate
+        is the least of the links on its way, its latency their sum.
+
+        Parameters
+        ----------
+        node : Machine
+            What was measured of one node.
+        num_nodes : int
+            How many there are.
+        net : Net
+            What was measured between them.
+
+        Raises
+        ------
+        ParamError
+            If `node` has several nodes already, or there were more than 4,096 ranks.
+        """
+        num_nodes, each = count("num_nodes", num_nodes), node.num_ranks
+        if node.num_nodes > 1 or not 1 <= num_nodes * each <= MOST_RANKS:
+            raise ParamError(
+                f"{counted(num_nodes, 'node')} of {counted(node.num_nodes, 'node')} with {counted(each, 'rank')} were "
+                f"asked for: a cluster has 1 to {MOST_RANKS} ranks, and is made of one node"
+            )
+        if num_nodes == 1:
+            return node
+        total = num_nodes * each
+        node_of_end = np.concatenate((np.repeat(np.arange(num_nodes), each), np.arange(num_nodes)))
+        within = np.concatenate((np.tile(np.arange(each), num_nodes), np.full(num_nodes, each)))
+        tables = {}
+        for name, of_net, join, nowhere in (
+            ("bandwidth_gb_per_s", net.gb_per_s, np.minimum, math.inf),
+            ("latency_s", net.latency_s, np.add, 0.0),
+        ):
+            table = getattr(node, name)
+            # To the host of its node, and from that of the other one; what lies there is there.
+            out, come = (np.where(within == each, nowhere, way[within]) for way in (table[:, each], table[each]))
+            over = join(join.outer(out, come), of_net)
+            tables[name] = np.where(node_of_end[:, None] == node_of_end, table[np.ix_(within, within)], over)
+        numbers = [[*range(at * each, (at + 1) * each), total + at] for at in range(num_nodes)]
+        ports = [
+            dataclasses.replace(
+                port, name=f"node {at}, {port.name}", links=tuple((here[source], here[to]) for source, to in port.links)
+            )
+            for at, here in enumerate(numbers)
+            for port in node.ports
+        ]
+        arrays = (name for name in (*_SIZED, "memory_bytes") if name != "node_of")
+        changes: dict[str, Any] = tables | {name: np.tile(getattr(node, name), num_nodes) for name in arrays}
+        for name in _RATES:
+            changes[name] = {key: np.tile(rate, num_nodes) for key, rate in getattr(node, name).items()}
+        return dataclasses.replace(
+            node,
+            name=f"{num_nodes} × {node.name}",
+            key=f"{num_nodes} × {node.key}",
+            ports=(*ports, *net.ports(numbers)),
+            node_of=np.repeat(np.arange(num_nodes), each),
+            whole=False,
+            **changes,
+        )
+
     def to_json(self) -> str:
         """Return the machine as JSON text of format `FORMAT_VERSION`."""
         data = self._figures()
@@ -490,8 +584,8 @@ class Machine(Remade):
 @functools.lru_cache(maxsize=1024)
 def _host_rates(machine: Machine, ranks: tuple[int, ...], inward: bool, outward: bool) -> np.ndarray:
     """As `Machine.host_rates`; a search asks for the same ranks again and again."""
-    host = machine.host
-    ways = [[(host, rank) for rank in ranks]] * inward + [[(rank, host) for rank in ranks]] * outward
+    hosts = machine.host_of[list(ranks)].tolist()
+    ways = [list(zip(hosts, ranks, strict=True))] * inward + [list(zip(ranks, hosts, strict=True))] * outward
     links = [link for way in ways for link in way]
     rates = fair_rates(links, [float(machine.bandwidth_gb_per_s[link]) for link in links], machine.ports)
     result = np.zeros((2, len(ranks)))

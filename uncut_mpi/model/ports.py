@@ -76,6 +76,52 @@ class Port:
         return cls(name, capacity_gb_per_s, listed, (weight,) * len(listed))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Net:
+    """
+    What joins nodes: adapters, each of which some ranks of its node use, and between them no limit.
+
+    Attributes
+    ----------
+    gb_per_s : float
+        What an adapter sends, and at the same time receives (1e9 bytes per second).
+    latency_s : float
+        Time of a message of few bytes.
+    adapters : int
+        Of each node. Its ranks are dealt to them evenly, in order; the host uses all.
+    """
+
+    gb_per_s: float
+    latency_s: float
+    adapters: int = 1
+
+    def __post_init__(self) -> None:
+        good = np.isfinite([self.gb_per_s, self.latency_s]).all() and self.gb_per_s > 0 and self.latency_s >= 0
+        if not good or self.adapters < 1:
+            raise ParamError(
+                f"{self} was given: rates are positive, latencies not negative, and a node has an adapter at least"
+            )
+
+    def ports(self, numbers: Sequence[Sequence[int]]) -> list[Port]:
+        """Return the ports of all adapters, each way; by the numbers of each node's memories, the host's last."""
+        found = []
+        for at, (*ranks, host) in enumerate(numbers):
+            others = [number for other in numbers if other is not numbers[at] for number in other]
+            for adapter in range(self.adapters if others else 0):
+                own = [rank for place, rank in enumerate(ranks) if place * self.adapters // len(ranks) == adapter]
+                shares = {**dict.fromkeys(own, 1.0), host: 1.0 / self.adapters}
+                ways = {
+                    "sends": {(here, other): share for here, share in shares.items() for other in others},
+                    "receives": {(other, here): share for here, share in shares.items() for other in others},
+                }
+                name = f"node {at}, adapter {adapter}"
+                found += [
+                    Port(f"{name} {way}", self.gb_per_s, tuple(links), tuple(links.values()))
+                    for way, links in ways.items()
+                ]
+        return found
+
+
 def device_ports(ranks: Sequence[int], egress_gb_per_s: float, ingress_gb_per_s: float) -> list[Port]:
     """Return each device's port towards the other devices, one for each way."""
     ports = []

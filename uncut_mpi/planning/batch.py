@@ -83,7 +83,7 @@ def schedule(setting: Setting) -> Schedule:
 def _schedules(setting: Setting) -> Iterator[Schedule]:
     """Yield ways to do it: products that have a home stay there, or all are dealt, where that may pay."""
     problem, machine, ranks = setting.problem, setting.machine, setting.num_ranks
-    about, devices = (ranks, problem, setting.placement), setting.options.computing_ranks(ranks)
+    about, devices = (machine.ranks, problem, setting.placement), setting.options.computing_ranks(ranks)
     rates: list[float] = machine.gemm_rate(problem.arithmetic).tolist()
     core = _native.Batch(
         ranks,
@@ -92,7 +92,7 @@ def _schedules(setting: Setting) -> Iterator[Schedule]:
         Op[problem.trans_b],
         problem.reads_c,
         problem.dtypes,
-        with_ends(location_table(ranks)),
+        with_ends(location_table(machine.ranks)),
         user_table(*about),
         user_pieces(problem, setting.placement),
         Alike.of(problem.batch).table(3),

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.locations import location_index, location_table
+from uncut_mpi.model.locations import Ranks, location_index, location_table
 from uncut_mpi.model.parts import Part, edges_of
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -34,22 +34,22 @@ class Buffers:
 
     Attributes
     ----------
-    num_ranks : int
-        Ranks of the schedule.
+    ranks : Ranks
+        Of the schedule.
     arena_bytes : list of int
         What they take so far of each memory (`location_table`): of devices first, by rank.
     """
 
-    def __init__(self, num_ranks: int, problem: GemmProblem, placement: Placement) -> None:
-        self.num_ranks = num_ranks
-        self.arena_bytes = [0] * len(location_table(num_ranks))
-        self._first = user_table(num_ranks, problem, placement)
+    def __init__(self, ranks: Ranks, problem: GemmProblem, placement: Placement) -> None:
+        self.ranks = ranks
+        self.arena_bytes = [0] * len(location_table(ranks))
+        self._first = user_table(ranks, problem, placement)
         self._records = list[tuple[int, ...]]()
 
     @classmethod
     def of(cls, schedule: Schedule) -> Buffers:
         """Return the buffers of a schedule, to which others can be added."""
-        buffers = cls(schedule.num_ranks, schedule.problem, schedule.placement)
+        buffers = cls(schedule.ranks, schedule.problem, schedule.placement)
         buffers._first = schedule.buffers
         buffers.arena_bytes = [_aligned(size) for size in schedule.arena_bytes().tolist()]
         return buffers
@@ -73,13 +73,13 @@ class Buffers:
 
 # A search asks for the same ones all the time.
 @functools.lru_cache(maxsize=64)
-def user_table(num_ranks: int, problem: GemmProblem, placement: Placement) -> np.ndarray:
+def user_table(ranks: Ranks, problem: GemmProblem, placement: Placement) -> np.ndarray:
     """Return the buffers of the caller's A, B and C, one for each part, as a table that cannot be written to."""
     records, role = list[tuple[int, ...]](), int(Role.USER)
     for matrix in MATRICES:
         dtype, of = int(problem.dtypes[matrix]), int(matrix)
         for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
-            at = location_index(part.location, num_ranks)
+            at = location_index(part.location, ranks)
             records.append((at, role, of, dtype, 0, *part.stored_shape, part.ld, -1))
     table = np.array(records, BUFFER_DTYPE)
     table.flags.writeable = False
@@ -139,10 +139,10 @@ def homes(
 
 
 @functools.lru_cache(maxsize=64)
-def resident_bytes(num_ranks: int, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
+def resident_bytes(ranks: Ranks, problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
     """Return what the caller's matrices take of each memory (`location_table`)."""
-    users = user_table(num_ranks, problem, placement)
-    resident = np.zeros(len(location_table(num_ranks)), np.int64)
+    users = user_table(ranks, problem, placement)
+    resident = np.zeros(len(location_table(ranks)), np.int64)
     np.add.at(resident, users["location"], user_bytes(users))
     return tuple(resident.tolist())
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import ANY_DEVICE, Location, host_index, location_index, location_table
+from uncut_mpi.model.locations import ANY_DEVICE, Location, Ranks, host_index, location_index, location_table, nodes_of
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_pieces
@@ -53,9 +53,9 @@ class ScheduleBuilder:
     """
 
     def __init__(
-        self, num_ranks: int, problem: GemmProblem, placement: Placement, *, serial_copies: bool = False
+        self, ranks: Ranks, problem: GemmProblem, placement: Placement, *, serial_copies: bool = False
     ) -> None:
-        self._about = (num_ranks, problem, placement)
+        self._about = (ranks, problem, placement)
         self._serial_copies = serial_copies
         self._buffers: list[tuple[Any, ...]] = []
         self._lanes: dict[tuple[int, int, int, int], int] = {}
@@ -142,11 +142,11 @@ class ScheduleBuilder:
         buffers: np.ndarray | None = None,
     ) -> Schedule:
         """Return the checked schedule; `buffers`, records of BUFFER_DTYPE, replaces those that were added."""
-        num_ranks, problem, placement = self._about
+        ranks, problem, placement = self._about
         regions = [(ref.buffer, 0, ref.row, ref.col, ref.rows, ref.cols) for ref in self._regions]
         table = np.array(self._buffers, BUFFER_DTYPE) if buffers is None else buffers
         schedule = Schedule(
-            num_ranks=num_ranks,
+            num_ranks=len(nodes_of(ranks)),
             problem=problem,
             placement=placement,
             scheduler=scheduler,
@@ -159,7 +159,7 @@ class ScheduleBuilder:
             awaits=np.array(self._awaits, AWAIT_DTYPE),
             buffers=table,
             lanes=np.array(list(self._lanes), LANE_DTYPE),
-            locations=location_table(num_ranks),
+            locations=location_table(ranks),
             pieces=_pieces(problem, placement, table),
         )
         schedule.check()

@@ -174,8 +174,10 @@ def _axis(problem: GemmProblem, placement: Placement) -> int:
 
 def tasks_of(setting: Setting) -> float:
     """Return how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
-    users = user_table(setting.num_ranks, setting.problem, setting.placement)
-    staged = bytes_of_pieces(users, location_table(setting.num_ranks), [*setting.private], setting.options.host_memory)
+    users = user_table(setting.machine.ranks, setting.problem, setting.placement)
+    staged = bytes_of_pieces(
+        users, location_table(setting.machine.ranks), [*setting.private], setting.options.host_memory
+    )
     if setting.surely_fits and not staged:
         return 0
     try:

@@ -94,6 +94,7 @@ class Dimensions:
 
     def __init__(self, setting: Setting, evaluation: Evaluation, sets: RankSets) -> None:
         self._problem, self._placement, self._num_ranks = setting.problem, setting.placement, setting.num_ranks
+        self._on_nodes = setting.machine.ranks
         self._evaluation, self._sets = evaluation, sets
         self._speeds: dict[Candidate, np.ndarray | None] = {}
 
@@ -205,7 +206,7 @@ class Dimensions:
         if not (asked.devices is not None or is_cut(asked) or asked.blocking.splits > 1 or self._num_ranks == 1):
             owners = sorted(self._placement.devices())
             if by_rule and len(owners) > len(MATRICES):
-                owners = [max(owners, key=resident_bytes(self._num_ranks, self._problem, self._placement).__getitem__)]
+                owners = [max(owners, key=resident_bytes(self._on_nodes, self._problem, self._placement).__getitem__)]
             for owner in owners:
                 yield changed(asked, devices=(owner,))
 

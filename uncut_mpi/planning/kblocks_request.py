@@ -45,8 +45,8 @@ def problem_in_core(setting: Setting) -> _native.KBlocksProblem:
         op_b=Op[problem.trans_b],
         reads_c=problem.reads_c,
         dtypes=problem.dtypes,
-        locations=with_ends(location_table(machine.num_ranks)),
-        buffers=user_table(machine.num_ranks, problem, placement),
+        locations=with_ends(location_table(machine.ranks)),
+        buffers=user_table(machine.ranks, problem, placement),
         pieces=user_pieces(problem, placement),
         step=elements_aligned(problem),  # a transposed B is aligned along n
         min_slice_bytes=MIN_SLICE_BYTES,

@@ -27,7 +27,7 @@ from uncut_mpi.planning.schedule import Schedule
 
 class Code(enum.IntEnum):
     """
-    What an operation does; COPY, GEMM and COMBINE have the values of the task kinds.
+    What an operation does; COPY, GEMM, COMBINE, SEND and RECV have the values of the task kinds.
 
     WAIT_FLAG: the lane waits until flag `slot` in this rank's memory has reached epoch + `value`; with `in_host`, the
     flag of lane `slot` of rank `peer` in host memory.
@@ -44,6 +44,8 @@ class Code(enum.IntEnum):
     WAIT_EVENT = 5
     RECORD = 6
     SIGNAL = 7
+    SEND = 8
+    RECV = 9
 
 
 OPERATION_DTYPE: Final = np.dtype(
@@ -55,7 +57,9 @@ OPERATION_DTYPE: Final = np.dtype(
         ("task", "<i4"),  # index in the schedule's global order
         ("slot", "<i4"),  # flag slot or event, in_host the lane on its rank; -1 for bodies
         ("value", "<i4"),  # SIGNAL, RECORD: sequence of the task; waits: of the awaited one; else 0
-        ("peer", "<i4"),  # SIGNAL: whose memory, in_host -1; WAIT_FLAG, WAIT_EVENT: the producer's rank, lane; else -1
+        # SIGNAL: whose memory, in_host -1; WAIT_FLAG, WAIT_EVENT: the producer's rank, lane; SEND, RECV: the other
+        # rank; else -1.
+        ("peer", "<i4"),
         ("first_operand", "<i4"),  # index into OperationList.operands; -1 if none
     ]
 )

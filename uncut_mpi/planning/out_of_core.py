@@ -131,11 +131,12 @@ class _Model:
         self._items, self._sum = tuple(one.itemsize for one in problem.dtypes), problem.accumulator.itemsize
         # What a column of a region takes of the disk besides, which is a run in a file; all ranks take turns there.
         self._call_s = len(ranks) * machine.disk.call_s if machine.on_disk else 0.0
-        self._copy_s = float(machine.latency_s[machine.host, ranks].max())
+        hosts = machine.host_of[list(ranks)]
+        self._copy_s = float(machine.latency_s[hosts, ranks].max())
         self._copy_s += machine.costs.signal_lane_s + machine.costs.wait_lane_s
         # From the host and to it: of one rank, and of all, while nothing goes the other way and while all do.
         links = machine.bandwidth_gb_per_s
-        one = links[machine.host, ranks], links[ranks, machine.host]
+        one = links[hosts, ranks], links[ranks, hosts]
         alone = machine.host_rates(ranks)[0], machine.host_rates(ranks, inward=False, outward=True)[1]
         both = machine.host_rates(ranks, outward=True)
         self._host = [[float(rates.min()) * 1e9 for rates in way] for way in zip(one, alone, both, strict=True)]

@@ -14,6 +14,7 @@ from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.chunks import Chunks, chunks_of, of_each
+from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.evaluation import search_s
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule
@@ -233,24 +234,27 @@ def _first_options(setting: Setting) -> list[ScheduleOptions]:
 
 def behind_a_disk(machine: Machine) -> Machine:
     """Return a machine whose links with the host are a disk that all ranks share: so searches know what files take."""
-    host, ranks, disk = machine.host, range(machine.num_ranks), machine.disk
+    hosts, ranks, disk = machine.host_of, np.arange(machine.num_ranks), machine.disk
     bandwidth = machine.bandwidth_gb_per_s.copy()
-    bandwidth[host, ranks] = np.minimum(bandwidth[host, ranks], disk.read_gb_per_s)
-    bandwidth[ranks, host] = np.minimum(bandwidth[ranks, host], disk.write_gb_per_s)
-    ways = [[(host, rank) for rank in ranks], [(rank, host) for rank in ranks]]
+    bandwidth[hosts, ranks] = np.minimum(bandwidth[hosts, ranks], disk.read_gb_per_s)
+    bandwidth[ranks, hosts] = np.minimum(bandwidth[ranks, hosts], disk.write_gb_per_s)
     ports = [
-        Port(f"disk {way}", rate, tuple(links), (1.0,) * len(ranks))
-        for way, rate, links in zip(("reads", "writes"), (disk.read_gb_per_s, disk.write_gb_per_s), ways, strict=True)
+        Port.of(f"disk {way}", rate, zip(of_node[first].tolist(), of_node[1 - first].tolist(), strict=True))
+        for of_node in (np.array((hosts, ranks))[:, machine.node_of == node] for node in range(machine.num_nodes))
+        for first, way, rate in ((0, "reads", disk.read_gb_per_s), (1, "writes", disk.write_gb_per_s))
     ]
     return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports), on_disk=True)
 
 
 def _staged(setting: Setting, planned: Planned) -> Planned:
-    """Return what was planned with those buffers staged that cannot be used as it says: by others, or as stored."""
-    touched = used_by_others(planned.schedule, setting.private)
-    if not touched and planned.schedule.placement == setting.placement:
+    """Return it with buffers staged that cannot be used as it says, and in halves what it copies between nodes."""
+    touched, schedule = used_by_others(planned.schedule, setting.private), planned.schedule
+    if touched or schedule.placement != setting.placement:
+        schedule = stage(schedule, touched, setting)
+    if setting.machine.num_nodes > 1:
+        schedule = cross(schedule)
+    if schedule is planned.schedule:
         return planned
-    schedule = stage(planned.schedule, touched, setting)
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
     return Planned(schedule, simulate(schedule, setting.machine).seconds, planned.options, staged)

@@ -57,15 +57,16 @@ class _Rest:
         self._crossing: list[set[int]] = [set() for _ in machine.ports]
         for number, port in enumerate(machine.ports):
             for (source, destination), weight in zip(port.links, port.weights, strict=True):
-                if machine.host in (source, destination) and source != destination:
-                    rank = destination if source == machine.host else source
-                    self._crossed[rank].append((number, source == machine.host, weight))
+                inward = source >= machine.num_ranks  # from a host
+                if inward != (destination >= machine.num_ranks):
+                    rank = destination if inward else source
+                    self._crossed[rank].append((number, inward, weight))
                     self._crossing[number].add(rank)
         self._used = [False] * len(machine.ports)
         locations = itertools.chain.from_iterable(map(placement.locations, MATRICES))
         owners = {location.rank for location in locations if location.rank is not None}
         columns, ranks = [machine.typical_gemm_rate(problem.arithmetic)], range(machine.num_ranks)
-        for end in sorted({machine.host, *owners}):
+        for end in sorted({*machine.host_of.tolist(), *owners}):
             columns += [machine.bandwidth_gb_per_s[end, ranks], machine.bandwidth_gb_per_s[ranks, end]]
         self._rates = [tuple(self._rounded(float(rate)) for rate in row) for row in np.column_stack(columns)]
         self._key: list[tuple[Any, ...]] = [()] * machine.num_ranks

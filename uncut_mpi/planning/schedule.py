@@ -23,7 +23,7 @@ import numpy as np
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Space, in_host, location_table, with_ends
+from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Ranks, Space, in_host, location_table, with_ends
 from uncut_mpi.model.part_of_c import PartOfC
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
@@ -46,7 +46,7 @@ Schedules may have more, to be studied: one for 1,024 ranks may have a lane to e
 
 class Kind(enum.IntEnum):
     """
-    What a task does. SEND and RECV, the halves of a copy between nodes, are reserved: nothing makes them yet.
+    What a task does.
 
     Notes
     -----
@@ -59,6 +59,8 @@ class Kind(enum.IntEnum):
       and rounded once; without reads it writes zeros. An operand whose factor is 0 at run time is not
       read, so NaN stays out.
     * JOIN has no operands: it awaits many and is awaited by many.
+    * SEND and RECV are the halves of a copy between nodes, one behind the other. SEND has the region that it reads,
+      RECV the one of equal shape that it writes, and awaits its SEND. No other await is from node to node.
     """
 
     COPY = 0
@@ -107,13 +109,15 @@ class LaneKind(enum.IntEnum):
     COMPUTE lanes carry GEMM and COMBINE. COPY lanes carry copies. RESULT lanes carry copies between devices of
     what was computed, so that those which await products hold up no fetch over the same link. Where a device serves
     its copies one after another (`Machine.serial_copies`), those to all other devices share a lane of either kind.
-    HOST lanes carry the copies within host memory, which no stream makes without a thread of the host.
+    HOST lanes carry the copies within host memory, which no stream makes without a thread of the host. NET lanes carry
+    what one rank sends to one other, or receives from it.
     """
 
     COMPUTE = 0
     COPY = 1
     RESULT = 2
     HOST = 3
+    NET = 4
 
 
 BUFFER_DTYPE: Final = np.dtype(
@@ -150,8 +154,11 @@ LANE_DTYPE: Final = np.dtype(
     [
         ("rank", "<i4"),  # whose device issues it
         ("kind", "<i4"),
-        ("source", "<i4"),  # COPY, RESULT: location, of host memory the node's; COMPUTE, HOST: NO_SOURCE
-        ("destination", "<i4"),  # COPY, RESULT: the same, or ANY_DEVICE; COMPUTE, HOST: number of the lane on its rank
+        # COPY, RESULT: location, of host memory the node's; NET: the rank that sends; COMPUTE, HOST: NO_SOURCE.
+        ("source", "<i4"),
+        # COPY, RESULT: the same, or ANY_DEVICE; NET: the rank that receives; COMPUTE, HOST: number of the lane on its
+        # rank.
+        ("destination", "<i4"),
     ]
 )
 TASK_DTYPE: Final = np.dtype(
@@ -232,6 +239,12 @@ class Schedule(Remade):
             if table.dtype != dtype or table.ndim != 1:
                 raise ScheduleError(f"table {name} has dtype {table.dtype}, expected {dtype}")
             table.flags.writeable = False
+
+    @property
+    def ranks(self) -> Ranks:
+        """Their number, or of several nodes that of each: as tables of locations take it."""
+        nodes = tuple(self.locations["node"][: self.num_ranks].tolist())
+        return nodes if any(nodes) else self.num_ranks
 
     # -- parts of a task ---------------------------------------------------------------------
 
@@ -378,7 +391,16 @@ class Schedule(Remade):
         first = tasks["first_operand"].astype(np.int64)
         require((first >= 0) & (first + tasks["num_operands"] <= len(operands)), "operands outside their table")
         require((tasks["lane"] >= 0) & (tasks["lane"] < len(lanes)), "a task's lane does not exist")
-        require(tasks["kind"] <= Kind.JOIN, "a task's kind does not exist, or is reserved")
+        require(np.isin(tasks["kind"], list(Kind)), "a task's kind does not exist")
+        sends, receives = (np.flatnonzero(tasks["kind"] == kind) for kind in (Kind.SEND, Kind.RECV))
+        if not np.array_equal(sends + 1, receives):
+            raise ScheduleError("the tasks SEND and RECV of a copy between nodes do not stand one behind the other")
+        of_pair = awaited[np.isin(waiter, receives)], waiter[np.isin(waiter, receives)]
+        require(np.isin(receives, of_pair[1][of_pair[0] + 1 == of_pair[1]]), "a RECV does not await its SEND")
+        ends = lanes[["source", "destination"]]
+        require(ends[tasks["lane"][sends]] == ends[tasks["lane"][receives]], "SEND and RECV have lanes of other ranks")
+        for halves, end in ((sends, "source"), (receives, "destination")):
+            require(lanes[end][tasks["lane"][halves]] == tasks["rank"][halves], f"a lane has another rank as {end}")
         require(
             (tasks["kind"] != Kind.COMBINE) | (tasks["num_operands"] <= 1 + MAX_SUMMANDS),
             f"a COMBINE reads more than {MAX_SUMMANDS} regions",
@@ -399,8 +421,8 @@ class Schedule(Remade):
             "a buffer's dtype, role or matrix is unknown",
         )
         require((buffers["rows"] >= 0) & (buffers["cols"] >= 0), "a buffer's extent is negative")
-        if not np.array_equal(self.locations, location_table(self.num_ranks)):
-            raise ScheduleError(f"the table of locations is not that of one node with {self.num_ranks} ranks")
+        if not np.array_equal(self.locations, location_table(self.ranks)):
+            raise ScheduleError(f"the table of locations is not that of {self.num_ranks} ranks on some nodes")
         require(
             (buffers["location"] >= 0) & (buffers["location"] < len(self.locations)),
             "a buffer's location does not exist",
@@ -435,23 +457,25 @@ class Schedule(Remade):
 
     def copies(self) -> np.ndarray:
         """
-        Return every COPY as (task, source, destination, bytes).
+        Return every COPY and SEND as (task, source, destination, bytes).
 
         Returns
         -------
-        ndarray of int64, shape (number of copies, 4)
+        ndarray of int64, shape (number of both, 4)
             Source and destination are locations; for private host memory too that of its node's host.
         """
-        at = np.flatnonzero(self.tasks["kind"] == Kind.COPY)
-        first = self.tasks["first_operand"][at]
+        at = np.flatnonzero(np.isin(self.tasks["kind"], (Kind.COPY, Kind.SEND)))
+        sends = (self.tasks["kind"][at] == Kind.SEND).astype(np.int64)
+        # What a copy writes is its first operand, of a SEND that of the RECV behind it.
+        reads, writes = self.tasks["first_operand"][at] + 1 - sends, self.tasks["first_operand"][at + sends]
         out = np.empty((len(at), 4), np.int64)
         ends = with_ends(self.locations)["end"]
         out[:, 0] = at
-        for column, which in ((1, 1), (2, 0)):
-            region = self.regions[self.operands["region"][first + which]]
+        for column, operand in ((1, reads), (2, writes)):
+            region = self.regions[self.operands["region"][operand]]
             of = self.buffers[region["buffer"]]
             out[:, column] = ends[of["location"]]
-            if which == 0:
+            if column == 2:
                 out[:, 3] = region["rows"] * region["cols"] * ITEMSIZES[of["dtype"]]
         return out
 

@@ -149,7 +149,7 @@ class Setting:
 
     @property
     def _resident(self) -> np.ndarray:
-        return np.array(resident_bytes(self.num_ranks, self.problem, self.placement))
+        return np.array(resident_bytes(self.machine.ranks, self.problem, self.placement))
 
     def check_capacity(self, arena_bytes: Sequence[int], *, least: str = "") -> None:
         """
@@ -169,7 +169,7 @@ class Setting:
         if not needed:
             return
         there = sum(self._resident[self.num_ranks :].tolist())
-        there -= int(user_bytes(user_table(self.num_ranks, self.problem, self.placement))[[*self.files]].sum())
+        there -= int(user_bytes(user_table(self.machine.ranks, self.problem, self.placement))[[*self.files]].sum())
         if needed + there > total > 0:
             raise CapacityError(
                 f"{bytes_text(there + needed)} of host memory are needed ({bytes_text(there)} for the matrices there "
@@ -216,7 +216,7 @@ class Setting:
             problem=self.problem,
             placement=self.placement,
             buffers=buffers,
-            locations=location_table(self.num_ranks),
+            locations=location_table(self.machine.ranks),
             pieces=user_pieces(self.problem, self.placement),
             **about,
             **native_tables(*tables),  # type: ignore[arg-type]

@@ -210,7 +210,7 @@ def _as_stored(schedule: Schedule, placement: Placement) -> Schedule:
     """Return a schedule whose buffers of the caller, and what they hold, are as a placement says."""
     if placement == schedule.placement:
         return schedule
-    users = user_table(schedule.num_ranks, schedule.problem, placement)
+    users = user_table(schedule.ranks, schedule.problem, placement)
     return dataclasses.replace(
         schedule,
         placement=placement,

@@ -24,11 +24,11 @@ def beside_copies(setting: Setting) -> tuple[Machine, list[ScheduleOptions]]:
     """
     problem, placement, machine, options = setting.problem, setting.placement, setting.machine, setting.options
     item = max(dtype.itemsize for dtype in problem.dtypes)
-    users, pieces = user_table(machine.num_ranks, problem, placement), user_pieces(problem, placement)
+    users, pieces = user_table(machine.ranks, problem, placement), user_pieces(problem, placement)
     turned = {*pieces["buffer"][pieces["turned"] != 0].tolist()}
     staged = sorted({*setting.private, *turned})
     copied = users[staged]
-    of = location_table(machine.num_ranks)[copied["location"]]
+    of = location_table(machine.ranks)[copied["location"]]
     on_devices, of_ranks = np.zeros(machine.num_ranks, np.int64), np.zeros(machine.num_ranks + 1, np.int64)
     shapes = copied[["dtype", *SHAPE]].tolist()
     sizes = [

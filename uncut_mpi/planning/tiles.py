@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.locations import location_table, with_ends
+from uncut_mpi.model.locations import location_table, nodes_of, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -229,7 +229,7 @@ def prepare_tiles(
     tasks = least_tasks(problem, placement, workers, options)
     if tasks > most_tasks:  # surely too many: refused before any are made
         raise too_many(problem, f"tile {workers.tile}", f"{tasks} tasks or more", most_tasks, LARGER_TILE)
-    buffers = Buffers(machine.num_ranks, problem, placement)
+    buffers = Buffers(machine.ranks, problem, placement)
     native = _native.UncutInput(_common_input(problem, placement, machine))
     native.most_tasks = most_tasks
     _set_options(native, options)
@@ -314,7 +314,7 @@ def _set_workers(
     given.tile = workers.tile
     given.row_starts, given.col_starts = workers.row_starts, workers.col_starts
     given.cell_rank, given.owned = workers.ranks, workers.owned
-    a_panel, b_panel, c_panel, c_staging = ([-1] * buffers.num_ranks for _ in range(4))
+    a_panel, b_panel, c_panel, c_staging = ([-1] * len(nodes_of(buffers.ranks)) for _ in range(4))
     (of_a, of_b, of_c), k, add = problem.dtypes, problem.k, buffers.add
     held = parts_on_devices(problem, placement)
     for rank, rows, cols, block in working:
@@ -352,8 +352,8 @@ def _common_input(problem: GemmProblem, placement: Placement, machine: Machine) 
     given.m, given.n, given.k, given.num_ranks = problem.m, problem.n, problem.k, machine.num_ranks
     given.op_a, given.op_b = Op[problem.trans_a], Op[problem.trans_b]
     given.reads_c, given.dtypes = problem.reads_c, problem.dtypes
-    users = user_table(machine.num_ranks, problem, placement)
-    given.set_pieces(with_ends(location_table(machine.num_ranks)), users, user_pieces(problem, placement))
+    users = user_table(machine.ranks, problem, placement)
+    given.set_pieces(with_ends(location_table(machine.ranks)), users, user_pieces(problem, placement))
     given.serial_copies = machine.serial_copies
     given.min_chunk_columns = MIN_CHUNK_COLUMNS
     given.latency_ps = np.rint(machine.latency_s * _PS_PER_S).astype(np.int64).ravel().tolist()

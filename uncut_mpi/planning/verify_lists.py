@@ -24,7 +24,7 @@ from uncut_mpi.planning.schedule import MAX_LANES, Kind, Schedule, expand_ranges
 # Waits, then the body, then what tells others: the order within one task (premise P3).
 _PHASE: Final = np.full(256, -1, np.int64)
 _PHASE[[Code.WAIT_EVENT, Code.WAIT_FLAG]] = 0
-_PHASE[[Code.COPY, Code.GEMM, Code.COMBINE]] = 1
+_PHASE[[Code.COPY, Code.GEMM, Code.COMBINE, Code.SEND, Code.RECV]] = 1
 _PHASE[[Code.RECORD, Code.SIGNAL]] = 2
 
 

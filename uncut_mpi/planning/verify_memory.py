@@ -66,7 +66,7 @@ def _verify_user_buffer(
     same = missing.get((top, left), [])
     if not same and len(pieces):
         raise ScheduleError(f"{what} but holds a piece at row {top} and column {left}, where no part of it is left")
-    here = [part for part in same if location_index(part.location, schedule.num_ranks) == where]
+    here = [part for part in same if location_index(part.location, schedule.ranks) == where]
     part = next((part for part in here if part.ld == ld), next(iter(here or same), None))
     if part is None or len(pieces) != part.count:
         raise ScheduleError(f"{what} but there are {len(pieces)} pieces that say what it holds")

@@ -72,13 +72,13 @@ def ways_of(machine: Machine) -> Ways:
     links = np.divide(fastest, rates, out=np.ones_like(rates), where=rates > 0)
     sends, receives = np.zeros(count), np.zeros(count)
     for port in machine.ports:
-        ends = {link for link in port.links if machine.host not in link}
+        ends = {link for link in port.links if max(link) < count}
         for rank in range(count):
             if ends >= {(rank, to) for to in range(count) if to != rank}:
                 sends[rank] = fastest / port.expected_gb_per_s
             if ends >= {(source, rank) for source in range(count) if source != rank}:
                 receives[rank] = fastest / port.expected_gb_per_s
-    inward = machine.links(sharing=tuple(range(count)))[machine.host, :count]
+    inward = machine.links(sharing=tuple(range(count)))[machine.host_of, range(count)]
     from_host = np.divide(fastest, inward, out=np.ones(count), where=inward > 0)
     return Ways(ways, links.ravel().tolist(), sends.tolist(), receives.tolist(), from_host.tolist())
 

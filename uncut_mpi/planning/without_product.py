@@ -83,8 +83,8 @@ class _Passage:
         problem, placement, machine = setting.problem, setting.placement, setting.machine
         devices = setting.options.computing_ranks(setting.num_ranks)
         self._setting, self._problem, self._devices = setting, problem, devices
-        self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
-        self._buffers = Buffers(machine.num_ranks, problem, placement)
+        self._build = ScheduleBuilder(machine.ranks, problem, placement, serial_copies=machine.serial_copies)
+        self._buffers = Buffers(machine.ranks, problem, placement)
         buffers = itertools.count()
         self._held: dict[Matrix, dict[tuple[object, ...], list[_Held]]] = {}
         for matrix in MATRICES:

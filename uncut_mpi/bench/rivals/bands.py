@@ -159,8 +159,8 @@ class _Bands:
         problem, placement, machine = setting.problem, setting.placement, setting.machine
         self._setting, self._problem, self._devices = setting, problem, devices
         self._tile = tile
-        self._build = ScheduleBuilder(machine.num_ranks, problem, placement, serial_copies=machine.serial_copies)
-        self._buffers = Buffers(machine.num_ranks, problem, placement)
+        self._build = ScheduleBuilder(machine.ranks, problem, placement, serial_copies=machine.serial_copies)
+        self._buffers = Buffers(machine.ranks, problem, placement)
         self._rows = [range(start, min(start + tile, problem.m)) for start in range(0, problem.m, tile)]
         self._cols = [range(start, min(start + tile, problem.n)) for start in range(0, problem.n, tile)]
         owners = {matrix: placement.device_of(matrix) for matrix in MATRICES}
