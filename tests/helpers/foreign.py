@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from uncut_mpi.device.host.views import BufferExtent
+from uncut_mpi.device.views import BufferExtent
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 BFLOAT16 = (4, 16)

@@ -15,6 +15,23 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
+from uncut_mpi.api.lifetime import RANKS_PER_NODE
+from uncut_mpi.model.ports import Net
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_nodes():
+    """Have machines of equal links on nodes, as the environment has sessions take them."""
+    each, uniform = int(os.environ.get(RANKS_PER_NODE, 0)), um.Machine.uniform
+
+    def made(size, **about):
+        if not each or size % each:
+            return uniform(size, **about)
+        return um.Machine.cluster(uniform(each, **about), size // each, Net(10.0, 5e-6))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(um.Machine, "uniform", made)
+        yield
 
 
 @pytest.fixture(scope="session")

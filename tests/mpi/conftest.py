@@ -10,7 +10,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert
-from tests.helpers.sessions import machine_cache, open_session, released  # noqa: F401 (of every test)
+from tests.helpers.sessions import machine_cache, on_nodes, open_session, released  # noqa: F401 (of every test)
 
 ALONE_AND_ON_THREE = (1, 3)
 """Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""
@@ -25,7 +25,7 @@ FILES = {
     (2, 3): "api_start",
     (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
-    (4,): "api_layouts redistribute views",
+    (4,): "api_layouts nodes redistribute views",
     (1, 4): "gemm_layouts",
     (1, 2, 3, 4): "fuzz",
     # Eight are more than cores, and than a machine of four has.

@@ -425,8 +425,8 @@ def test_ranks_that_share_cores_are_judged_together(comm, cache, monkeypatch, sh
     monkeypatch.setattr(measuring, "_STEADY_SPREAD", 0.15)
     true_find = Group._find_nodes
 
-    def find(self):
-        true_find(self)
+    def find(self, *about):
+        true_find(self, *about)
         self.oversubscribed = sharing
 
     monkeypatch.setattr(Group, "_find_nodes", find)

@@ -10,8 +10,8 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from uncut_mpi.api import start
 from uncut_mpi.device.host import HostBackend
-from uncut_mpi.device.host.views import bytes_at
 from uncut_mpi.device.interface import Allocation
+from uncut_mpi.device.views import bytes_at
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

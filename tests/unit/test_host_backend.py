@@ -24,8 +24,8 @@ from uncut_mpi.device.host import HostBackend, bodies
 from uncut_mpi.device.host.backend import timeable
 from uncut_mpi.device.host.executor import _Patience
 from uncut_mpi.device.host.system import BlasThreads
-from uncut_mpi.device.host.views import bytes_at, matrix_at
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, Pin, ProgressBoard
+from uncut_mpi.device.views import bytes_at, matrix_at
 from uncut_mpi.errors import DeviceError, ParamError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.builder import RegionRef

@@ -126,7 +126,7 @@ class Calls:
     def run(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> CallResult:
         """Make a product and return what this rank did; parameters are those of `open`. Collective."""
         binding = self.binder.find(plan, request.matrices)
-        if binding is None or not self._may_go(request, binding):
+        if binding is None or not self.gate.may_go or not self._may_go(request, binding):
             return self.make(request, plan, keep).result
         flags = self.binder.flags
         self._going = executable = binding.executable
@@ -198,6 +198,9 @@ class Calls:
         What needs ranks together more than once is done when this returns: the first call of a plan of several that are
         tried, or of one in chunks.
         """
+        if self.group.num_nodes > 1:
+            mend = "leave wait=False out, which so far is for ranks on one node"
+            self.gate.fail(request.call, ParamError(f"the ranks are on {self.group.num_nodes} nodes: {mend}"))
         call = self.open(request, plan, keep, follows=True)
         try:
             if type(call) is Call:

@@ -19,8 +19,8 @@ from uncut_mpi.api.matrix_files import MatrixFile
 from uncut_mpi.api.stored import extent_bytes, stack_of, stored_of
 from uncut_mpi.device import exported
 from uncut_mpi.device.files import FileWindow
-from uncut_mpi.device.host.views import matrix_at
 from uncut_mpi.device.interface import Backend, Pin
+from uncut_mpi.device.views import matrix_at
 from uncut_mpi.errors import DataFileError, ParamError, PinError, agreed, reason
 from uncut_mpi.instead import BATCH
 from uncut_mpi.mappings import Stretch, ground_of, object_name

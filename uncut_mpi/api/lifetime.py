@@ -19,7 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.control import Control
@@ -35,6 +35,7 @@ from uncut_mpi.model.arguments import byte_count, flag, real_number, whole_numbe
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd.abort import tell_once
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.transport import MpiTransport
 
 _process = os.urandom(8)
 _numbers = itertools.count()
@@ -134,6 +135,9 @@ class Holdings:
         self.calls.binder.drop_all()
         self.calls.plans.clear()
 
+
+RANKS_PER_NODE: Final = "UNCUT_MPI_RANKS_PER_NODE"
+"""In the environment: as `ranks_per_node` of a session that names none."""
 
 _kept: dict[bytes, Holdings] = {}
 _mutex = threading.RLock()  # a collection of garbage may drop a session where it is held
@@ -236,12 +240,15 @@ class Settings(NamedTuple):
 
 
 @contextlib.contextmanager
-def opening(comm: Any, arrival_timeout_s: object) -> Iterator[Holdings]:
+def opening(comm: Any, arrival_timeout_s: object, ranks_per_node: object = None) -> Iterator[Holdings]:
     """Yield what a session holds, to be completed in the block; an error of one rank ends the opening on all."""
     limit_s: float | None = None
     with contextlib.suppress(ParamError):  # raised in the block, on all ranks
         limit_s = patience_of(arrival_timeout_s)
-    held = Holdings(Group(comm, limit_s))
+    each: int | None = None
+    with contextlib.suppress(ParamError):
+        each = ranks_per_node_of(ranks_per_node)
+    held = Holdings(Group(comm, limit_s, each))
     try:
         held.control = Control(held.group)
         enter(held)
@@ -273,6 +280,8 @@ def complete(
     """Make the rest of what a session holds, by what its callers have set. Collective."""
     group, backend, counters = held.group, started.backend, Counters()
     machine = obtain_machine(group, backend, started.identities, machine)
+    if group.num_nodes > 1:
+        backend.transport = MpiTransport(group)
     backend.tune_products(tune=settings.tune_products)  # not in the measurement, which other sessions use too
     store = MatrixStore(group, backend, counters, home)
     uuids = [identity.uuid for identity in started.identities]
@@ -302,6 +311,22 @@ def seconds_of(name: str, value: object) -> float:
     if not seconds > 0:
         raise ParamError(f"{name} = {seconds}: use more than 0 (seconds)")
     return seconds
+
+
+def ranks_per_node_of(value: object) -> int | None:
+    """Return a caller's `ranks_per_node`, or the environment's; None for none. Raise ParamError for what is none."""
+    if value is None:
+        value = os.environ.get(RANKS_PER_NODE) or None
+        if isinstance(value, str):
+            if not value.isdecimal():
+                raise ParamError(f"{RANKS_PER_NODE} = {value!r} in the environment: use a whole number, or unset it")
+            value = int(value)
+    if value is None:
+        return None
+    each = whole_number("ranks_per_node", value)
+    if each < 1:
+        raise ParamError(f"ranks_per_node = {each} is below 1: leave it out, or name how many ranks are to be a node")
+    return each
 
 
 def patience_of(value: object) -> float | None:

@@ -362,15 +362,25 @@ class MatrixStore:
         layout = wanted.layout.filled(wanted.shape, self._group.size)
         (rows, cols), kind = wanted.shape, wanted.dtype
         nbytes = rows * cols * kind.itemsize
-        segment = exchange.shared_segment(self._group, nbytes, f"a host matrix of {rows}×{cols}")
+        if self._group.num_nodes > 1 and layout != Layout.whole():
+            with raised_by_all():
+                raise ParamError(
+                    f"a matrix dealt in shared memory was asked for, and ranks are on {self._group.num_nodes} nodes: "
+                    "use memory='host', each rank's own, or 'device'"
+                )
+        segment = exchange.segment_of(self._group, 0, nbytes, f"a host matrix of {rows}×{cols}")
+        memory = "" if segment is None else segment.memory
+        if self._group.num_nodes > 1:  # of which others know its name alone
+            memory = self._group.from_root(lambda: memory)
         bound = BoundLayout.whole(wanted.shape, Location.host(), wanted.order)
         part = Part((0, rows), (0, cols), Location.host(), wanted.order)
-        held = HeldPart(part, layout.holders(self._group.size)[0], (Stretch(segment.memory, 0, nbytes),))
-        grip = Grip(segment.address, segment=segment)
-        matrix = self._publish(MatrixInfo(0, bound, kind, (held,), layout), [], [grip])
+        held = HeldPart(part, layout.holders(self._group.size)[0], (Stretch(memory, 0, nbytes),))
+        grips = [] if segment is None else [Grip(segment.address, segment=segment)]
+        matrix = self._publish(MatrixInfo(0, bound, kind, (held,), layout), [], grips)
         try:
             with agreement.collective(self._group, "pinning a host matrix"):
-                grip.pinned = bool(self._backend.pin(grip.address, nbytes)) if nbytes else False
+                for grip in grips if nbytes else ():
+                    grip.pinned = bool(self._backend.pin(grip.address, nbytes))
         except BaseException as error:
             if is_agreed(error):  # raised by all ranks, so all of them give it back
                 self._free([matrix.info.number])
@@ -462,7 +472,7 @@ class MatrixStore:
             addresses.append(0 if one is None else one.grip.address)
             if one is not None:
                 arrays[number] = one.array
-            if held.part.location == Location.host():
+            if held.part.location == Location.host() and self._group.node == 0:
                 (stretch,) = held.stretches
                 segment = self._grips.segment(stretch.memory, grips)
                 if not any(grip.segment is segment for grip in grips):
@@ -495,7 +505,7 @@ class MatrixStore:
             arrays = tuple(one.given for one in kept)
             if kept:
                 location = kept[0].known.held.part.location
-            elif location == Location.host() and not info.in_parts:
+            elif location == Location.host() and not info.in_parts and array is not None:
                 arrays = (array[top:bottom, left:right],)
         elif mine:
             location = mine[0].known.held.part.location

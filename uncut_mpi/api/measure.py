@@ -28,18 +28,19 @@ import numpy as np
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.memory import Arena, PeerMappings
 from uncut_mpi.device.interface import Backend, DeviceIdentity, Timeable
-from uncut_mpi.errors import TopologyError, UncutError, agreed
+from uncut_mpi.errors import TopologyError, UncutError, agreed, raised_by_all
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
 from uncut_mpi.model.locations import host_index, num_ends
 from uncut_mpi.model.machine import QUICK, Machine
-from uncut_mpi.model.ports import Port
+from uncut_mpi.model.ports import Net, Port
 from uncut_mpi.model.usual import ISSUED_S, usual_figures
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.transport import MpiTransport
 from uncut_mpi.unfinished import replace_file
 
 logger = logging.getLogger("uncut_mpi")
@@ -49,6 +50,7 @@ logger = logging.getLogger("uncut_mpi")
 _PROBE_BYTES = {"cuda": 64 << 20, "host": 4 << 20}
 _GEMM_EDGE = {"cuda": 4096, "host": 384}
 _LATENCY_BYTES = 4096
+_NET_BYTES = 4 << 20
 
 # How keys of measured machines begin; others were assumed or put together, and go with any hardware.
 _MEASURED = ("cuda-", "host-")
@@ -102,8 +104,17 @@ def obtain_machine(
                     "measure this one, or start as many ranks"
                 )
             )
+        if given.node_of.tolist() != list(group.node_of):
+            raise agreed(
+                TopologyError(
+                    f"machine {given.name} has its ranks on nodes {given.node_of.tolist()}, the session on "
+                    f"{list(group.node_of)}: leave the machine out, or compose it with Machine.cluster"
+                )
+            )
         check_hardware(given, key)
         return given
+    if group.num_nodes > 1:
+        return _of_nodes(group, backend, identities)
     path = cache_directory() / f"{key}.json"
     kept = group.from_root(lambda: _load(path, key, group.size))
     if kept:
@@ -117,6 +128,46 @@ def obtain_machine(
         _tell(machine, time.perf_counter() - started, again=path.is_file())
         _keep(path, machine.to_json())
     return machine
+
+
+def _of_nodes(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]) -> Machine:
+    """Return the machine of ranks on several nodes: what one of them is, and what the net between them does."""
+    memory = np.array([one.memory_bytes for one in identities], np.int64)
+    each = [group.node_of.count(node) for node in range(group.num_nodes)]
+    with raised_by_all():
+        if min(each) < max(each) or list(group.node_of) != sorted(group.node_of):
+            raise TopologyError(
+                f"the nodes have {', '.join(map(str, each))} ranks (ranks' nodes: {list(group.node_of)}): "
+                "so far ranks are as many on each node, and those of a node follow one another"
+            )
+    within = group.of_node()
+    try:
+        node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
+    finally:
+        within.free()
+    net = _measure_net(group)
+    made = group.from_root(lambda: Machine.cluster(node, group.num_nodes, net).to_json())
+    return dataclasses.replace(Machine.from_json(made), memory_bytes=memory)
+
+
+def _measure_net(group: Group) -> Net:
+    """Return what a message between the first ranks of two nodes takes: a short one, and a long one. Collective."""
+    first, second = (group.node_of.index(node) for node in (0, 1))
+    transport, seconds = MpiTransport(group), []
+    for nbytes in (8, _NET_BYTES):
+        data, taken = np.zeros(nbytes, np.uint8), []
+        for _ in range(1 + _REPEATS):
+            group.barrier("measuring the net")
+            start = time.perf_counter()
+            for sends in (True, False):  # there and back
+                if group.rank in (first, second):
+                    begin = transport.send if sends == (group.rank == first) else transport.receive
+                    over = begin(data, second if group.rank == first else first)
+                    group.watch(over, "measuring the net", None)
+            taken.append(0.5 * (time.perf_counter() - start))
+        seconds.append(min(taken[1:]))
+    short_s, long_s = group.from_root(lambda: seconds)
+    return Net(_NET_BYTES / 1e9 / max(long_s - short_s, 1e-9), short_s)
 
 
 def _tell(machine: Machine, seconds: float, *, again: bool) -> None:

@@ -61,7 +61,7 @@ class Arena:
     Attributes
     ----------
     addresses : ndarray of int64, shape (num_ranks,)
-        Base of every rank's arena in this process; 0 where it is empty.
+        Base of every rank's arena in this process; 0 where it is empty, or on another node.
     sizes : ndarray of int64, shape (num_ranks,)
         Bytes of every rank's arena.
     """
@@ -166,7 +166,7 @@ class Arena:
             for rank, (handle, _) in enumerate(everyone):
                 if rank == self._group.rank:
                     self.addresses[rank] = own.address if own else 0
-                elif handle:
+                elif handle and self._group.node_of[rank] == self._group.node:
                     self.addresses[rank] = self._mappings.open(handle)
                     self._opened.append(handle)
         # They stay 0 after a failure: nothing fits, and the next growth begins anew.

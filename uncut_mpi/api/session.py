@@ -19,7 +19,7 @@ import numpy as np
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.gate import CLOSE, public_call
-from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, seconds_of
+from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, ranks_per_node_of, seconds_of
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.typed import overload
@@ -86,6 +86,9 @@ class Session(Multiplies):
     check_peers : bool, default True
         Before anything else, let every rank write a pattern into each other's device memory, and that rank look whether
         it has come. It takes some ms, once for these devices in these processes.
+    ranks_per_node : int, optional
+        Take so many ranks of a node, in their order, for a node of their own. It shares nothing with the others, so
+        this tries what a program does on several nodes. By default what ``UNCUT_MPI_RANKS_PER_NODE`` says.
 
     Attributes
     ----------
@@ -131,17 +134,20 @@ class Session(Multiplies):
         check_peers: bool = True,
         device_memory: int | str | None = None,
         host_memory: int | str | None = None,
+        ranks_per_node: int | None = None,
     ) -> None:
-        with opening(comm, arrival_timeout_s) as held:
+        with opening(comm, arrival_timeout_s, ranks_per_node) as held:
             group = held.group
             with agreement.collective(group, OPENING):
+                each = ranks_per_node_of(ranks_per_node)
                 if machine is not None and not isinstance(machine, Machine):
                     raise ParamError(
                         f"machine = {shown(machine)} is no Machine: pass load_machine(name or file), or leave it out"
                     )
                 settings = Settings.of(max_plans, verify, tune_products, device_memory, host_memory)
                 times = seconds_of("timeout_s", timeout_s), patience_of(arrival_timeout_s)
-            agreement.agree(group, str(settings).encode(), settings._asdict)
+            asked = settings._asdict() | {"ranks_per_node": each}
+            agreement.agree(group, str(asked).encode(), lambda: asked)
             started = start_backend(
                 group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu, check_peers=check_peers
             )

@@ -121,11 +121,6 @@ def start_backend(
     }
     agreement.agree(group, str(asked).encode(), lambda: asked)
     with raised_by_all():
-        if group.num_nodes > 1:
-            raise TopologyError(
-                f"the {group.size} ranks are on {group.num_nodes} nodes; a session spans one node: "
-                "split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
-            )
         if named is not None and backend in ("auto", "cuda") and len(named) < group.size:
             raise ParamError(
                 f"devices ({named}) names {counted(len(named), 'device')} for {counted(group.size, 'rank')}: "
@@ -133,7 +128,7 @@ def start_backend(
             )
     if callable(backend):
         make = backend
-        return _open(group, lambda: make(group.local_rank, group.size), "the backend was given", check_peers)
+        return _open(group, lambda: make(group.local_rank, group.local_size), "the backend was given", check_peers)
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
@@ -147,7 +142,7 @@ def start_backend(
                     "takes the host where there are no GPUs"
                 )
         reason = why if backend == "host" else f"host backend, since {obstacle}"
-        return _open(group, lambda: make_host(group.local_rank, group.size), reason, check_peers)
+        return _open(group, lambda: make_host(group.local_rank, group.local_size), reason, check_peers)
     reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
     return _open(group, lambda: make_cuda(ordinals[group.rank]), reason, check_peers)
 
@@ -243,8 +238,11 @@ def exchange_patterns(
     """
     size, rank = group.size, group.rank
     devices = [identity.uuid for identity in identities]
-    if all(devices[there] in reached[here] for here in range(size) for there in range(size) if here != there):
+    pairs = [(one, two) for one in range(size) for two in range(size) if one != two]
+    pairs = [(one, two) for one, two in pairs if group.node_of[one] == group.node_of[two]]
+    if all(devices[there] in reached[here] for here, there in pairs):
         return
+    peers = [there for here, there in pairs if here == rank]
     words = min(_MOST_WORDS, GRANULE_BYTES // (24 * size))
     pitch = 8 * words
     # A pattern for each rank to write to and to read from, what others have written here, and what is read from them.
@@ -257,8 +255,7 @@ def exchange_patterns(
         backend.from_host(own, words, patterns.T)
         backend.fill_words(written, 4 * size * words, 0)  # an earlier check may have left the same patterns there
     with agreement.collective(group, "using other ranks' memory"):
-        for distance in range(1, size):  # not all of them one rank's at once
-            there = (rank + distance) % size
+        for there in (*peers[group.local_rank :], *peers[: group.local_rank]):  # not all of them one rank's at once
             peer = int(arena.addresses[there])
             backend.copy_matrix(peer + (size + rank) * pitch, own + there * pitch, pitch, 1, pitch)
             backend.copy_matrix(read + there * pitch, peer + rank * pitch, pitch, 1, pitch)
@@ -266,15 +263,14 @@ def exchange_patterns(
     with agreement.collective(group, "looking at what has come from other ranks"):
         seen = np.empty((words, 2 * size), np.uint64, order="F")
         backend.to_host(written, words, seen)
-        for here in range(size):
-            if here != rank:
-                expected = _pattern(here, rank, words)
-                wrong[:, here] = [np.count_nonzero(seen[:, at] != expected) for at in (here, size + here)]
+        for here in peers:
+            expected = _pattern(here, rank, words)
+            wrong[:, here] = [np.count_nonzero(seen[:, at] != expected) for at in (here, size + here)]
     found = group.allgather_bytes(wrong, "checking that ranks reach each other's memory").reshape(size, 2, size)
     arena.close()
     if found.any():
         raise agreed(TopologyError(_complaint(found, words, devices)))
-    others = frozenset(device for there, device in enumerate(devices) if there != rank)
+    others = frozenset(devices[there] for there in peers)
     _reached[devices[rank]] = reached_from(devices[rank]) | others
 
 

@@ -120,6 +120,10 @@ void bind_cuda(nb::module_ &m) {
     nb::class_<RunResult> result(m, "CudaRunResult");
     FOR_EACH(FIELD, RunResult, error, operation, file_error, descriptor, fatal, stalled, aborted, stuck, times_s,
              host_times)
+    result.def("add", [](RunResult &self, std::int64_t tasks, std::int64_t copy_bytes) {
+        self.tasks += tasks;
+        self.copy_bytes += copy_bytes;
+    });
     result  // what every call reads
         .def_prop_ro("figures",
                      [](const RunResult &self) {

@@ -58,6 +58,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
             add_host_step(program, operation, index);
             continue;
         }
+        if (program.lanes[operation.lane].kind == net_lane) continue;  // whoever runs the list moves those
         Operation issued = operation;
         if (operation.code == code_copy && transposes(program, operation)) issued.code = code_combine;  // by a kernel
         if (issued.code != code_copy) end_series(lanes_[operation.lane]);
@@ -137,10 +138,12 @@ void Executor::bind_lanes(const Program &program) {
     for (const Operation &operation : program.operations)
         if (operation.code == code_gemm) multiplies[operation.lane] = 1;
     const auto computing = static_cast<std::size_t>(std::count(multiplies.begin(), multiplies.end(), 1));
-    device_->reserve(computing, program.lanes.size() - computing - host_lanes_.size(), program.num_events);
+    const auto of_host = std::ranges::count_if(program.lanes, is_of_host, &LaneRecord::kind);
+    device_->reserve(computing, program.lanes.size() - computing - static_cast<std::size_t>(of_host),
+                     program.num_events);
     std::size_t next_compute = 0, next_copy = 0;
     for (std::size_t l = 0; l < program.lanes.size(); ++l) {
-        if (program.lanes[l].kind == host_lane) continue;
+        if (is_of_host(program.lanes[l].kind)) continue;
         if (multiplies[l] != 0) {
             static_cast<DeviceState::ComputeLane &>(lanes_[l]) = device_->compute_lane(next_compute++);
         } else {

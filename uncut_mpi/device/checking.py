@@ -46,6 +46,10 @@ def check_program(program: OperationList, addresses: np.ndarray) -> None:
             kind = Code(bodies["code"][body]).name
             raise ScheduleError(f"task {bodies['task'][body]}: {what} ({kind}: {', '.join(shapes)})")
 
+    halves = program.operations[program.operations["code"] >= Code.SEND]
+    ends = program.operands[halves["first_operand"]]
+    if ((addresses[ends["buffer"]] == 0) & (ends["rows"] > 0) & (ends["cols"] > 0)).any():
+        raise ScheduleError(f"a buffer that is sent or received has no address on rank {program.rank}")
     each, products = np.arange(len(bodies)), np.flatnonzero(is_product)
     require(count > 0, each, "it has no operands")
     require(~is_copy | (count == 2), each, "a COPY has one destination and one source")

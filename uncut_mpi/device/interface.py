@@ -234,6 +234,20 @@ class Outcome(Protocol):
         """As of `ExecutionReport`."""
 
 
+class Transport(Protocol):
+    """
+    Carries bytes between this rank and those of other nodes; see `uncut_mpi.spmd.transport.MpiTransport`.
+
+    What `send` and `receive` return says whether the message that they began is over, and lets it get on.
+    """
+
+    def send(self, data: np.ndarray, rank: int, /) -> Callable[[], bool]:
+        """Begin to send bytes (uint8, contiguous)."""
+
+    def receive(self, data: np.ndarray, rank: int, /) -> Callable[[], bool]:
+        """Begin to receive bytes (uint8, contiguous)."""
+
+
 class Chain(enum.IntEnum):
     """How a run is issued beside others of its device."""
 
@@ -442,11 +456,14 @@ class Backend(abc.ABC):
         Files whose bytes have addresses, for lanes of the host of executables that are made while they do.
     takes_host_memory : bool
         Whether the device's memory is that of the host.
+    transport : Transport or None
+        To ranks of other nodes, if there are any; set before executables are made.
     """
 
     name: str
     files: FileWindows
     takes_host_memory = False
+    transport: Transport | None = None
 
     @abc.abstractmethod
     def identity(self) -> DeviceIdentity:

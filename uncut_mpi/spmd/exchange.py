@@ -33,25 +33,43 @@ def shared_segment(
     TopologyError
         On all ranks, if one cannot map it.
     """
+    about = nbytes, purpose, use_file, timeout_s
+    segment = segment_of(group, group.node, *about)
+    assert segment is not None
+    return segment
+
+
+def segment_of(
+    group: Group, node: int, nbytes: int, purpose: str, use_file: bool = False, timeout_s: float | None = None
+) -> Segment | None:
+    """
+    Make a segment as `shared_segment`, where `node` is this rank's own: None elsewhere. Collective.
+
+    It is another one on each node that any of its ranks names.
+    """
     try:
-        return _share(group, nbytes, purpose, use_file, timeout_s)
+        return _share(group, node, nbytes, purpose, use_file, timeout_s)
     except TopologyError:
         # The system keeps processes from looking at each other's descriptors; a file has a name.
-        return _share(group, nbytes, purpose, True, timeout_s)
+        return _share(group, node, nbytes, purpose, True, timeout_s)
 
 
-def _share(group: Group, nbytes: int, purpose: str, use_file: bool, timeout_s: float | None) -> Segment:
+def _share(
+    group: Group, node: int, nbytes: int, purpose: str, use_file: bool, timeout_s: float | None
+) -> Segment | None:
     segment: Segment | None = None
     try:
         with collective(group, f"sharing memory for {purpose}", timeout_s):
-            if group.local_rank == 0:
+            if group.local_rank == 0 and node == group.node:
                 segment = Segment.create(nbytes, purpose, use_file=use_file, interleave=True)
         handles = group.allgather_objects(segment and segment.handle, f"sharing memory for {purpose}", timeout_s)
         with collective(group, f"mapping the shared memory of {purpose}", timeout_s):
-            segment = segment or Segment.open(handles[group.node_of.index(group.node)])
+            if node == group.node:
+                segment = segment or Segment.open(handles[group.node_of.index(node)])
     except BaseException:
         if segment is not None:
             segment.close()
         raise
-    segment.unlink()
+    if segment is not None:
+        segment.unlink()
     return segment

@@ -138,6 +138,8 @@ class Group:
         An intracommunicator; it is duplicated, so that no message of the program is touched.
     timeout_s : float, optional
         How long this rank waits for others to make the same call; by default for ever.
+    ranks_per_node : int, optional
+        Take the ranks of a node, in their order, for nodes of so many, which share nothing.
 
     Attributes
     ----------
@@ -176,7 +178,7 @@ class Group:
         share nothing yet by which one could see the others.
     """
 
-    def __init__(self, comm: Any, timeout_s: float | None = None) -> None:
+    def __init__(self, comm: Any, timeout_s: float | None = None, ranks_per_node: int | None = None) -> None:
         require_mpi()
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise ParamError(
@@ -202,23 +204,47 @@ class Group:
         self.wait(lambda: request, OPENING, timeout_s, self._comm)
         try:
             self.wait(self._comm.Ibarrier, OPENING, SETTLING_S if timeout_s is None else timeout_s, None)
-            self._find_nodes()
+            self._find_nodes(ranks_per_node)
         except BaseException:
             self.free()
             raise
 
-    def _find_nodes(self) -> None:
-        facts = self.allgather_objects((boot_id(), os.sched_getaffinity(0)), OPENING, SETTLING_S)
-        nodes = list(dict.fromkeys(fact[0] for fact in facts))
-        self.node_of = tuple(nodes.index(fact[0]) for fact in facts)
+    def _find_nodes(self, ranks_per_node: int | None) -> None:
+        facts = self.allgather_objects((boot_id(), os.sched_getaffinity(0), ranks_per_node), OPENING, SETTLING_S)
+        each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
+        names = list[tuple[str, int]]()
+        for (boot, *_), most in zip(facts, each, strict=True):
+            names.append((boot, before[boot] // most))
+            before[boot] += 1
+        nodes = list(dict.fromkeys(names))
+        self.node_of = tuple(nodes.index(name) for name in names)
         self.node, self.num_nodes = self.node_of[self.rank], len(nodes)
         self.local_rank = self.node_of[: self.rank].count(self.node)
         self.local_size = self.node_of.count(self.node)
         cores: set[int] = set().union(
             *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
         )
-        self.oversubscribed = len(cores) < self.local_size
+        here = [fact[0] for fact in facts].count(boot_id())  # on this machine, whatever nodes they are taken for
+        self.oversubscribed = len(cores) < here
         self.spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
+
+    @property
+    def messages(self) -> MPI.Comm:
+        """The communicator, for messages between two ranks; whoever sends one awaits its end. Not collective."""
+        return self._comm
+
+    @property
+    def here(self) -> list[int]:
+        """The ranks on this node, ascending. Not collective."""
+        return [rank for rank, node in enumerate(self.node_of) if node == self.node]
+
+    def of_node(self) -> Group:
+        """Return a group of the ranks on this node, to be freed. Collective."""
+        comm = self._comm.Split(self.node, self.rank)
+        try:
+            return Group(comm)
+        finally:
+            comm.Free()
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -357,7 +383,7 @@ class Group:
     def _behind(self) -> list[int]:
         """Return the ranks that have begun fewer waits than this one, as far as that is counted. Not collective."""
         steps = self._steps
-        return [] if steps is None else [rank for rank, step in enumerate(steps) if step < steps[self.rank]]
+        return [] if steps is None else [rank for rank in self.here if steps[rank] < steps[self.rank]]
 
     def check_usable(self) -> None:
         """Raise unless collective calls are possible. Not collective."""
@@ -482,6 +508,11 @@ class Group:
         self._freed = True
         if not self.stalled and not MPI.Is_finalized():
             self._comm.Free()
+
+
+def keep_until_over(request: MPI.Request, keep: object) -> None:
+    """Keep the buffers of an operation that nobody will wait for. Not collective."""
+    _unended.append((request, keep))
 
 
 def _forget_ended() -> None:

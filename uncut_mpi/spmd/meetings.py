@@ -13,7 +13,8 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import PeerFailedError, StallError, Wire, agreed, to_wire
-from uncut_mpi.spmd.group import Group, Missing, Progress, name_ranks
+from uncut_mpi.spmd.group import Group, Missing, Progress, keep_until_over, name_ranks
+from uncut_mpi.spmd.runtime import MPI
 
 RECORD = np.dtype(
     [
@@ -32,10 +33,11 @@ call (ASCII), epoch, flags, error status (0 = none). Digest, name and epoch are 
 READY, NEWS = 1, 2
 """Flags of a record: the rank has all it needs for the call; the ranks are to take what it has found meanwhile."""
 
-_WAITING, _ALIKE, _ABANDONED = 0, 1, 3  # what a meeting comes to
+_WAITING, _ALIKE, _MET, _ABANDONED = range(4)  # what a meeting comes to
 _LAST_WORDS_S = 0.3
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
+_LEFT = -1  # in the status of a record by messages: the rank takes part in no meeting any more
 _COMMON_BYTES = 56  # digest, call and epoch
 _RECORD_STRUCT = struct.Struct("=16s36sIIi")  # the same, for one write
 
@@ -45,12 +47,69 @@ def memory_bytes(group: Group) -> int:
     return _native.Meeting.memory_bytes(group.size)
 
 
+def passage(opening: CallExchange, closing: CallExchange, turn: _native.Turn) -> _native.Passage | None:
+    """Return what takes products through both exchanges and a turn; None where ranks share no memory. Local."""
+    one, other = opening.meeting, closing.meeting
+    if isinstance(one, NetMeeting) or isinstance(other, NetMeeting):
+        return None
+    return _native.Passage(one, other, turn)
+
+
+class NetMeeting:
+    """
+    As `Meeting`, by messages of MPI: where ranks are on several nodes. One thread uses it, that of the group.
+
+    A rank that leaves gives a record that says so, to the meeting that it is not in yet.
+    """
+
+    def __init__(self, group: Group, mine: np.ndarray, everyone: np.ndarray) -> None:
+        self._comm, self._mine, self._everyone = group.messages, mine, everyone
+        self._rows, self._records = everyone.reshape(group.size, -1), everyone.view(RECORD)
+        self._request: MPI.Request | None = None
+        self.number = 0
+        self.left: list[tuple[int, str]] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether a meeting was begun and not collected."""
+        return self._request is not None
+
+    def meet(self, spin_s: float) -> int:
+        """Begin the next meeting with this rank's record, then as `collect`."""
+        self.number += 1
+        self._request = self._comm.Iallgather((self._mine, MPI.BYTE), (self._everyone, MPI.BYTE))
+        return self.collect(spin_s)
+
+    def collect(self, spin_s: float) -> int:
+        """Return what the meeting has come to within so long, as `Meeting.collect`."""
+        assert self._request is not None
+        until_s = time.perf_counter() + spin_s
+        while not self._request.Test():
+            if time.perf_counter() >= until_s:
+                return _WAITING
+        self._request = None
+        gone = np.flatnonzero(self._records["status"] == _LEFT)
+        if len(gone):
+            self.left = [(rank, self._records["call"][rank].decode()) for rank in gone.tolist()]
+            return _ABANDONED
+        return _ALIKE if (self._rows == self._mine).all() else _MET
+
+    def leave(self, reason: str) -> None:
+        """Give up all meetings, but the one that was begun."""
+        if self._request is None:
+            record = self._mine.view(RECORD)
+            record["status"], record["call"] = _LEFT, reason.encode("ascii", "replace")[:36]
+            self._request = self._comm.Iallgather((self._mine, MPI.BYTE), (self._everyone, MPI.BYTE))
+        keep_until_over(self._request, (self._mine, self._everyone))
+
+
 class CallExchange:
     """
     The exchange of one `RECORD` per rank that opens and closes a call, on buffers kept for all calls.
 
     The ranks meet in memory that they share, which is quicker than a message of MPI's (docs/performance.md,
-    2026-11-22). A rank that has to wait for the others lets MPI get on meanwhile, as it would inside an MPI call.
+    2026-11-22), or by messages where they are on several nodes. A rank that has to wait for the others lets MPI get on
+    meanwhile, as it would inside an MPI call.
 
     Parameters
     ----------
@@ -59,7 +118,7 @@ class CallExchange:
 
     Attributes
     ----------
-    meeting : Meeting
+    meeting : Meeting or NetMeeting
         Where the ranks meet, without words for what goes wrong.
     mine : ndarray of RECORD, shape (1,)
         Filled in by the caller before `exchange`.
@@ -76,7 +135,11 @@ class CallExchange:
         self.mine = np.zeros(1, RECORD)
         self.everyone = np.zeros(group.size, RECORD)
         mine, everyone = self.mine.view(np.uint8), self.everyone.view(np.uint8)
-        self.meeting = _native.Meeting(memory, group.rank, mine, everyone)
+        self.meeting: _native.Meeting | NetMeeting = (
+            NetMeeting(group, mine, everyone)
+            if group.num_nodes > 1
+            else _native.Meeting(memory, group.rank, mine, everyone)
+        )
         self._common = everyone.reshape(group.size, -1)[:, :_COMMON_BYTES]
         self._mine_bytes = mine.data
 
@@ -192,7 +255,7 @@ class CallExchange:
 
 
 _TEXT_BYTES = 2048  # of an error, at most
-_FAILED, _LOST = 1, 2  # in the status of a record
+_FAILED, _LOST = 1, 2  # in the status of a record, beside _LEFT
 
 
 class Verdicts(CallExchange):
@@ -234,6 +297,11 @@ class Verdicts(CallExchange):
         self._outcome = self.meeting.meet(spin_s)
         return self._outcome != _WAITING
 
+    def leave(self, reason: str = "") -> None:
+        """See `CallExchange.leave`. Where ranks meet by messages, who leaves the other exchange is seen in this one."""
+        if not isinstance(self.meeting, NetMeeting):
+            super().leave(reason)
+
     def begun(self, outcome: int) -> None:
         """Note that all was well here and was told (`Passage`), and what the meeting has come to so far. Local."""
         self._told, self._outcome = True, outcome
@@ -270,10 +338,13 @@ class Verdicts(CallExchange):
         if error is None and self._outcome == _ALIKE:
             return None
         self.mine["status"], statuses = 0, self.everyone["status"]
+        lost = bool((statuses == _LOST).any())
+        if self._group.num_nodes > 1:
+            return self._group.allgather_objects(None if error is None else to_wire(error), "closing barrier"), lost
         wires: list[Wire | None] = [self._wire(rank) if status else None for rank, status in enumerate(statuses)]
         if error is not None:
             wires[self._rank] = to_wire(error)
-        return wires, bool((statuses == _LOST).any())
+        return wires, lost
 
     def _wire(self, rank: int) -> Wire:
         name, message, *_ = self._texts[self.meeting.number % 2, rank].tobytes().decode("utf-8", "ignore").split("\0")

@@ -9,7 +9,6 @@ why nothing waits in a circle.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import weakref
@@ -32,11 +31,11 @@ class DeviceTurns:
     Parameters
     ----------
     group : Group
-        The session's ranks, all on one node.
+        The session's ranks. Those of a node take turns together.
     device_key : str
         Identifies this rank's device within its process.
     words : ndarray of uint64, shape (size,)
-        Zeros in memory that all ranks share; entry r is written by rank r only.
+        Zeros in memory that the ranks of the node share; each of them writes one.
 
     Attributes
     ----------
@@ -72,18 +71,20 @@ class DeviceTurns:
     def __init__(self, group: Group, device_key: str, words: np.ndarray[Any, Any]) -> None:
         self._group, self._key = group, device_key
         processes = group.allgather_objects((node_identity(), os.getpid()))
-        ranks = sorted(range(group.size), key=processes.__getitem__)
-        place = ranks.index(group.rank)
-        self._before = ranks[place - 1] if place else None
-        self._last = ranks[-1]
+        self._here = group.here
+        # Places among the ranks of the node, in the order of their processes.
+        order = sorted(range(group.local_size), key=lambda place: processes[self._here[place]])
+        turn = order.index(group.local_rank)
+        self._before = order[turn - 1] if turn else None
+        self._last = order[-1]
         with _registry_mutex:
             lock = _registry.setdefault(device_key, _native.DeviceLock())
-        self.turn = _native.Turn(words, group.rank, lock)
+        self.turn = _native.Turn(words[: group.local_size], group.local_rank, lock)
         self.arrive, self.release = self.turn.arrive, self.turn.release  # part of every call
 
     def missing(self) -> list[int]:
         """Return the ranks that have not begun this call. Not collective."""
-        return self.turn.below(_State.ARRIVED)
+        return self._ranks_below(_State.ARRIVED)
 
     def acquire(self, timeout_s: float | None = None, settle: Callable[[], None] = lambda: None) -> None:
         """
@@ -129,12 +130,15 @@ class DeviceTurns:
         self._await_one(last, timeout_s)
 
     def _await_all(self, state: _State, timeout_s: float | None, to: str) -> None:
-        below = functools.partial(self.turn.below, state)
-        self._await(lambda: not below(), timeout_s, to, below)
-
-    def _await_one(self, rank: int, timeout_s: float | None) -> None:
         below = self.turn.below
-        self._await(lambda: rank not in below(_State.LOCKED), timeout_s, " to take its device", lambda: [rank])
+        self._await(lambda: not below(state), timeout_s, to, lambda: self._ranks_below(state))
+
+    def _await_one(self, place: int, timeout_s: float | None) -> None:
+        below, rank = self.turn.below, self._here[place]
+        self._await(lambda: place not in below(_State.LOCKED), timeout_s, " to take its device", lambda: [rank])
+
+    def _ranks_below(self, state: _State) -> list[int]:
+        return [self._here[place] for place in self.turn.below(state)]
 
     def _await(
         self, done: Callable[[], bool], timeout_s: float | None, to: str, missing: Callable[[], list[int]] | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -21,6 +23,7 @@ from uncut_mpi.device.interface import (
     TaskTimes,
     lane_name,
 )
+from uncut_mpi.device.net_lanes import NetLanes
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
@@ -90,6 +93,27 @@ class CudaExecutable(Executable):
                 device, program, addresses, flags, board, kernel, files.table()
             )
         self.runner = self._native.run  # one native call, without the interpreter lock
+
+    def move(self, net: NetLanes) -> None:
+        """Have runs move lanes of the net, which streams wait for, in the thread that makes them."""
+
+        def run(alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool) -> _native.CudaRunResult:
+            native = _native.CudaRun(self._open(), alpha, beta, epoch, timeout_s, traced, int(ALONE))
+            messages, moved_s = net.start(epoch), time.monotonic()
+            while not (over := native.poll()) or not messages.over:
+                if messages.advance():
+                    moved_s = time.monotonic()
+                elif over and not native.finish().went_well:
+                    messages.finish(timeout_s)
+                elif over and time.monotonic() - moved_s > timeout_s:
+                    raise StallError(f"rank {self._program.rank} waited {timeout_s:.4g} s for ranks of other nodes")
+                else:
+                    os.sched_yield()
+            result = native.finish()
+            result.add(messages.tasks, messages.copy_bytes)
+            return result
+
+        self.runner = run
 
     def start(
         self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE

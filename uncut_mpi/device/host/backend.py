@@ -16,7 +16,6 @@ from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import round_to_tf32
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.device.host.system import BlasThreads, processor_name, usable_cores
-from uncut_mpi.device.host.views import Array, BufferExtent, bytes_at
 from uncut_mpi.device.interface import (
     AdoptedArray,
     Allocation,
@@ -27,6 +26,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Timeable,
 )
+from uncut_mpi.device.views import Array, BufferExtent, bytes_at
 from uncut_mpi.errors import DeviceError, ParamError
 from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.arguments import type_text
@@ -179,7 +179,8 @@ class HostBackend(Backend):
         self, program: OperationList, addresses: Array, flags: FlagTable, board: ProgressBoard
     ) -> Executable:
         """See `Backend.executable`."""
-        return HostExecutable(program, addresses, flags, board, blas=self._blas, spins=self._spins, files=self.files)
+        how: dict[str, Any] = {"blas": self._blas, "spins": self._spins, "files": self.files}
+        return HostExecutable(program, addresses, flags, board, **how, transport=self.transport)
 
     def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
         """See `Backend.copy_probe`; nothing is issued, so it is one at a time."""

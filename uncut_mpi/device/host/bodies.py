@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from uncut_mpi.device.files import FileWindows
-from uncut_mpi.device.host.views import Array, matrix_at
+from uncut_mpi.device.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import ITEMSIZES, DType

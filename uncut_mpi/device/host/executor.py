@@ -25,7 +25,6 @@ import numpy as np
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.host.bodies import bind_bodies
 from uncut_mpi.device.host.system import BlasThreads
-from uncut_mpi.device.host.views import Array, words_at
 from uncut_mpi.device.interface import (
     ALONE,
     Chain,
@@ -35,12 +34,15 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Run,
     TaskTimes,
+    Transport,
     lane_name,
 )
+from uncut_mpi.device.net_lanes import NetLanes
+from uncut_mpi.device.views import Array, words_at
 from uncut_mpi.errors import DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import MAX_LANES
+from uncut_mpi.planning.schedule import MAX_LANES, LaneKind
 
 logger = logging.getLogger("uncut_mpi")
 
@@ -66,9 +68,13 @@ class HostExecutable(Executable):
         blas: BlasThreads,
         spins: bool,
         files: FileWindows,
+        transport: Transport | None = None,
     ) -> None:
         lane_of = program.operations["lane"]
-        self.lanes: list[list[int]] = [np.flatnonzero(lane_of == lane).tolist() for lane in range(len(program.lanes))]
+        of_net = program.lanes["kind"] == LaneKind.NET  # which others move
+        self.lanes: list[list[int]] = [
+            [] if of_net[lane] else np.flatnonzero(lane_of == lane).tolist() for lane in range(len(of_net))
+        ]
         super().__init__(program, addresses, board, np.array([len(lane) for lane in self.lanes]))
         self.rank, self.blas, self.spins = program.rank, blas, spins
         operations = program.operations
@@ -78,6 +84,7 @@ class HostExecutable(Executable):
         self.tasks: list[int] = operations["task"].tolist()
         self.peers: list[int] = operations["peer"].tolist()
         self.bodies = bind_bodies(program, addresses, files)
+        self.net = NetLanes(program, addresses, flags, transport)
         self.words = self._words(flags)
         self.counts = board.words[board.rank].data
         self.abort = board.abort.data
@@ -160,6 +167,7 @@ class HostRun(Run):
         self._scalars = [0.0, 1.0, alpha, beta]  # by Factor
         self._at = [0] * len(program.lanes)
         self._recorded = [0] * len(program.lanes)  # of each lane, the sequence of the last task with a record
+        self._net = program.net.start(epoch)
         self._turns = self.turns()
         self._began_s = time.perf_counter()
         self._over = False
@@ -210,10 +218,13 @@ class HostRun(Run):
     def _end(self) -> None:
         self._turns.close()  # it refers to this run
         if self._report.error is not None or self._report.aborted:
+            self._net.finish(self._timeout_s)
             self._write_remaining_flags()
         elif self._traced:
             table = np.array(self._times, np.float64).reshape(-1, 3)
             self._report.times = TaskTimes(table[:, 0].astype(np.int32), table[:, 1], table[:, 2])
+        self._report.tasks += self._net.tasks
+        self._report.copy_bytes += self._net.copy_bytes
         self._report.issue_s = time.perf_counter() - self._began_s
         self._over = True
 
@@ -265,14 +276,15 @@ class HostRun(Run):
 
     def turns(self) -> Generator[bool]:
         """Run the ready operation that is earliest in the list, until none is left; yield whether there was one."""
-        codes = self._program.codes
+        codes, net = self._program.codes, self._net
         ready: list[tuple[int, int]] = []
         blocked = self._heads()
-        while blocked or ready:
+        while blocked or ready or not net.over:
+            moved = not net.over and net.advance()
             for lane in [lane for lane, index in blocked.items() if self._is_ready(index)]:
                 heapq.heappush(ready, (blocked.pop(lane), lane))
             if not ready:
-                yield False
+                yield moved
                 continue
             index, lane = heapq.heappop(ready)
             self._step(lane, index)

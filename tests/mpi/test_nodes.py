@@ -1,0 +1,210 @@
+"""Ranks of several nodes, which share nothing: products and copies of whatever lies where, and what goes wrong."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.products import ones
+from uncut_mpi.device.host.executor import HostRun
+from uncut_mpi.errors import DeviceError
+from uncut_mpi.model.ports import Net
+from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.segments import Segment
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.host_backend]
+
+
+@pytest.fixture(params=["each alone", "two by two"])
+def per_node(comm, request):
+    each = 1 if request.param == "each alone" else 2
+    if comm.size % each or comm.size == each:
+        pytest.skip(f"{comm.size} ranks on nodes of {each}")
+    return each
+
+
+@pytest.fixture
+def open_nodes(comm, per_node):
+    machine = um.Machine.cluster(um.Machine.uniform(per_node), comm.size // per_node, Net(10.0, 5e-6))
+    return functools.partial(um.Session, comm, backend="host", machine=machine, ranks_per_node=per_node, timeout_s=20)
+
+
+def random_layout(rng, size):
+    ranks = rng.sample(range(size), size)
+    grids = [(rows, size // rows) for rows in range(1, size + 1) if size % rows == 0]
+    rows, cols = rng.choice(grids)
+    return rng.choice(
+        (
+            um.Layout.whole(rng.randrange(size)),
+            um.Layout.rows(ranks=ranks),
+            um.Layout.cols(),
+            um.Layout.replicated(),
+            um.Layout.block_cyclic(rng.randint(1, 9), rng.randint(1, 9), grid=(rows, cols)),
+        )
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_products_of_whatever_lies_on_whichever_node_are_right(comm, open_nodes, seed):
+    rng = random.Random(seed)
+    m, n, k = (rng.randint(1, 60) for _ in range(3))
+    values = np.random.default_rng(seed)
+    a, b, c = (values.uniform(-1, 1, shape) for shape in ((m, k), (k, n), (m, n)))
+    alpha, beta = rng.choice((1.0, 1.2345)), rng.choice((0.0, 1.1154))
+    with open_nodes() as session:
+
+        def dealt(array):
+            memory = rng.choice(("device", "host"))
+            root = rng.randrange(session.size)
+            return session.scatter(
+                array if session.rank == root else None, random_layout(rng, comm.size), root, memory=memory
+            )
+
+        x, y, z = (dealt(one) for one in (a, b, c))
+        options = um.ScheduleOptions(scheduler=rng.choice(("uncut", "kblocks", "auto")))
+        for _ in range(2):
+            session.gemm(x, y, z, alpha=alpha, beta=beta, options=options)
+        root = rng.randrange(session.size)
+        found = session.gather(z, root)
+    wanted = c
+    for _ in range(2):
+        wanted = alpha * (a @ b) + beta * wanted
+    # k + 4 roundings of each of two products (Higham, section 3.5), and the second's of the first.
+    bound = 3 * (k + 4) * np.finfo(np.float64).eps * (abs(alpha) * (1 + beta) * (np.abs(a) @ np.abs(b)) + np.abs(c))
+    collective_assert(comm, comm.rank != root or (np.abs(found - wanted) <= bound).all(), f"seed {seed}")
+
+
+def test_host_memory_of_all_ranks_is_that_of_the_first_node(comm, open_nodes, per_node):
+    with open_nodes() as session:
+        a, c = ones(session), session.empty_host((4, 4))
+        session.gemm(a, a, c)
+        here = comm.rank < per_node
+        right = bool((c.array == 4.0).all()) if here else outcome(lambda: c.array).startswith("ParamError")
+        dealt = outcome(lambda: session.empty((4, 4), "f64", um.Layout.rows(), memory="shared"))
+    collective_assert(comm, right, "the array")
+    collective_assert(comm, "ParamError" in dealt and "memory='host'" in dealt, dealt)
+
+
+def test_ranks_of_different_nodes_share_no_memory(comm, open_nodes, per_node, monkeypatch):
+    opened, made = [], []
+    true_open, true_create = Segment.open, Segment.create
+    monkeypatch.setattr(Segment, "open", lambda handle: opened.append(handle) or true_open(handle))
+
+    def create(*about, **more):
+        made.append(true_create(*about, **more))
+        return made[-1]
+
+    monkeypatch.setattr(Segment, "create", create)
+    with open_nodes() as session:
+        a = session.empty((40, 40), "f64", um.Layout.rows())
+        a.local[...] = 1.0
+        c = session.empty((40, 40), "f64", um.Layout.cols())
+        session.gemm(a, a, c)
+        right = bool((c.local == 40.0).all())
+    of_nodes = allgather(comm, [one.handle for one in made])
+    others = {
+        handle
+        for rank, handles in enumerate(of_nodes)
+        if rank // per_node != comm.rank // per_node
+        for handle in handles
+    }
+    collective_assert(comm, right and not others & {*opened}, f"{len(opened)} opened")
+
+
+def test_what_goes_between_nodes_is_sent_and_received(comm, open_nodes, per_node):
+    with open_nodes(verify=True) as session:
+        a, b, c = (
+            session.empty((32, 32), "f64", layout) for layout in (um.Layout.rows(), um.Layout.cols(), um.Layout.rows())
+        )
+        with session.plan(a, b, c) as plan:
+            kinds = plan.schedule.tasks["kind"]
+            result = plan.execute()
+            done = sum(allgather(comm, result.tasks))
+    sends = int((kinds == Kind.SEND).sum())
+    collective_assert(comm, sends > 0 and done == len(kinds), f"{sends} messages, {done} of {len(kinds)} tasks")
+
+
+def test_an_error_of_a_task_reaches_all_nodes_and_the_next_product_is_right(comm, open_nodes, monkeypatch):
+    step, failures = HostRun._step, ["made up"]
+
+    def broken(*about):
+        if failures:
+            raise DeviceError(failures.pop())
+        step(*about)
+
+    with open_nodes() as session:
+        a, c = (session.empty((24, 24), "f64", um.Layout.rows()) for _ in range(2))
+        a.local[...] = 1.0
+        with monkeypatch.context() as patch:
+            if comm.rank == comm.size - 1:
+                patch.setattr(HostRun, "_step", broken)
+            said = outcome(lambda: session.gemm(a, a, c))
+        session.gemm(a, a, c)
+        right = bool((c.local == 24.0).all())
+    collective_assert(comm, "DeviceError" in said and "made up" in said and right, f"{said}, {right}")
+
+
+def test_ranks_that_call_differently_are_told(comm, open_nodes):
+    odd = comm.rank == comm.size - 1
+    with open_nodes() as session:
+        a, c = ones(session), session.empty_host((4, 4))
+        calls = outcome(session.barrier if odd else lambda: session.gemm(a, a, c))
+        scalars = outcome(lambda: session.gemm(a, a, c, alpha=2.0 if odd else 1.0))
+        session.gemm(a, a, c)
+    collective_assert(comm, "RankMismatchError" in calls and "called barrier" in calls, calls)
+    collective_assert(comm, "RankMismatchError" in scalars and "alpha" in scalars, scalars)
+
+
+def test_a_rank_that_fails_alone_is_named_on_all_nodes(comm, open_nodes):
+    odd = comm.rank == comm.size - 1
+    session = open_nodes(arrival_timeout_s=10.0)
+
+    def program():
+        with session:
+            if odd:
+                raise ValueError("the program's own")
+            session.barrier()
+
+    said = outcome(program)
+    wanted = "ValueError" if odd else f"rank {comm.size - 1} left the session by ValueError"
+    collective_assert(comm, wanted in said, said)
+
+
+def test_what_several_nodes_do_not_have_yet_is_refused_by_all(comm, open_nodes):
+    with open_nodes() as session:
+        a, c = ones(session), session.empty_host((4, 4))
+        session.gemm(a, a, c)
+        said = outcome(lambda: session.gemm(a, a, c, wait=False))
+        session.gemm(a, a, c)
+    collective_assert(comm, "ParamError" in said and "wait=False" in said, said)
+
+
+def test_a_machine_on_other_nodes_is_refused(comm, per_node):
+    machine = um.Machine.cluster(um.Machine.uniform(1), comm.size, Net(10.0, 5e-6))
+    wrong = machine if per_node > 1 else um.Machine.cluster(um.Machine.uniform(comm.size), 1, Net(10.0, 5e-6))
+    said = outcome(lambda: um.Session(comm, backend="host", machine=wrong, ranks_per_node=per_node))
+    collective_assert(comm, "TopologyError" in said and "Machine.cluster" in said, said)
+
+
+@pytest.mark.parametrize("given", [0, -1, 1.5, "two"])
+def test_no_number_of_ranks_is_refused(comm, given):
+    said = outcome(lambda: um.Session(comm, backend="host", ranks_per_node=given))
+    collective_assert(comm, "ParamError" in said and "ranks_per_node" in said, said)
+
+
+def test_the_environment_names_ranks_per_node_where_a_session_does_not(comm, monkeypatch, per_node):
+    monkeypatch.setenv("UNCUT_MPI_RANKS_PER_NODE", str(per_node))
+    with um.Session(comm, backend="host") as session:
+        nodes, ends = session.machine.num_nodes, len(session.machine.latency_s)
+        net = session.machine.bandwidth_gb_per_s[0, comm.size - 1]
+    collective_assert(comm, nodes == comm.size // per_node and ends == comm.size + nodes, f"{nodes} nodes")
+    collective_assert(comm, 0 < net < math.inf, net)
+    monkeypatch.setenv("UNCUT_MPI_RANKS_PER_NODE", "few")
+    said = outcome(lambda: um.Session(comm, backend="host"))
+    collective_assert(comm, "ParamError" in said and "UNCUT_MPI_RANKS_PER_NODE" in said, said)
