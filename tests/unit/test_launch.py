@@ -288,6 +288,55 @@ class TestSlurm:
 
 
 @pytest.fixture
+def nodes_on(tmp_path):
+    """Run launch/test-nodes on a machine that has some of its tools, for a user of this number."""
+
+    def start(*arguments, tools=("unshare", "nsenter", "setpriv", "mount", "ip"), user=0):
+        for tool in ("bash", "realpath"):
+            (tmp_path / tool).symlink_to(f"/usr/bin/{tool}")
+        for tool in tools:
+            executable(tmp_path / tool, f"echo {tool} failed: Operation not permitted >&2\nexit 1\n")
+        executable(tmp_path / "id", f"echo {user}\n")
+        return run(["/bin/bash", str(LAUNCH / "test-nodes"), *arguments], str(tmp_path), VIRTUAL_ENV="/none")
+
+    return start
+
+
+class TestTestNodes:
+    @pytest.mark.parametrize(
+        ("machine", "said"),
+        [
+            ({"user": 1000}, "made by root alone: run this as root"),
+            ({"tools": ("unshare", "nsenter", "setpriv", "mount")}, "no 'ip'. Install it:"),
+            ({"tools": ()}, "apt-get install -y iproute2 util-linux"),
+            ({}, "unshare failed: Operation not permitted"),
+            ({}, "docker run --privileged"),
+        ],
+        ids=["user", "no ip", "no tools", "refused", "container"],
+    )
+    def test_where_there_can_be_none_that_is_said_with_the_way_out(self, nodes_on, machine, said):
+        done = nodes_on("--", "echo", "started", **machine)
+        assert (done.returncode, done.stdout) == (77, "")
+        assert said in done.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ((), "no command was given"),
+            (("--nodes", "0", "--", "true"), "--nodes 0: write a number from 1 to 99"),
+            (("--ranks-per-node", "x", "--", "true"), "--ranks-per-node x: write a number"),
+            (("--share",), "--share needs a value"),
+            (("mpiexec",), "unknown argument 'mpiexec'; write the command after --"),
+            (("--cut", "1"), "--cut needs the number of a node, and the process"),
+        ],
+    )
+    def test_what_makes_no_sense_is_refused(self, nodes_on, arguments, said):
+        done = nodes_on(*arguments)
+        assert done.returncode == 1
+        assert said in done.stderr
+
+
+@pytest.fixture
 def tests_on(tmp_path):
     """Run launch/test on a pretended machine with so many GPUs, whose tests pass but for one that is skipped."""
     tools = tmp_path / "tools"

@@ -1,0 +1,182 @@
+"""Test nodes are separate as those of a cluster are, and what ends a job on them ends all of it: real jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.helpers.jobs import ROOT, begin, ended, launcher
+
+TOOL = ROOT / "launch" / "test-nodes"
+CANNOT = 77  # its exit status where it cannot run
+
+BARRIERS = """
+import time
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+comm.Barrier()
+if comm.rank == 0:
+    print("begun", flush=True)
+while True:
+    request, began, cut = comm.Ibarrier(), time.monotonic(), False
+    while not request.Test():
+        if comm.rank == 0 and not cut and time.monotonic() - began > 2:
+            cut = True
+            print(MPI.Get_processor_name(), "waits", flush=True)
+            if ABORTS:
+                comm.Abort(9)
+                time.sleep(60)
+    if comm.bcast(cut):
+        break
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def possible():
+    done = subprocess.run([TOOL, "--", "true"], capture_output=True, text=True, timeout=30)
+    if done.returncode == CANNOT:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+
+
+def start(*command, options=(), **environment):
+    """Start a command among two test nodes."""
+    return begin([TOOL, "--share", sys.prefix, *options, "--", *command], **environment)
+
+
+def start_ranks(count, program, *options):
+    return start(launcher(), "-n", count, sys.executable, "-c", program, options=options)
+
+
+def link(process, change):
+    """Change the link of node 1."""
+    subprocess.run([TOOL, change, "1", str(process.pid)], check=True, timeout=10)
+
+
+def test_ranks_of_two_nodes_share_no_memory_process_or_name():
+    program = """
+import json, os
+from mpi4py import MPI
+from uncut_mpi.errors import TopologyError
+from uncut_mpi.segments import Segment, boot_id, node_identity
+
+def opens(handle):
+    try:
+        Segment.open(handle).close()
+    except TopologyError as error:
+        return str(error)
+    return "opened"
+
+comm = MPI.COMM_WORLD
+segments = [Segment.create(100, "a test", use_file=use_file) for use_file in (False, True)]
+folders = "/dev/shm", "/tmp"
+for folder in folders:
+    open(f"{folder}/of-{comm.rank}", "x").close()
+handles = comm.bcast([one.handle for one in segments])
+facts = {
+    "name": os.uname().nodename,
+    "boot": boot_id(),
+    "identity": node_identity(),
+    "links": sorted(line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line),
+    "spaces": [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "ipc", "uts", "mnt")],
+    "sum": comm.allreduce(comm.rank),
+    "files": [os.path.exists(f"{folder}/of-0") for folder in folders],
+    "opens": [opens(handle) for handle in handles],
+}
+everyone = comm.gather(facts)
+if comm.rank == 0:
+    print(json.dumps(everyone))
+"""
+    status, output, errors = ended(start_ranks(4, program, "--ranks-per-node", 2))
+    assert status == 0, errors
+    ranks = json.loads(output)
+    of = {fact: [rank[fact] for rank in ranks] for fact in ranks[0]}
+    assert of["name"] == ["test0", "test0", "test1", "test1"]
+    assert of["links"] == 4 * [["eth0", "lo"]]
+    assert of["sum"] == 4 * [6]
+    assert len(set(of["boot"])) == 1
+    here = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "ipc", "uts", "mnt")]
+    for ours, *spaces in zip(here, *of["spaces"], strict=True):
+        assert spaces[0::2] == spaces[1::2]
+        assert len({ours, *spaces}) == 3
+    assert of["identity"][0::2] == of["identity"][1::2]
+    assert len(set(of["identity"])) == 2
+    assert of["files"] == [[True, True], [True, True], [False, False], [False, False]]
+    assert of["opens"][:2] == 2 * [["opened", "opened"]]
+    assert not any("opened" in segments for segments in of["opens"][2:])
+
+
+def test_a_rank_that_aborts_ends_the_job_with_its_status():
+    program = "from mpi4py import MPI; comm = MPI.COMM_WORLD; comm.Abort(7) if comm.rank else comm.Barrier()"
+    status, _, errors = ended(start_ranks(2, program))
+    assert status == 7, errors
+
+
+def test_a_link_that_is_cut_is_noticed_by_ranks_and_one_that_is_mended_goes_on():
+    process = start_ranks(2, f"ABORTS = False\n{BARRIERS}")
+    assert process.stdout.readline() == "begun\n"
+    link(process, "--cut")
+    assert process.stdout.readline() == "test0 waits\n"
+    link(process, "--join")
+    assert ended(process)[0] == 0
+
+
+def test_a_rank_ends_the_job_though_the_other_node_is_cut_off():
+    process = start_ranks(2, f"ABORTS = True\n{BARRIERS}")
+    assert process.stdout.readline() == "begun\n"
+    link(process, "--cut")
+    status, _, errors = ended(process)  # the MPI may lose what a rank writes just before
+    assert status == 9, errors
+
+
+def processes(mark):
+    """Return the directories of all that have a mark in their environment; of one that has ended it is empty."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it ends just now
+            if mark.encode() in path.read_bytes():
+                found.append(path.parent)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("work", "number", "wanted"),
+    [
+        ("true", None, 3),
+        ("sleep 60", signal.SIGINT, 128 + signal.SIGINT),
+        ("sleep 60", signal.SIGTERM, 128 + signal.SIGTERM),
+        ("sleep 60", signal.SIGKILL, -signal.SIGKILL),
+    ],
+    ids=["by itself", "interrupted", "terminated", "killed"],
+)
+def test_nothing_is_left_however_a_job_ends(work, number, wanted):
+    links, value = set(os.listdir("/sys/class/net")), os.urandom(8).hex()
+    job = f"{launcher()} -n 2 bash -c 'echo up; {work}'; setsid sleep 60 & exit 3"
+    process = start("bash", "-c", job, UNCUT_MARK=value)
+    assert [process.stdout.readline() for _ in range(2)] == 2 * ["up\n"]
+    if number is not None:
+        assert len(processes(value)) > 8
+        process.send_signal(number)
+    status, _, errors = ended(process)
+    assert status == wanted, errors
+    deadline = time.monotonic() + 10  # the system ends them, a moment later
+    while (left := processes(value)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert left == []
+    assert set(os.listdir("/sys/class/net")) == links
+    assert "test-nodes" not in pathlib.Path("/proc/self/mounts").read_text()
+
+
+def test_a_link_that_is_not_there_is_refused():
+    done = subprocess.run([TOOL, "--cut", "1", str(os.getpid())], capture_output=True, text=True, timeout=10)
+    assert done.returncode == 1
+    assert f"process {os.getpid()} runs no test node 1" in done.stderr
