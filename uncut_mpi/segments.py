@@ -50,8 +50,42 @@ _TURN_TIMEOUT_S = 60.0
 
 
 def node_identity() -> str:
-    """Return a text that is equal for processes which can open each other's anonymous segments."""
-    return f"{boot_id()}/{_pid_namespace()}"
+    """
+    Return a text that is equal for processes of one node, which can open each other's segments and device memory.
+
+    All containers of a machine have its boot in common. Such memory is reached through the PID namespace: by the list
+    of a process's files, and by CUDA. So a container with PIDs of its own is a node of its own.
+    """
+    try:
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return platform.node()
+
+
+def require_same_node(node: str, memory: str) -> None:
+    """
+    Check that this process can open some memory at all.
+
+    Parameters
+    ----------
+    node : str
+        What `node_identity` gave where the memory is.
+    memory : str
+        What it is, as an error message calls it.
+
+    Raises
+    ------
+    TopologyError
+        If that is another node.
+    """
+    if node != node_identity():
+        raise TopologyError(
+            f"{memory} is on another node than {platform.node()}, or in a container with PIDs of its own: only "
+            "processes of one node can open it; split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED), or "
+            "start all ranks of a machine in one container, or in several that share PIDs (docker run --pid=host "
+            "--ipc=host)"
+        )
 
 
 class Segment:
@@ -120,7 +154,7 @@ class Segment:
                     _reserve(descriptor, mapped, purpose, bool(made.path))
             mapping = _map(descriptor, mapped, purpose)
             status = os.fstat(descriptor)
-            of_process = boot_id(), _pid_namespace(), os.getpid(), descriptor
+            of_process = node_identity(), os.getpid(), descriptor
             parts = _HandleParts(*of_process, status.st_dev, status.st_ino, nbytes, mapped, made.path)
             return cls(mapping, nbytes, json.dumps(parts).encode(), made)
         except BaseException:
@@ -135,8 +169,8 @@ class Segment:
         Raises
         ------
         TopologyError
-            If the creator is on another node or in another PID namespace, is gone, or has withdrawn the segment. Also
-            if the system does not let this process look at it.
+            If the creator is on another node (`node_identity`), is gone, or has withdrawn the segment. Also if the
+            system does not let this process look at it.
         CapacityError
             If the address space of this process is too small.
         """
@@ -421,7 +455,6 @@ class _HandleParts(NamedTuple):
     """What a handle says: of the creator's process, of the memory object, and of its sizes."""
 
     node: str
-    namespace: int
     pid: int
     descriptor: int
     device: int
@@ -440,20 +473,8 @@ def _unpack(handle: bytes) -> _HandleParts:
 
 
 def _locate(parts: _HandleParts) -> str:
-    if parts.node != boot_id():
-        raise TopologyError(
-            f"the shared memory of process {parts.pid} is on another node than {platform.node()}: only processes of "
-            "one node can open it; split the communicator with comm.Split_type(MPI.COMM_TYPE_SHARED)"
-        )
-    if parts.path:
-        return parts.path
-    own = _pid_namespace()
-    if parts.namespace != own:
-        raise TopologyError(
-            f"the shared memory of process {parts.pid} is in PID namespace {parts.namespace}, this process in {own}: "
-            "start all ranks in one container, or share it (docker run --pid=host --ipc=host)"
-        )
-    return f"/proc/{parts.pid}/fd/{parts.descriptor}"
+    require_same_node(parts.node, f"the shared memory of process {parts.pid}")
+    return parts.path or f"/proc/{parts.pid}/fd/{parts.descriptor}"
 
 
 def _refused(parts: _HandleParts, path: str, error: OSError) -> TopologyError:
@@ -466,21 +487,3 @@ def _refused(parts: _HandleParts, path: str, error: OSError) -> TopologyError:
         f"{path}, shared memory of process {parts.pid}, cannot be opened ({reason(error)}): {where}, or it has "
         "withdrawn the memory; start all ranks in one container and keep it until every peer has mapped it"
     )
-
-
-# -- facts of the node ---------------------------------------------------------------------------
-
-
-def boot_id() -> str:
-    """Return the identifier of this boot of this machine; the same in all its containers."""
-    try:
-        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return platform.node()
-
-
-def _pid_namespace() -> int:
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0

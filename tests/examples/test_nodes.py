@@ -67,7 +67,8 @@ def test_ranks_of_two_nodes_share_no_memory_process_or_name():
 import json, os
 from mpi4py import MPI
 from uncut_mpi.errors import TopologyError
-from uncut_mpi.segments import Segment, boot_id, node_identity
+from uncut_mpi.segments import Segment, node_identity
+from uncut_mpi.spmd.group import Group
 
 def opens(handle):
     try:
@@ -84,8 +85,9 @@ for folder in folders:
 handles = comm.bcast([one.handle for one in segments])
 facts = {
     "name": os.uname().nodename,
-    "boot": boot_id(),
+    "boot": open("/proc/sys/kernel/random/boot_id").read(),
     "identity": node_identity(),
+    "node of": Group(comm).node_of,
     "links": sorted(line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line),
     "spaces": [os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid", "ipc", "uts", "mnt")],
     "sum": comm.allreduce(comm.rank),
@@ -110,6 +112,7 @@ if comm.rank == 0:
         assert len({ours, *spaces}) == 3
     assert of["identity"][0::2] == of["identity"][1::2]
     assert len(set(of["identity"])) == 2
+    assert of["node of"] == 4 * [[0, 0, 1, 1]]
     assert of["files"] == [[True, True], [True, True], [False, False], [False, False]]
     assert of["opens"][:2] == 2 * [["opened", "opened"]]
     assert not any("opened" in segments for segments in of["opens"][2:])

@@ -17,14 +17,14 @@ import pytest
 from tests.helpers.foreign import BFLOAT16, CUDA, CudaInterface, Tensor
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.callers import current_streams, stream_handle, wrap
-from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
+from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.imports import Imports
 from uncut_mpi.device.cuda.library import OUT_OF_MEMORY, device_errors
 from uncut_mpi.device.cuda.pinning import PinnedMemory
 from uncut_mpi.device.cuda.probe import by_events
 from uncut_mpi.device.interface import Pin, Timeable
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, PinError, TopologyError
-from uncut_mpi.segments import boot_id
+from uncut_mpi.segments import node_identity
 
 
 class Array:
@@ -278,7 +278,7 @@ class Runtime:
 
 
 def handle(device: int, ipc: bytes = b"good", base: int = 0x500) -> MemoryHandle:
-    return MemoryHandle(os.getpid() + 1, boot_id(), pid_namespace(), UUIDS[device], base, 4096, 7, ipc)
+    return MemoryHandle(os.getpid() + 1, node_identity(), UUIDS[device], base, 4096, 7, ipc)
 
 
 @pytest.fixture
@@ -297,8 +297,15 @@ def test_a_device_without_peer_access_is_refused_before_anything_is_mapped(cache
     assert not runtime.opened
 
 
+def test_memory_of_another_node_is_refused_before_anything_is_mapped(cache, runtime):
+    elsewhere = MemoryHandle.decode(dataclasses.replace(handle(1), node="another").encode())
+    with pytest.raises(TopologyError, match=r"device memory of process .* another node than .*share PIDs"):
+        cache.open(elsewhere)
+    assert not runtime.opened
+
+
 def test_a_device_that_this_process_cannot_see_is_tried(cache, runtime):
-    hidden = MemoryHandle(os.getpid() + 1, boot_id(), pid_namespace(), b"x" * 16, 0x500, 4096, 7, b"good")
+    hidden = MemoryHandle(os.getpid() + 1, node_identity(), b"x" * 16, 0x500, 4096, 7, b"good")
     assert cache.open(hidden) == 0x1000
     assert runtime.opened == [b"good"]
 

@@ -43,7 +43,7 @@ class DeviceIdentity:
     name : str
         Product name.
     node : str
-        Identifies the node (boot id and, where memory handles need it, the PID namespace).
+        Identifies the node (`segments.node_identity`).
     memory_bytes, free_bytes : int
         Total and free device memory.
     multiprocessors : int

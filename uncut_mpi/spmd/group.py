@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, agreed, from_wire, to_wire
-from uncut_mpi.segments import boot_id
+from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thread_multiple
 
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
@@ -210,12 +210,12 @@ class Group:
             raise
 
     def _find_nodes(self, ranks_per_node: int | None) -> None:
-        facts = self.allgather_objects((boot_id(), os.sched_getaffinity(0), ranks_per_node), OPENING, SETTLING_S)
+        facts = self.allgather_objects((node_identity(), os.sched_getaffinity(0), ranks_per_node), OPENING, SETTLING_S)
         each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
         names = list[tuple[str, int]]()
-        for (boot, *_), most in zip(facts, each, strict=True):
-            names.append((boot, before[boot] // most))
-            before[boot] += 1
+        for (machine, *_), most in zip(facts, each, strict=True):
+            names.append((machine, before[machine] // most))
+            before[machine] += 1
         nodes = list(dict.fromkeys(names))
         self.node_of = tuple(nodes.index(name) for name in names)
         self.node, self.num_nodes = self.node_of[self.rank], len(nodes)
@@ -224,7 +224,7 @@ class Group:
         cores: set[int] = set().union(
             *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
         )
-        here = [fact[0] for fact in facts].count(boot_id())  # on this machine, whatever nodes they are taken for
+        here = [fact[0] for fact in facts].count(node_identity())  # on this machine, whatever nodes they are taken for
         self.oversubscribed = len(cores) < here
         self.spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
 

@@ -13,7 +13,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.device.cuda.callers import current_streams, stream_handle, unknown_type, wrap
 from uncut_mpi.device.cuda.executable import CudaExecutable
-from uncut_mpi.device.cuda.handles import MemoryHandle, pid_namespace
+from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.imports import Imports
 from uncut_mpi.device.cuda.library import (
     device_errors,
@@ -46,7 +46,7 @@ from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
 from uncut_mpi.planning.schedule import LaneKind
-from uncut_mpi.segments import boot_id
+from uncut_mpi.segments import node_identity
 from uncut_mpi.units import bytes_text
 
 # CUDA gives small allocations shares of one 2 MiB block, which IPC would export as a whole.
@@ -116,7 +116,7 @@ class CudaBackend(Backend):
             backend=self.name,
             uuid=format_uuid(self._uuid),
             name=self._name,
-            node=f"{boot_id()}/{pid_namespace()}",
+            node=node_identity(),
             memory_bytes=total,
             free_bytes=free,
             multiprocessors=self._multiprocessors,
@@ -414,8 +414,7 @@ class CudaBackend(Backend):
         with self._current("exporting device memory"):
             return MemoryHandle(
                 pid=os.getpid(),
-                boot=boot_id(),
-                namespace=pid_namespace(),
+                node=node_identity(),
                 uuid=self._uuid,
                 base=base,
                 nbytes=self._native.pointer_attribute(_RANGE_SIZE, base),

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import struct
 from typing import Final
 
 from uncut_mpi.errors import TopologyError
-from uncut_mpi.segments import boot_id
 
-_LAYOUT: Final = struct.Struct("<4sIQ36s16s16sQQQ64s")
+_LAYOUT: Final = struct.Struct("<4sIQ64s16sQQQ64s")
 _MAGIC: Final = b"UMCU"
-_VERSION: Final = 2
-
-
-def pid_namespace() -> str:
-    """Return the identifier of this process's PID namespace, within which CUDA IPC works."""
-    return str(os.stat("/proc/self/ns/pid").st_ino)
+_VERSION: Final = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,8 +20,8 @@ class MemoryHandle:
 
     Attributes
     ----------
-    pid, boot, namespace : int, str, str
-        The exporting process, its machine's boot, its PID namespace.
+    pid, node : int, str
+        The exporting process, and its node (`segments.node_identity`), within which CUDA IPC works.
     uuid : bytes
         The device that holds the memory (16 bytes).
     base, nbytes, buffer_id : int
@@ -39,8 +32,7 @@ class MemoryHandle:
     """
 
     pid: int
-    boot: str
-    namespace: str
+    node: str
     uuid: bytes
     base: int
     nbytes: int
@@ -67,25 +59,5 @@ class MemoryHandle:
                 f"{len(data)} bytes are not a device memory handle of this version: "
                 "all ranks need the same backend and the same uncut_mpi"
             )
-        _, _, pid, boot, namespace, *others = _LAYOUT.unpack(data)
-        return cls(pid, boot.rstrip(b"\0").decode(), namespace.rstrip(b"\0").decode(), *others)
-
-    def check_same_node(self) -> None:
-        """
-        Check that this process can open the handle at all.
-
-        Raises
-        ------
-        TopologyError
-            If it comes from another machine or another container's PID namespace.
-        """
-        if self.boot != boot_id():
-            raise TopologyError(
-                f"device memory of process {self.pid} lies on another node (boot {self.boot}, here {boot_id()}): "
-                "CUDA IPC works within one node"
-            )
-        if self.namespace != pid_namespace():
-            raise TopologyError(
-                f"process {self.pid} runs in another PID namespace ({self.namespace}, here {pid_namespace()}), "
-                "across which CUDA IPC fails: run all ranks in one container, or share its PID namespace (--pid=host)"
-            )
+        _, _, pid, node, *others = _LAYOUT.unpack(data)
+        return cls(pid, node.rstrip(b"\0").decode(), *others)

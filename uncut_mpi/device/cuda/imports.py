@@ -8,6 +8,7 @@ from typing import Any
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.library import device_errors, format_uuid
 from uncut_mpi.errors import DeviceError, TopologyError, reason
+from uncut_mpi.segments import require_same_node
 
 _LAZY_ENABLE_PEER_ACCESS = 1
 _PEER_ACCESS_ALREADY_ENABLED = 704
@@ -44,7 +45,7 @@ class Imports:
         DeviceError
             If the system refuses for another reason.
         """
-        handle.check_same_node()
+        require_same_node(handle.node, f"device memory of process {handle.pid}")
         # What this process does not see cannot be asked for access, and is tried.
         peer = self._uuids.index(handle.uuid) if handle.uuid in self._uuids else self._ordinal
         if peer != self._ordinal and not self._runtime.deviceCanAccessPeer(self._ordinal, peer):
