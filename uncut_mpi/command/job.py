@@ -75,8 +75,8 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         with session.together("checking the placement"):
             if session.machine.num_nodes > 1:
                 raise ParamError(
-                    f"the {session.size} ranks are on {session.machine.num_nodes} nodes, and so far this command runs on "
-                    "one: use a Session in a program of your own"
+                    f"the {session.size} ranks are on {session.machine.num_nodes} nodes, and so far this command "
+                    "runs on one: use a Session in a program of your own"
                 )
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):

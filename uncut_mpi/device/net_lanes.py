@@ -102,14 +102,14 @@ class NetLanes:
         for lane in of_net.tolist():
             queue = list[tuple[int, Message | memoryview, int]]()
             for operation in program.operations[program.operations["lane"] == lane].tolist():
-                code, _, _, _, _, slot, value, peer, first = operation
+                code, _, _, _, _, at, value, peer, first = operation
                 if code in (Code.SEND, Code.RECV):
                     buffer, kind, _, _, _, offset, rows, cols, ld = program.operands[first].tolist()
                     there = None if in_host[buffer] else device
                     about = int(addresses[buffer]) + offset, ld, (rows, cols), DType(kind), there
                     queue.append((code, Message(peer, *about), 0))
                 else:
-                    at = (program.rank if code == Code.SIGNAL else peer) * MAX_LANES + slot
+                    at += (program.rank if code == Code.SIGNAL else peer) * MAX_LANES
                     queue.append((code, of_host[at : at + 1], value))
             self.queues.append(queue)
 
