@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -183,3 +184,39 @@ def test_a_link_that_is_not_there_is_refused():
     done = subprocess.run([TOOL, "--cut", "1", str(os.getpid())], capture_output=True, text=True, timeout=10)
     assert done.returncode == 1
     assert f"process {os.getpid()} runs no test node 1" in done.stderr
+
+
+def test_products_over_two_nodes_are_right_and_a_node_that_is_cut_off_is_named_with_its_task():
+    program = """
+import itertools, sys
+import numpy as np
+from mpi4py import MPI
+import uncut_mpi as um
+from uncut_mpi.model.ports import Net
+
+machine = um.Machine.cluster(um.Machine.uniform(1), 2, Net(1.0, 3e-5))
+values = np.random.default_rng(7).uniform(-1, 1, (2, 150, 150))
+with um.Session(MPI.COMM_WORLD, backend="host", machine=machine, timeout_s=2) as session:
+    first = session.rank == 0
+    a, b = (session.scatter(one if first else None, um.Layout.rows(), memory="host") for one in values)
+    c = session.empty((150, 150), "f64", um.Layout.cols())
+    session.gemm(a, b, c)
+    found = session.gather(c)
+    if first:
+        error, bound = np.abs(found - values[0] @ values[1]), np.abs(values[0]) @ np.abs(values[1])
+        print("right" if (error <= 154 * 2.3e-16 * bound).all() else "wrong", flush=True)
+    source, target = session.empty_host((8000, 8000)), session.empty((8000, 8000), "f64", um.Layout.whole(1))
+    if first:
+        source.array.fill(1.0)
+    for turn in itertools.count():
+        session.upload(source, target)
+        if first and turn == 0:
+            print("begun", flush=True)
+"""
+    process = start(launcher(), "-n", 2, sys.executable, "-m", "mpi4py", "-c", program)
+    assert [process.stdout.readline() for _ in range(2)] == ["right\n", "begun\n"]
+    link(process, "--cut")
+    status, _, errors = ended(process)
+    assert status != 0
+    assert "StallError" in errors
+    assert re.search(r"rank 0 sends task \d+ to rank 1 on test1|rank 1 awaits task \d+ from rank 0 on test0", errors)

@@ -86,8 +86,17 @@ def test_host_memory_of_all_ranks_is_that_of_the_first_node(comm, open_nodes, pe
         session.gemm(a, a, c)
         here = comm.rank < per_node
         right = bool((c.array == 4.0).all()) if here else outcome(lambda: c.array).startswith("ParamError")
+        if not here:
+            right &= "the first node" in outcome(lambda: c.array)
         dealt = outcome(lambda: session.empty((4, 4), "f64", um.Layout.rows(), memory="shared"))
-    collective_assert(comm, right, "the array")
+        parts = session.empty((4, 4), "f64", um.Layout.rows())
+        session.upload(c, parts)
+        copied = bool((parts.local == 4.0).all())
+        parts.local[...] = comm.rank
+        back = session.download(parts)
+        rows = [rank for rank, (down, _) in enumerate(parts.layout.rectangles((4, 4), comm.size)) for _ in range(*down)]
+        copied &= not here or back.array[:, 0].tolist() == rows
+    collective_assert(comm, right and copied, f"the array {right}, copies {copied}")
     collective_assert(comm, "ParamError" in dealt and "memory='host'" in dealt, dealt)
 
 

@@ -525,7 +525,8 @@ class Matrix:
                 found = "is not on this rank as a whole: what is here of it is .local"
             else:
                 where = "host memory" if location.space == "host" else "device memory"
-                found = f"lies in the {where} of rank {location.rank}, not of this one"
+                whose = "the first node" if location.rank is None else f"rank {location.rank}"
+                found = f"lies in the {where} of {whose}, not of this one"
             raise ParamError(f"{self} {found}; session.download(matrix), on all ranks, is one that numpy can read")
         if dtype is None or array.dtype == dtype:
             return array.copy() if copy else array

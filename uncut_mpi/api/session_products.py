@@ -447,6 +447,9 @@ class Multiplies(MakesMatrices):
             if found.whole.location == Location.host():  # of one in parts not all ranks have the array
                 return matrix
             copy = self._store.empty_or_batch(_like(matrix, Layout.whole(0), "shared", self.size))
+            if self._group.num_nodes > 1:  # ranks do not reach what is another node's
+                self._copy("download", found, in_one(copy))
+                return cast(_Any, copy)
             with agreement.collective(self._group, "downloading a matrix"):
                 self._move(found, in_one(copy).array, writes=False)
         return cast(_Any, copy)
@@ -472,6 +475,9 @@ class Multiplies(MakesMatrices):
                 raise ParamError(f"source ({source}) is not in shared host memory: use empty_host")
             self._await_caller(source, target)
             open_with(source=source.info, target=target.info)
+            if self._group.num_nodes > 1:
+                self._copy("upload", source, target)
+                return
             if target.info.file:
                 self._store.begin_writing(target.info)
             with agreement.collective(self._group, "uploading a matrix"):

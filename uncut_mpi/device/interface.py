@@ -241,6 +241,9 @@ class Transport(Protocol):
     What `send` and `receive` return says whether the message that they began is over, and lets it get on.
     """
 
+    def name(self, rank: int, /) -> str:
+        """Return a rank with its node, as an error names it."""
+
     def send(self, data: np.ndarray, rank: int, /) -> Callable[[], bool]:
         """Begin to send bytes (uint8, contiguous)."""
 

@@ -34,12 +34,17 @@ class Message:
         Its rows and columns.
     on_device : Backend or None
         Whose memory it is, if the host cannot read it.
+
+    Attributes
+    ----------
+    rank, nbytes : int
+        The other rank, and how many bytes go.
     """
 
     def __init__(
         self, rank: int, address: int, ld: int, shape: tuple[int, int], dtype: DType, on_device: Backend | None
     ) -> None:
-        self._rank, self._address, self._ld, self._device = rank, address, ld, on_device
+        self.rank, self._address, self._ld, self._device = rank, address, ld, on_device
         if on_device is None:
             self._region = matrix_at(address, *shape, ld, dtype.numpy)
         self._shape, self._dtype = shape, dtype
@@ -52,12 +57,12 @@ class Message:
         else:
             data = np.empty(self._shape, self._dtype.numpy, order="F")
             self._device.to_host(self._address, self._ld, data)
-        return transport.send(data.reshape(-1, order="F").view(np.uint8), self._rank)
+        return transport.send(data.reshape(-1, order="F").view(np.uint8), self.rank)
 
     def receive(self, transport: Transport) -> Callable[[], bool]:
         """Begin to receive it, and return what says whether it is there."""
         data = np.empty(self._shape, self._dtype.numpy, order="F")
-        came = transport.receive(data.reshape(-1, order="F").view(np.uint8), self._rank)
+        came = transport.receive(data.reshape(-1, order="F").view(np.uint8), self.rank)
 
         def placed() -> bool:
             if not came():
@@ -98,9 +103,12 @@ class NetLanes:
         if len(of_net) and self.transport is None:
             raise DeviceError("an operation list has copies between nodes, and there is no transport to another one")
         self.queues: list[list[tuple[int, Message | memoryview, int]]] = []
+        self.tasks: list[list[int]] = []  # of their steps
+        self.rank = program.rank
         in_host = program.in_host()
         for lane in of_net.tolist():
             queue = list[tuple[int, Message | memoryview, int]]()
+            self.tasks.append(program.operations["task"][program.operations["lane"] == lane].tolist())
             for operation in program.operations[program.operations["lane"] == lane].tolist():
                 code, _, _, _, _, at, value, peer, first = operation
                 if code in (Code.SEND, Code.RECV):
@@ -165,6 +173,17 @@ class NetRun:
         transport = self._lanes.transport
         assert transport is not None
         return message.send(transport) if code == Code.SEND else message.receive(transport)
+
+    def waits(self) -> list[str]:
+        """Say which messages are awaited, and with whom."""
+        lanes, found = self._lanes, list[str]()
+        for lane in self._flying:
+            code, message, _ = lanes.queues[lane][self._at[lane]]
+            if isinstance(message, Message) and lanes.transport is not None:
+                other, task = lanes.transport.name(message.rank), lanes.tasks[lane][self._at[lane]]
+                does = f"sends task {task} to {other}" if code == Code.SEND else f"awaits task {task} from {other}"
+                found.append(f"rank {lanes.rank} {does}")
+        return found
 
     def finish(self, timeout_s: float) -> None:
         """Send and receive what is left after an error, whatever it is, and tell: nobody may wait for ever."""

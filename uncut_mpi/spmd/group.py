@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import pickle
+import platform
 import sys
 import threading
 import time
@@ -151,6 +152,8 @@ class Group:
         Number of nodes.
     node_of : tuple of int
         Node of every rank.
+    hosts : tuple of str
+        Name of the machine that every rank is on.
     local_rank, local_size : int
         This rank among those of its node, and how many those are.
     oversubscribed : bool
@@ -210,7 +213,9 @@ class Group:
             raise
 
     def _find_nodes(self, ranks_per_node: int | None) -> None:
-        facts = self.allgather_objects((node_identity(), os.sched_getaffinity(0), ranks_per_node), OPENING, SETTLING_S)
+        own = node_identity(), os.sched_getaffinity(0), ranks_per_node, platform.node()
+        facts = self.allgather_objects(own, OPENING, SETTLING_S)
+        self.hosts = tuple(fact[3] for fact in facts)
         each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
         names = list[tuple[str, int]]()
         for (machine, *_), most in zip(facts, each, strict=True):

@@ -25,7 +25,11 @@ class MpiTransport:
     """
 
     def __init__(self, group: Group) -> None:
-        self._comm = group.messages
+        self._comm, self._hosts = group.messages, group.hosts
+
+    def name(self, rank: int) -> str:
+        """Return a rank as an error names it."""
+        return f"rank {rank} on {self._hosts[rank]}"
 
     def send(self, data: np.ndarray, rank: int) -> Callable[[], bool]:
         """Begin to send bytes (uint8, contiguous), which are to stay as they are until what is returned is true."""

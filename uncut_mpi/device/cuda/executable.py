@@ -106,7 +106,7 @@ class CudaExecutable(Executable):
                 elif over and not native.finish().went_well:
                     messages.finish(timeout_s)
                 elif over and time.monotonic() - moved_s > timeout_s:
-                    raise StallError(f"rank {self._program.rank} waited {timeout_s:.4g} s for ranks of other nodes")
+                    raise StallError(f"nothing finished for {timeout_s:.4g} s: {'; '.join(messages.waits())}")
                 else:
                     os.sched_yield()
             result = native.finish()

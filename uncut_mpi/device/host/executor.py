@@ -312,7 +312,8 @@ class HostRun(Run):
             for lane, index in heads.items()
             if program.codes[index] == Code.WAIT_FLAG and program.peers[index] != program.rank
         }
-        return [program.describe_wait(lane, index) for lane, index in (of_peers or heads).items()]
+        waits = self._net.waits()
+        return waits or [program.describe_wait(lane, index) for lane, index in (of_peers or heads).items()]
 
     def _write_remaining_flags(self) -> None:
         """Write every flag not yet written, so that no peer waits for ever."""
