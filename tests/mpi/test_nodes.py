@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import time
 
 import numpy as np
 import pytest
@@ -157,6 +158,27 @@ def test_an_error_of_a_task_reaches_all_nodes_and_the_next_product_is_right(comm
         session.gemm(a, a, c)
         right = bool((c.local == 24.0).all())
     collective_assert(comm, "DeviceError" in said and "made up" in said and right, f"{said}, {right}")
+
+
+def test_a_rank_that_waits_hears_that_another_node_gets_on(comm, open_nodes, monkeypatch):
+    step, busy = HostRun._step, comm.rank == 0
+    slow = []
+
+    def later(run, lane, index):
+        if busy and len(slow) < 12:
+            slow.append(time.sleep(0.3))  # each in time, all together not
+        step(run, lane, index)
+
+    with open_nodes(timeout_s=1.5) as session:
+        last = um.Layout.whole(comm.size - 1)
+        a, c = (session.empty((24, 24), "f64", layout) for layout in (um.Layout.rows(), last))
+        a.local[...] = 1.0
+        options = um.ScheduleOptions("kblocks", devices=(0,), blocking=um.Blocking(first=2, block=2))
+        with session.plan(a, a, c, options=options) as plan, monkeypatch.context() as patch:
+            patch.setattr(HostRun, "_step", later)
+            said = outcome(plan.execute)
+        right = comm.rank != comm.size - 1 or bool((c.array == 24.0).all())
+    collective_assert(comm, right and (len(slow) == 12) == busy, f"{said}, {len(slow)}")
 
 
 def test_ranks_that_call_differently_are_told(comm, open_nodes):

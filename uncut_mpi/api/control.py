@@ -56,6 +56,7 @@ class Control:
             self.verdicts = meetings.Verdicts(group, words["verdicts"])
             self.turns, self.flags = words["turns"], words["flags"]
             self.board = ProgressBoard(words["board"], group.rank)
+            group.on_beat = self._note_beat
             group.count_steps(words["steps"])
             group.check_left = functools.partial(self.exchange.check_left, OPENING, by_giving_up=False)
             group.barrier(OPENING, SETTLING_S)  # all can mark now that they leave
@@ -63,6 +64,10 @@ class Control:
             self.exchange.leave(type(error).__name__)
             self.close()
             raise
+
+    def _note_beat(self, rank: int) -> None:
+        """Let a rank of another node be seen to get on by those of this one, who write its row."""
+        self.board.words[rank, 0] += 1
 
     def abort(self, epoch: int) -> None:
         """End what other ranks run of the call with this epoch. Local."""
@@ -80,6 +85,7 @@ class Control:
     def close(self) -> None:
         """Let go of the memory; no call is possible any more. Not collective."""
         self._group.check_left = None
+        self._group.on_beat = lambda rank: None
         self._group.count_steps(None)
         # Arrays of the segment would keep it mapped.
         for name in ("exchange", "verdicts", "board", "turns", "flags"):

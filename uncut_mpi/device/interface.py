@@ -241,6 +241,12 @@ class Transport(Protocol):
     What `send` and `receive` return says whether the message that they began is over, and lets it get on.
     """
 
+    def beat(self, interval_s: float, /) -> None:
+        """Tell ranks of other nodes that this one gets on, unless it has within such a time."""
+
+    def listen(self) -> None:
+        """Hear which of them get on, whose rows of the progress board change then."""
+
     def name(self, rank: int, /) -> str:
         """Return a rank with its node, as an error names it."""
 

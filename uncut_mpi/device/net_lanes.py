@@ -20,6 +20,7 @@ from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, LaneKind
 
 _HALF, _MASK = 0x80000000, 0xFFFFFFFF
+_BEATS = 8  # while others would take a rank for lost
 
 
 class Message:
@@ -121,6 +122,11 @@ class NetLanes:
                     queue.append((code, of_host[at : at + 1], value))
             self.queues.append(queue)
 
+    def beat(self, timeout_s: float) -> None:
+        """Tell ranks of other nodes often enough that this one gets on, if there are any."""
+        if self.transport is not None:
+            self.transport.beat(timeout_s / _BEATS)
+
     def start(self, epoch: int) -> NetRun:
         """Begin a run of the lanes at an epoch, as `Executable.start`."""
         return NetRun(self, epoch)
@@ -134,6 +140,10 @@ class NetRun:
     ----------
     tasks, copy_bytes : int
         Messages that are over, and their bytes.
+    over : bool
+        Whether all are.
+    listens : bool
+        Whether there are other nodes to hear.
     """
 
     def __init__(self, lanes: NetLanes, epoch: int) -> None:
@@ -142,10 +152,13 @@ class NetRun:
         self._flying: dict[int, Callable[[], bool]] = {}
         self.tasks = self.copy_bytes = 0
         self.over = not any(lanes.queues)
+        self.listens = lanes.transport is not None
 
     def advance(self) -> bool:
         """Get on without waiting, and return whether anything did."""
         moved = False
+        if self._lanes.transport is not None:
+            self._lanes.transport.listen()
         for lane, queue in enumerate(self._lanes.queues):
             while self._at[lane] < len(queue) and self._step(lane, *queue[self._at[lane]]):
                 self._at[lane] += 1

@@ -65,6 +65,11 @@ _FIRST_BYTES: Final = 1 << 14
 _EACH_BYTES: Final = 512
 """What each rank tells at once: some names and numbers."""
 
+_BEAT: Final = 2
+"""Tag of the messages by which ranks hear that one of another node gets on."""
+
+_NOTHING: Final = np.empty(0, np.uint8)
+
 _awaited: dict[int, object] = {}
 """The buffers of operations that somebody waits for, or whose beginning an interrupt has ended."""
 
@@ -168,6 +173,8 @@ class Group:
         Returns whether MPI is finalised.
     check_left : callable or None
         Raises if a rank has left for good; waits ask it.
+    on_beat : callable
+        Told of a rank of another node that gets on.
 
     Raises
     ------
@@ -199,6 +206,9 @@ class Group:
         self.check_left: Callable[[], None] | None = None
         self._steps: memoryview | None = None
         self.is_gone: Callable[[], bool] = MPI.Is_finalized
+        self.on_beat: Callable[[int], object] = lambda rank: None
+        self._beats: list[MPI.Request] = []
+        self._beat_s, self.num_nodes = time.monotonic(), 1  # until they are known
         # Nonblocking, so that waiting for a rank that opens no session is told and bounded like any other wait; and
         # once more, because the duplicate is there also where a rank has given up waiting for it.
         _forget_ended()
@@ -254,9 +264,25 @@ class Group:
     # -- waiting -----------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """Let MPI get on with messages of the program, if this is the thread that uses the group. Not collective."""
-        if threading.get_ident() == self._thread and not self.is_gone():
-            self._comm.Iprobe()
+        """
+        Let MPI get on with messages of the program, if this is the thread that uses the group. Not collective.
+
+        And hear which ranks of other nodes get on (`beat`).
+        """
+        if threading.get_ident() != self._thread or self.is_gone():
+            return
+        status = MPI.Status() if self.num_nodes > 1 else None
+        while self._comm.Iprobe(tag=_BEAT if status else MPI.ANY_TAG, status=status) and status is not None:
+            self._comm.Recv((_NOTHING, MPI.BYTE), status.source, _BEAT)
+            self.on_beat(status.source)
+
+    def beat(self, interval_s: float) -> None:
+        """Tell ranks of other nodes that this one gets on, unless it has within such a time. Not collective."""
+        now = time.monotonic()
+        if now - self._beat_s >= interval_s and all(request.Test() for request in self._beats):
+            others = [rank for rank, node in enumerate(self.node_of) if node != self.node]
+            self._beat_s = now
+            self._beats = [self._comm.Isend((_NOTHING, MPI.BYTE), rank, _BEAT) for rank in others]
 
     def wait(self, begin: Callable[[], MPI.Request], what: str, timeout_s: float | None, keep: object) -> None:
         """

@@ -22,10 +22,16 @@ class MpiTransport:
     Point-to-point messages of a session's ranks. Not collective; one thread at a time uses it.
 
     Nothing is cancelled: whoever begins a message waits for its end, also after an error.
+
+    Attributes
+    ----------
+    beat, listen : callable
+        `Group.beat` and `Group.drive`.
     """
 
     def __init__(self, group: Group) -> None:
         self._comm, self._hosts = group.messages, group.hosts
+        self.beat, self.listen = group.beat, group.drive
 
     def name(self, rank: int) -> str:
         """Return a rank as an error names it."""

@@ -45,7 +45,6 @@ from uncut_mpi.errors import CapacityError, DeviceError, ParamError
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import OperationList
-from uncut_mpi.planning.schedule import LaneKind
 from uncut_mpi.segments import node_identity
 from uncut_mpi.units import bytes_text
 
@@ -307,7 +306,7 @@ class CudaBackend(Backend):
             with self._preparation.timing():
                 executable = self._preparation.bind(program, addresses, flags, board, on_close=on_close)
             self._preparation.warm_up(program, addresses)
-            if (program.lanes["kind"] == LaneKind.NET).any():
+            if self.transport is not None:
                 executable.move(NetLanes(program, addresses, flags, self.transport, self))
             made.pop_all()
         return executable

@@ -99,10 +99,11 @@ class CudaExecutable(Executable):
 
         def run(alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool) -> _native.CudaRunResult:
             native = _native.CudaRun(self._open(), alpha, beta, epoch, timeout_s, traced, int(ALONE))
-            messages, moved_s = net.start(epoch), time.monotonic()
+            messages, moved_s, words, seen = net.start(epoch), time.monotonic(), self.board.words, b""
             while not (over := native.poll()) or not messages.over:
-                if messages.advance():
-                    moved_s = time.monotonic()
+                if messages.advance() or words.tobytes() != seen:  # here, or where ranks have told that they get on
+                    moved_s, seen = time.monotonic(), words.tobytes()
+                    net.beat(timeout_s)
                 elif over and not native.finish().went_well:
                     messages.finish(timeout_s)
                 elif over and time.monotonic() - moved_s > timeout_s:

@@ -261,10 +261,12 @@ class HostRun(Run):
             self._recorded[lane] = program.values[index]
         self._at[lane] += 1
         program.advance(lane)
+        program.net.beat(self._timeout_s)
 
     def _get_on(self, lane: int) -> None:
         """Take note of a part of a body."""
         self._program.advance(lane)
+        self._program.net.beat(self._timeout_s)
         self._check_abort()
 
     def _check_abort(self) -> None:
@@ -280,7 +282,7 @@ class HostRun(Run):
         ready: list[tuple[int, int]] = []
         blocked = self._heads()
         while blocked or ready or not net.over:
-            moved = not net.over and net.advance()
+            moved = net.listens and net.advance()
             for lane in [lane for lane, index in blocked.items() if self._is_ready(index)]:
                 heapq.heappush(ready, (blocked.pop(lane), lane))
             if not ready:
