@@ -35,10 +35,10 @@ def memory_nodes(nodes: str = _NODES, status: str = _STATUS) -> list[int]:
         Files that list the nodes and describe the process.
     """
     try:
-        found = _parse(pathlib.Path(nodes).read_text())
+        found = kernel_list(pathlib.Path(nodes).read_text())
         for line in pathlib.Path(status).read_text().splitlines():
             if line.startswith("Mems_allowed_list:"):
-                found &= _parse(line.partition(":")[2])
+                found &= kernel_list(line.partition(":")[2])
     except (OSError, ValueError):
         return []
     return sorted(found)
@@ -73,7 +73,7 @@ def interleaved(nodes: Sequence[int] | None = None) -> Iterator[bool]:
             _set_policy(_DEFAULT, [])
 
 
-def _parse(text: str) -> set[int]:
+def kernel_list(text: str) -> set[int]:
     """Return the numbers of a kernel list, as 0-3,8."""
     found: set[int] = set()
     for part in text.strip().split(","):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.helpers import pretended
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
@@ -168,25 +172,97 @@ def run(command, path, **environment):
     )
 
 
+def write(folder, **files):
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+    return folder
+
+
+def link(path, to):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(to)
+
+
+class Nodes:
+    """Pretended nodes, each a folder with what the kernel and nvidia-smi would say there."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+
+    def gpu(self, node, bus, way, *, domain=0, cores=None):
+        """Add a GPU at the end of a way of bridges."""
+        device = write(
+            self.folder / node / "sys/devices" / way / f"0000:{bus}",
+            numa_node=domain,
+            local_cpulist=self.cores if cores is None else cores,
+        )
+        link(self.folder / node / "sys/bus/pci/devices" / f"0000:{bus}", device)
+        gpus = self.folder / node / "gpus"
+        listed = gpus.read_text() if gpus.exists() else ""
+        gpus.write_text(f"{listed}{listed.count('GPU-')}, GPU-{node}-{bus}, 00000000:{bus.upper()}\n")
+
+    def infiniband(self, node, name, way, *, domain=0, rate="200 Gb/sec (4X HDR)", state="4: ACTIVE", subnet="fe80"):
+        """Add an adapter of InfiniBand."""
+        device = write(self.folder / node / "sys/devices" / way / name, numa_node=domain)
+        card = self.folder / node / "sys/class/infiniband" / name
+        write(
+            card, **{"ports/1/state": state, "ports/1/rate": rate, "ports/1/gids/0": subnet + ":0000:0000:0000:1:2:3:4"}
+        )
+        link(card / "device", device)
+
+    def ethernet(self, node, name, way, *, domain=0, speed="10000", state="up", net="0000000A", master=False):
+        """Add an adapter of Ethernet, whose device knows its NUMA domain by the one above it."""
+        device = write(self.folder / node / "sys/devices" / way / name, numa_node=domain) / "virtio1"
+        device.mkdir()
+        card = write(self.folder / node / "sys/class/net" / name, operstate=state, speed=speed)
+        link(card / "device", device)
+        if master:
+            link(card / "master", device)
+        route = self.folder / node / "proc/net/route"
+        route.parent.mkdir(parents=True, exist_ok=True)
+        with route.open("a") as routes:
+            print("Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT", file=routes)
+            print(name, "00000000 0100000A 0003 0 0 0 00000000 0 0 0", file=routes)
+            print(name, net, "00000000 0001 0 0 0 00FFFFFF 0 0 0", file=routes)
+
+    def says(self, name, /, **facts):
+        """Have a node say something else of itself."""
+        write(self.folder / name, says=json.dumps(facts))
+
+    def two(self, node, count=2):
+        """Make a node with so many GPUs, two unless said otherwise, each with an adapter beside it."""
+        for number, name in enumerate("abc"[:count]):
+            self.gpu(node, f"{0x1A + 17 * number:02x}:00.0", f"pci{name}/0000:{name}0:01.0")
+            self.infiniband(node, f"mlx5_{number}", f"pci{name}/0000:{name}0:01.0")
+
+
 @pytest.fixture
-def node(tmp_path):
-    """Run launch/node on a pretended machine with two GPUs."""
-    bus = "00000000:{:02X}:00.0"
+def nodes(tmp_path):
+    """Pretended nodes, and tools that find them; `here` is the one that launches, with two GPUs."""
+    found = Nodes(tmp_path / "nodes")
+    found.tools = tmp_path / "tools"
+    found.tools.mkdir()
+    stand_in = f"exec {sys.executable} -m tests.helpers.pretended"
+    for name in ("python", "srun", "scontrol"):
+        executable(found.tools / name, f'{stand_in} {name} "$@"\n')
     executable(
-        tmp_path / "nvidia-smi",
-        'case $* in *--id=7*) exit 6 ;; *--id=1*) echo "' + bus.format(0x2B) + '" ;;\n'
-        '*) printf "%s\\n" "' + bus.format(0x1A) + '" "' + bus.format(0x2B) + '" ;; esac\n',
+        found.tools / "mpiexec",
+        f'[[ $1 != --version ]] || {{ echo "${{MPI:-HYDRA}}"; exit; }}\n{stand_in} mpiexec "$@"\n',
     )
-    # A stand-in for mpiexec: runs every rank in turn and tells each its number, unless NO_RANK is set.
-    executable(
-        tmp_path / "mpiexec",
-        "if [[ $1 == --version ]]; then echo HYDRA; exit; fi\nn=$2; shift 4\n"
-        'for ((r = 0; r < n; r++)); do [[ -n $NO_RANK ]] || export MPI_LOCALRANKID=$r; "$@" || exit; done\n',
-    )
+    executable(found.tools / "nvidia-smi", f"cat {found.folder}/${{NODE:-here}}/gpus\n")
+    found.two("here")
+    return found
+
+
+@pytest.fixture
+def node(nodes):
+    """Run launch/node on pretended nodes."""
 
     def start(*arguments, **environment):
-        path = f"{tmp_path}:/usr/bin:/bin"
-        return run([str(LAUNCH / "node"), *arguments], path, VIRTUAL_ENV="/none", **environment)
+        environment = {"VIRTUAL_ENV": "/none", "PRETENDED": str(nodes.folder), **environment}
+        return run([str(LAUNCH / "node"), *arguments], f"{nodes.tools}:/usr/bin:/bin", **environment)
 
     return start
 
@@ -196,14 +272,16 @@ class TestNode:
         for flag in ("-h", "--help"):
             done = node(flag)
             assert (done.returncode, done.stderr) == (0, "")
-            assert "launch/node [-n RANKS] [--dry-run] -- python" in done.stdout
+            assert "launch/node [-n RANKS]" in done.stdout
+            for option in ("--hostfile FILE", "--slurm", "--no-gpu", "--dry-run"):
+                assert option in done.stdout
 
     def test_starts_one_rank_per_gpu_and_prints_the_map(self, node):
         done = node("--", "sh", "-c", "echo program $MPI_LOCALRANKID $CUDA_DEVICE_MAX_CONNECTIONS $0", "x")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines() == ["program 0 32 x", "program 1 32 x"]
-        assert "rank 0 -> GPU 0 (00000000:1a:00.0)" in done.stderr
-        assert "rank 1 -> GPU 1 (00000000:2b:00.0)" in done.stderr
+        assert "rank 0 -> here, GPU 0 (0000:1a:00.0), cores" in done.stderr
+        assert "rank 1 -> here, GPU 1 (0000:2b:00.0), cores" in done.stderr
 
     def test_passes_the_programs_own_options_through(self, node):
         done = node("-n", "1", "--", "echo", "-n", "5", "--dry-run", "a b")
@@ -213,9 +291,14 @@ class TestNode:
         ("arguments", "environment", "said"),
         [
             (["-n", "3", "--", "echo", "started"], {}, "3 ranks for 2 GPUs"),
+            (["-n", "-1", "--", "echo", "started"], {}, "not a number of ranks"),
+            (["--bogus", "--", "echo", "started"], {}, "unknown argument '--bogus'"),
             (["--", "echo", "started"], {"NO_RANK": "1"}, "does not tell its ranks their number"),
             (["-n", "2", "--", "echo", "started"], {"CUDA_VISIBLE_DEVICES": "1"}, "2 ranks for 1 GPUs"),
             (["--", "echo", "started"], {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES names 7"),
+            (["--", "echo", "started"], {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES hides all GPUs"),
+            (["--", "/none/started"], {}, "cannot start /none/started"),
+            (["--slurm", "--", "echo", "started"], {}, "--slurm outside a job of Slurm"),
             ([], {}, "no program was given"),
         ],
     )
@@ -225,51 +308,342 @@ class TestNode:
         assert said in done.stderr
         assert "started" not in done.stdout
 
-    def test_a_mask_limits_the_gpus(self, node):
-        one = node("--", "echo", "started", CUDA_VISIBLE_DEVICES="1")
-        assert "rank 0 -> GPU 0 (00000000:2b:00.0)" in one.stderr
+    @pytest.mark.parametrize("mask", ["1", "GPU-here-2b"])
+    def test_a_mask_limits_the_gpus(self, node, mask):
+        one = node("--", "echo", "started", CUDA_VISIBLE_DEVICES=mask)
+        assert "rank 0 -> here, GPU 0 (0000:2b:00.0)" in one.stderr
 
-    def test_stops_without_a_driver(self, tmp_path):
-        executable(tmp_path / "mpiexec", "echo HYDRA\n")
-        for tool in ("bash", "dirname", "env"):
-            (tmp_path / tool).symlink_to(f"/bin/{tool}" if Path(f"/bin/{tool}").exists() else f"/usr/bin/{tool}")
-        (tmp_path / "grep").symlink_to("/bin/grep")
-        done = run([str(LAUNCH / "node"), "--", "echo", "started"], str(tmp_path), VIRTUAL_ENV="/none")
-        assert done.returncode == 1
+    def test_stops_without_a_driver(self, node, nodes):
+        (nodes.tools / "nvidia-smi").unlink()
+        done = node("--", "echo", "started")
+        assert (done.returncode, done.stdout) == (1, "")
         assert "no nvidia-smi" in done.stderr
+        assert "--no-gpu" in done.stderr
+
+    def test_without_gpus_ranks_are_dealt_to_numa_domains(self, node, nodes):
+        for domain, cores in ((0, "0"), (1, ""), (2, "1")):  # the second is memory alone
+            write(nodes.folder / f"here/sys/devices/system/node/node{domain}", cpulist=cores)
+        done = node("--no-gpu", "--dry-run", "--", "echo")
+        ranks = [line for line in done.stdout.splitlines() if " -> " in line]
+        assert [re.search(r"no GPU, cores (.), NUMA domain (.)", line).groups() for line in ranks] == [
+            ("0", "0"),
+            ("1", "2"),
+        ]
+        assert node("--no-gpu", "-n", "5", "--", "echo", "started").stdout.count("started") == 5
+
+    def test_a_rank_is_bound_to_the_cores_near_its_gpu_that_it_may_use(self, node, nodes):
+        mine = min(os.sched_getaffinity(0))
+        nodes.gpu("here", "3c:00.0", "pcic", cores=f"{mine},4000-4001")
+        nodes.gpu("here", "4d:00.0", "pcid", cores="4000")
+        program = "import os; print(sorted(os.sched_getaffinity(0)))"
+        done = node("--", "python", "-c", program)
+        everything = str(sorted(os.sched_getaffinity(0)))
+        assert done.stdout.splitlines() == [everything, everything, f"[{mine}]", everything]
+        assert f"rank 2 may use 1 of cores {mine},4000-4001" in done.stderr
+        assert "rank 3 may use 0 of cores 4000" in done.stderr
+
+
+def mapped(done):
+    """Return rank, node, GPU, cores, NUMA domain, adapter and settings of each line of a map."""
+    pattern = r"rank (\d+) -> (\w+), (?:GPU (\d)|no GPU).*, cores (\S+), NUMA domain (\w+), adapter (\S+) \((.*)\)$"
+    return [re.search(pattern, line).groups() for line in done.stdout.splitlines() if " -> " in line]
+
+
+class TestPlaces:
+    def test_each_gpu_gets_the_cores_and_the_adapter_of_its_socket(self, node, nodes):
+        for name in ("a", "b"):
+            for socket in (0, 1):
+                for number in range(3):
+                    cores = f"{2 * socket}-{2 * socket + 1}"
+                    nodes.gpu(name, f"{socket}{number}:00.0", f"pci{socket}/x/{number}", domain=socket, cores=cores)
+                nodes.infiniband(name, f"mlx5_{socket}", f"pci{socket}/y", domain=socket)
+            nodes.infiniband(name, "storage", "pci0/x/0", rate="100 Gb/sec (2X HDR)")
+            nodes.infiniband(name, "unplugged", "pci0/x/0", state="1: DOWN")
+            nodes.ethernet(name, "eth0", "pci0/z")
+        hosts = write(nodes.folder, hosts="a\nb")
+        done = node("--hostfile", f"{hosts}/hosts", "--dry-run", "--", "echo")
+        assert done.returncode == 0, done.stderr
+        assert mapped(done) == [
+            (
+                str(6 * index + gpu), name, str(gpu), f"{2 * (gpu // 3)}-{2 * (gpu // 3) + 1}", str(gpu // 3),
+                f"mlx5_{gpu // 3}:1", f"UCX_NET_DEVICES=mlx5_{gpu // 3}:1,eth0 FI_VERBS_DEVICE_NAME=mlx5_{gpu // 3}",
+            )
+            for index, name in enumerate("ab")
+            for gpu in range(6)
+        ]  # fmt: skip
+
+    def test_in_a_domain_the_fewest_bridges_decide_and_of_equals_each_is_used(self, node, nodes):
+        for number in range(4):
+            nodes.gpu("a", f"1{number}:00.0", f"pci0/switch{number // 2}/port{number}")
+        for number in range(4):  # the first two are at the second switch
+            nodes.infiniband("a", f"mlx5_{number}", f"pci0/switch{1 - number // 2}/port{number + 4}")
+        nodes.infiniband("a", "mlx5_a", "pci0/switch0", domain=1)
+        hosts = write(nodes.folder, hosts="a")
+        done = node("--hostfile", f"{hosts}/hosts", "--dry-run", "--", "echo")
+        assert [adapter for *_, adapter, _ in mapped(done)] == ["mlx5_2:1", "mlx5_3:1", "mlx5_0:1", "mlx5_1:1"]
+
+    def test_of_ethernet_those_with_an_address_of_one_network_are_bound(self, node, nodes):
+        for name in ("a", "b"):
+            nodes.gpu(name, "1a:00.0", "pci1", domain=1)
+            nodes.ethernet(name, "eth0", "pci0/0")
+            nodes.ethernet(name, "eth1", "pci1/0", domain=1)
+            nodes.ethernet(name, "eth2", "pci1/1", domain=1, state="down")
+            nodes.ethernet(name, "eth3", "pci1/2", domain=1, master=True)
+            nodes.ethernet(name, "eth4", "pci1/3", domain=1, speed="1000")
+        hosts = write(nodes.folder, hosts="a\nb")
+        done = node("--hostfile", f"{hosts}/hosts", "--dry-run", "--", "echo")
+        bound = "UCX_NET_DEVICES=eth1 FI_TCP_IFACE=eth1 OMPI_MCA_btl_tcp_if_include=eth1"
+        assert [place[4:] for place in mapped(done)] == 2 * [("1", "eth1", bound)]
+
+    @pytest.mark.parametrize("kind", ["other subnets", "other networks", "no address", "one node"])
+    def test_adapters_that_may_not_reach_each_other_are_left_to_the_mpi(self, node, nodes, kind):
+        for name, subnet, net in (("a", "fe80", "0000000A"), ("b", "fec0", "0001000A")):
+            nodes.gpu(name, "1a:00.0", "pci0")
+            if kind in ("other subnets", "one node"):
+                nodes.infiniband(name, "mlx5_0", "pci0", subnet=subnet)
+            else:
+                nodes.ethernet(name, "eth0", "pci0", net=net if kind == "other networks" else "00000000")
+        hosts = write(nodes.folder, hosts="a" if kind == "one node" else "a\nb")
+        done = node("--hostfile", f"{hosts}/hosts", "--dry-run", "--", "echo")
+        assert {place[6] for place in mapped(done)} == {"not bound"}, done.stderr
+
+    def test_what_the_kernel_does_not_say_is_not_bound(self, node, nodes):
+        (nodes.folder / "bare").mkdir()
+        write(nodes.folder, hosts="bare", **{"bare/gpus": "0, GPU-x, 00000000:1A:00.0"})
+        done = node("--hostfile", f"{nodes.folder}/hosts", "--dry-run", "--", "echo")
+        assert "GPU 0 (0000:1a:00.0), cores not bound, NUMA domain unknown, adapter unknown (not bound)" in done.stdout
+
+
+class TestHostfile:
+    @pytest.fixture
+    def job(self, node, nodes):
+        """Run launch/node on two nodes of two GPUs, whose adapters are of one subnet."""
+        nodes.two("a")
+        nodes.two("b")
+
+        def start(*arguments, hosts="a\nb", **environment):
+            write(nodes.folder, hosts=hosts)
+            return node("--hostfile", f"{nodes.folder}/hosts", *arguments, **environment)
+
+        return start
+
+    @pytest.fixture
+    def told(self, nodes):
+        """Return what launchers were told, without what starts Python."""
+        return lambda: (nodes.folder / "told").read_text().splitlines()
+
+    def test_ranks_fill_one_node_after_the_other_and_take_their_places(self, job):
+        program = "echo $PMI_RANK $NODE $MPI_LOCALRANKID $UCX_NET_DEVICES $FI_VERBS_DEVICE_NAME $CUDA_DEVICE_ORDER"
+        done = job("--", "sh", "-c", program)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines() == [
+            f"{rank} {name} {local} mlx5_{local}:1 mlx5_{local} PCI_BUS_ID"
+            for rank, (name, local) in enumerate([("a", 0), ("a", 1), ("b", 0), ("b", 1)])
+        ]
+        assert "rank 3 -> b, GPU 1 (0000:2b:00.0)" in done.stderr
+
+    def test_what_the_user_has_set_stands(self, job):
+        done = job("--", "sh", "-c", "echo $UCX_NET_DEVICES $FI_VERBS_DEVICE_NAME", UCX_NET_DEVICES="all")
+        assert done.stdout.splitlines() == 2 * ["all mlx5_0", "all mlx5_1"]
+
+    @pytest.mark.parametrize(
+        ("hosts", "arguments", "wanted"),
+        [
+            ("a\nb", [], "a:2,b:2"),
+            ("# mine\n\na:1  # one\nb:2", [], "a:1,b:2"),
+            ("a slots=2\nb slots = 1", [], "a:2,b:1"),
+            ("a\nb\na\nb", [], "a:2,b:2"),
+            ("a\nb", ["-n", "3"], "a:2,b:1"),
+            ("a\nb", ["-n", "2"], "a:2"),
+        ],
+    )
+    def test_a_dry_run_prints_the_command_and_starts_nothing(self, job, told, hosts, arguments, wanted):
+        done = job(*arguments, "--dry-run", "--", "echo", "a b", hosts=hosts)
+        assert done.returncode == 0, done.stderr
+        command = done.stdout.splitlines()[-1]
+        assert command.startswith(
+            "env CUDA_DEVICE_MAX_CONNECTIONS=32 CUDA_DEVICE_ORDER=PCI_BUS_ID OMP_NUM_THREADS=1 PATH="
+        )
+        assert f"mpiexec -n {len(mapped(done))} -bind-to none -hosts {wanted} " in command
+        assert command.endswith(f"{LAUNCH}/ranks.py --as-rank echo 'a b'")
+        assert len(mapped(done)) == sum(int(part[2:]) for part in wanted.split(","))
+        assert [line.split()[:6] for line in told()] == [["mpiexec", "-n", "2", "-bind-to", "none", "-hosts"]]
+        assert all("--answer" in line for line in told())
+
+    def test_what_a_dry_run_prints_starts_the_job(self, job, nodes):
+        command = job("--dry-run", "--", "sh", "-c", "echo program $PMI_RANK").stdout.splitlines()[-1]
+        path = f"{nodes.tools}:/usr/bin:/bin"
+        done = run(["sh", "-c", command], path, PRETENDED=str(nodes.folder))
+        assert done.stdout.splitlines() == [f"program {rank}" for rank in range(4)], done.stderr
+
+    def test_open_mpi_is_told_in_its_own_words(self, job, told):
+        done = job("--", "sh", "-c", "echo $OMPI_COMM_WORLD_RANK $NODE", MPI="mpiexec (Open MPI) 5.0.11", UCX_TLS="all")
+        assert done.stdout.splitlines() == ["0 a", "1 a", "2 b", "3 b"], done.stderr
+        first, last = told()
+        assert first.startswith(
+            "mpiexec -n 2 --bind-to none --host a:1,b:1 --map-by slot -x CUDA_DEVICE_MAX_CONNECTIONS "
+        )
+        assert last.startswith(
+            "mpiexec -n 4 --bind-to none --host a:2,b:2 --map-by slot -x CUDA_DEVICE_MAX_CONNECTIONS "
+        )
+        for name in ("PATH", "VIRTUAL_ENV", "UNCUT_PLACES", "UCX_TLS", "OMP_NUM_THREADS"):
+            assert f" -x {name} " in last
+
+    def test_nodes_with_different_numbers_of_gpus_are_used(self, job, nodes):
+        nodes.two("c", 3)
+        done = job("--", "sh", "-c", "echo $NODE", hosts="a\nc")
+        assert done.stdout.split() == ["a", "a", "c", "c", "c"]
+        assert "not as many ranks on all nodes: a 2, c 3" in done.stderr
+
+    def test_containers_with_gpus_of_their_own_are_nodes(self, job, nodes):
+        nodes.says("a", node="boot/pid:1")
+        nodes.says("b", node="boot/pid:2")
+        assert job("--", "sh", "-c", "echo $NODE").stdout.split() == ["a", "a", "b", "b"]
+
+    def test_a_thread_level_that_serves_one_thread_is_said(self, job, nodes):
+        nodes.says("b", threads=2)
+        done = job("--", "echo", "started")
+        assert done.stdout.count("started") == 4
+        assert "thread level serialized" in done.stderr
+
+    def test_ranks_that_are_elsewhere_than_the_map_says_stop(self, job):
+        done = job("--", "echo", "started", DEALS_OTHERWISE="1")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "rank 0 was to be process 0 of a, and is process 0 of b" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("says", "words"),
+        [
+            ({"node": "a"}, ["a and b are one node", "name it once"]),
+            ({"places": [{"uuid": "GPU-a-2b:00.0"}]}, ["a and b both see GPU GPU-a-2b:00.0", "docker --gpus"]),
+            ({"threads": 0}, ["thread level single (MPICH 5)", "MPI4PY_RC_THREAD_LEVEL"]),
+            ({"versions": {"uncut_mpi": "2", "MPI": "MPICH 5"}}, ["versions of uncut_mpi: 1 (a) and 2 (b)"]),
+            ({"versions": {"uncut_mpi": "1", "MPI": "MPICH 4"}}, ["versions of MPI: MPICH 5 (a) and MPICH 4 (b)"]),
+            ({"why": "nvidia-smi lists no GPU"}, ["b: nvidia-smi lists no GPU"]),
+        ],
+    )
+    def test_nodes_that_make_no_job_are_refused_with_what_to_do(self, job, nodes, told, says, words):
+        nodes.says("b", **({"host": "b"} | says))
+        done = job("--", "echo", "started")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert [word for word in words if word not in done.stderr] == []
+        assert len(told()) == 1
+
+    def test_hosts_that_are_not_reached_are_named(self, job, nodes):
+        write(nodes.folder, **{"b/dead": ""})
+        done = job("--", "echo", "started")
+        assert (done.returncode, done.stdout) == (1, "")
+        for words in ("not reached: b (of a, b)", "ssh without a password", "no route to b"):
+            assert words in done.stderr
+
+    @pytest.mark.parametrize(("limit", "said"), [("1", "within 1 s (UNCUT_LAUNCH_TIMEOUT_S)"), ("50", "it broke")])
+    def test_nodes_on_which_mpi_does_not_start_are_told_from_those_that_are_not_reached(self, job, nodes, limit, said):
+        waits = "exec sleep 60" if limit == "1" else "echo it broke >&2; exit 3"
+        executable(
+            nodes.tools / "mpiexec",
+            f'case " $* " in *" --version "*) echo HYDRA ;; *" --answer "*) {waits} ;; esac\n',
+        )
+        done = job("--", "echo", "started", UNCUT_LAUNCH_TIMEOUT_S=limit)
+        assert (done.returncode, done.stdout) == (1, "")
+        for words in ("all nodes are reached, but MPI did not get through on a, b", str(ROOT), said):
+            assert words in done.stderr
+
+    @pytest.mark.parametrize(
+        ("hosts", "said"),
+        [
+            ("", "names no host"),
+            ("a 2", "'a 2' is not HOST, HOST:RANKS or HOST slots=RANKS"),
+            ("a:0", "'a:0' is not HOST"),
+            ("a:3\nb", "3 ranks on 2 GPUs of a: one rank needs one GPU. Ask for at most 2"),
+        ],
+    )
+    def test_a_hostfile_that_cannot_be_is_refused(self, job, hosts, said):
+        done = job("--", "echo", "started", hosts=hosts)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr
+
+    def test_a_hostfile_that_is_not_there_is_refused(self, node):
+        done = node("--hostfile", "/none/hosts", "--", "echo")
+        assert done.returncode == 1
+        assert "--hostfile /none/hosts: No such file" in done.stderr
+
+    def test_what_a_thousand_ranks_are_told_fits_into_their_environment(self):
+        ranks = pretended.load_ranks("here")
+        place = {
+            "cores": "0-27,56-83",
+            "settings": {"UCX_NET_DEVICES": "mlx5_0:1,eth0", "FI_VERBS_DEVICE_NAME": "mlx5_0"},
+        }
+        table = ranks.table_of(
+            [({"host": f"node{index:04}.cluster", "places": 8 * [place]}, 8) for index in range(128)]
+        )
+        assert len(table) < 16_000
+        assert json.loads(table)["nodes"][127] == ["node0127.cluster", 8, 0]
+
+    def test_nodes_say_over_mpi_what_they_have(self, tmp_path):
+        # With the mpiexec that is there: two names of this node, which it takes for two.
+        if not shutil.which("mpiexec"):
+            pytest.skip("no mpiexec here")
+        write(tmp_path, hosts="one\nother")
+        executable(tmp_path / "shell", 'while [[ $1 == -* ]]; do shift; done; shift; exec bash -c "$*"\n')
+        shells = dict.fromkeys(
+            ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent"), f"{tmp_path}/shell"
+        )
+        command = [str(LAUNCH / "node"), "--no-gpu", "--hostfile", f"{tmp_path}/hosts", "--", "echo", "started"]
+        done = run(command, os.environ["PATH"], VIRTUAL_ENV=os.environ.get("VIRTUAL_ENV", "/none"), **shells)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "one and other are one node" in done.stderr
 
 
 @pytest.fixture
-def batch(node, tmp_path):
-    """Run launch/slurm.sbatch as Slurm does, a copy of it elsewhere, on the machine of `node`."""
-    executable(
-        tmp_path / "srun",
-        'echo "srun $*"; while [[ $1 == --* ]]; do shift; done\n'
-        'for ((r = 0; r < SLURM_NTASKS_PER_NODE; r++)); do SLURM_LOCALID=$r "$@" || exit; done\n',
-    )
+def batch(nodes, tmp_path):
+    """Run launch/slurm.sbatch as Slurm does, a copy of it elsewhere, on the nodes of `nodes`."""
     copy = tmp_path / "slurm_script"
     copy.write_text((LAUNCH / "slurm.sbatch").read_text())
 
-    def start(*arguments, ranks=2, **environment):
-        given = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_NTASKS_PER_NODE": str(ranks), "VIRTUAL_ENV": "/none"}
-        return run(["bash", str(copy), *arguments], f"{tmp_path}:/usr/bin:/bin", **{**given, **environment})
+    def start(*arguments, ranks=2, hosts="here", **environment):
+        given = {
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "SLURM_JOB_NODELIST": hosts,
+            "SLURM_NTASKS_PER_NODE": str(ranks),
+            "VIRTUAL_ENV": "/none",
+            "PRETENDED": str(nodes.folder),
+        }
+        return run(["bash", str(copy), *arguments], f"{nodes.tools}:/usr/bin:/bin", **{**given, **environment})
 
     return start
 
 
 class TestSlurm:
-    def test_ranks_are_started_as_launch_node_starts_them(self, batch):
-        done = batch("sh", "-c", "echo program $SLURM_LOCALID $CUDA_DEVICE_MAX_CONNECTIONS $OMP_NUM_THREADS $0", "x y")
+    def test_ranks_are_started_as_launch_node_starts_them(self, batch, nodes):
+        program = (
+            "echo program $SLURM_LOCALID $CUDA_DEVICE_MAX_CONNECTIONS $OMP_NUM_THREADS ${SLURM_NTASKS_PER_NODE:-0} $0"
+        )
+        done = batch("sh", "-c", program, "x y")
         assert done.returncode == 0, done.stderr
-        first, *programs = done.stdout.splitlines()
-        assert first.startswith(f"srun --mpi=pmi2 --cpu-bind=none --kill-on-bad-exit=1 {LAUNCH}/node --as-rank sh -c")
-        assert programs == ["program 0 32 1 x y", "program 1 32 1 x y"]
-        assert "rank 1 -> GPU 1 (00000000:2b:00.0), cores" in done.stderr
+        assert done.stdout.splitlines() == ["program 0 32 1 0 x y", "program 1 32 1 0 x y"]
+        asked, started = (nodes.folder / "told").read_text().splitlines()
+        options = "srun --mpi=pmi2 --cpu-bind=none --kill-on-bad-exit=1 --nodes=1"
+        assert asked.startswith(f"{options} --ntasks=1 --nodelist=here --distribution=plane=1 ")
+        assert started.startswith(f"{options} --ntasks=2 --nodelist=here --distribution=plane=2 ")
+        assert f"{LAUNCH}/ranks.py --as-rank sh -c echo program" in started
+        assert "rank 1 -> here, GPU 1 (0000:2b:00.0), cores" in done.stderr
 
-    def test_srun_speaks_as_the_mpi_does_or_as_it_is_told(self, batch, tmp_path):
-        assert "--mpi=cray " in batch("true", SLURM_MPI_TYPE="cray").stdout
-        executable(tmp_path / "mpiexec", "echo mpiexec Open MPI 5.0.11\n")
-        assert "--mpi=pmix " in batch("true").stdout
+    @pytest.mark.parametrize(
+        ("options", "wanted"), [([], ["a 0", "a 1", "b 0", "b 1"]), (["-n", "3", "--"], ["a 0", "a 1", "b 0"])]
+    )
+    def test_several_nodes_are_one_job_with_one_map(self, batch, nodes, options, wanted):
+        nodes.two("a")
+        nodes.two("b")
+        done = batch(*options, "sh", "-c", "echo $NODE $SLURM_LOCALID", hosts="a,b")
+        assert done.stdout.splitlines() == wanted, done.stderr
+        assert done.stderr.count(" -> ") == len(wanted)
+
+    def test_the_report_is_one_file(self):
+        assert "#SBATCH --output=uncut_mpi-%j.txt\n" in (LAUNCH / "slurm.sbatch").read_text()
+
+    def test_srun_speaks_as_the_mpi_does_or_as_it_is_told(self, batch, nodes):
+        for environment, wanted in (({"SLURM_MPI_TYPE": "cray"}, "cray"), ({"MPI": "mpiexec Open MPI 5.0.11"}, "pmix")):
+            assert f"--mpi={wanted} " in batch("--dry-run", "--", "true", **environment).stdout
 
     @pytest.mark.parametrize(
         ("arguments", "changes", "said"),
@@ -278,9 +652,15 @@ class TestSlurm:
             (["true"], {"ranks": 3}, "3 ranks on 2 GPUs"),
             (["true"], {"SLURM_SUBMIT_DIR": "/"}, "submit this file in the checkout"),
             (["true"], {"CUDA_VISIBLE_DEVICES": "7"}, "CUDA_VISIBLE_DEVICES names 7"),
+            (["true"], {"SLURM_GPUS_PER_TASK": "1"}, "SLURM_GPUS_PER_TASK=1: each rank would see one GPU"),
+            (["true"], {"SLURM_GPU_BIND": "closest"}, "ask with --gpus-per-node"),
+            (["true"], {"hosts": "a,c", "ranks": 0}, "a 2, c 3"),
+            (["true"], {"hosts": "a,c", "ranks": 0}, "sbatch --ntasks-per-node=2"),
         ],
     )
-    def test_what_cannot_work_is_said_before_anything_starts(self, batch, arguments, changes, said):
+    def test_what_cannot_work_is_said_before_anything_starts(self, batch, nodes, arguments, changes, said):
+        nodes.two("a")
+        nodes.two("c", 3)
         done = batch(*arguments, **changes)
         assert done.returncode == 1
         assert done.stdout == ""

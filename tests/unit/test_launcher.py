@@ -108,6 +108,8 @@ def test_the_advice_names_a_launcher_that_exists_where_a_wheel_brought_it():
 )
 def test_the_number_of_a_process_is_its_launcher_s(environment, rank):
     assert launcher.rank_of_process(environment) == rank
+    told = any(environment.values())
+    assert launcher.rank_of_process(environment, unknown=-1) == (rank if told else -1)
 
 
 @pytest.mark.parametrize(

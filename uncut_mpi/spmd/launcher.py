@@ -26,10 +26,10 @@ _LAUNCHERS: Final = (
 _MPICH_CHOICES: Final = ("MPIR_CVAR_PMI_VERSION", "MPICH_PMI_VERSION", "MPIR_PARAM_PMI_VERSION")
 
 
-def rank_of_process(environment: Mapping[str, str] | None = None) -> int:
-    """Return this process's number as its launcher gave it, 0 where none did; for what is said before MPI is there."""
+def rank_of_process(environment: Mapping[str, str] | None = None, unknown: int = 0) -> int:
+    """Return this process's number as its launcher gave it, or `unknown`; for what is done before MPI is there."""
     environment = os.environ if environment is None else environment
-    return next((int(environment[name]) for _, name, *_ in _LAUNCHERS if environment.get(name, "").isdigit()), 0)
+    return next((int(environment[name]) for _, name, *_ in _LAUNCHERS if environment.get(name, "").isdigit()), unknown)
 
 
 def node_rank(rank: int, environment: Mapping[str, str]) -> int:
