@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib.metadata
+import importlib.util
 import itertools
 import json
 import os
@@ -17,11 +17,7 @@ import subprocess
 import sys
 from typing import Any, NoReturn
 
-from uncut_mpi.errors import UncutError
-from uncut_mpi.numa import kernel_list
-from uncut_mpi.segments import node_identity
-from uncut_mpi.spmd import launcher
-
+CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 # Below it the kernel tells of devices and routes.
 ROOT = pathlib.Path("/")
 # How long nodes may take to say what they have (s): Python starts slowly from the file system of a cluster.
@@ -31,6 +27,23 @@ FORWARDED = re.compile("(UNCUT|CUDA|OMP|UCX|FI|MPI4PY)_|(PATH|LD_LIBRARY_PATH|PY
 # Slurm has these if a job asked for them, and then a rank sees one GPU alone.
 FENCES = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+def module(path: str) -> Any:
+    """Return a module of the package that needs no other: a rank would wait several times as long for the package."""
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, CHECKOUT / "uncut_mpi" / path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+launcher, numa = module("spmd/launcher.py"), module("numa.py")
+
+
+class NoPlaceError(Exception):
+    """No rank can be on this node."""
 
 
 def stop(*lines: str) -> NoReturn:
@@ -52,11 +65,11 @@ def read(path: pathlib.Path) -> str:
 def find_gpus() -> list[tuple[str, str]]:
     """Return PCI address and UUID of each GPU that CUDA may use here, in CUDA's order."""
     if not shutil.which("nvidia-smi"):
-        raise UncutError("there is no nvidia-smi, so no NVIDIA driver: use --no-gpu and the host backend here")
+        raise NoPlaceError("there is no nvidia-smi, so no NVIDIA driver: use --no-gpu and the host backend here")
     command = ["nvidia-smi", "--query-gpu=index,uuid,pci.bus_id", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UncutError(f"nvidia-smi failed: {(done.stdout + done.stderr).strip()}")
+        raise NoPlaceError(f"nvidia-smi failed: {(done.stdout + done.stderr).strip()}")
     listed = list(csv.reader(done.stdout.splitlines(), skipinitialspace=True))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -65,10 +78,10 @@ def find_gpus() -> list[tuple[str, str]]:
         chosen = [[gpu for gpu in listed if gpu[0] == name or gpu[1].startswith(name)] for name in names]
         unknown = [name for name, found in zip(names, chosen, strict=True) if len(found) != 1]
         if unknown:
-            raise UncutError(f"CUDA_VISIBLE_DEVICES names {unknown[0]}, which nvidia-smi does not know")
+            raise NoPlaceError(f"CUDA_VISIBLE_DEVICES names {unknown[0]}, which nvidia-smi does not know")
         listed = list(itertools.chain(*chosen))
     if not listed:
-        raise UncutError("nvidia-smi lists no GPU" if visible is None else "CUDA_VISIBLE_DEVICES hides all GPUs")
+        raise NoPlaceError("nvidia-smi lists no GPU" if visible is None else "CUDA_VISIBLE_DEVICES hides all GPUs")
     # nvidia-smi writes an eight-digit PCI domain, the kernel a four-digit one.
     return [(bus.lower()[-12:], uuid) for _, uuid, bus in listed]
 
@@ -141,21 +154,23 @@ def find_places(no_gpu: bool) -> list[dict[str, Any]]:
 
 def look(no_gpu: bool) -> dict[str, Any]:
     """Return what this node has, or why no rank can be here."""
-    facts: dict[str, Any] = {"host": platform.node(), "node": node_identity(), "places": [], "why": ""}
+    facts: dict[str, Any] = {"host": platform.node(), "node": "", "places": [], "why": ""}
     try:
         facts["places"] = find_places(no_gpu)
-    except UncutError as error:
+    except NoPlaceError as error:
         facts["why"] = str(error)
     return facts
 
 
 def answer(no_gpu: bool) -> None:
     """Run by a process on each node: rank 0 says what all have, and what MPI offers there."""
+    import uncut_mpi
+    from uncut_mpi.segments import node_identity
     from uncut_mpi.spmd.runtime import MPI, check_launcher, library_version, world
 
-    facts, comm = look(no_gpu), world()
+    facts, comm = look(no_gpu) | {"node": node_identity()}, world()
     check_launcher()
-    facts["versions"] = {"uncut_mpi": importlib.metadata.version("uncut_mpi"), "MPI": library_version()}
+    facts["versions"] = {"uncut_mpi": uncut_mpi.__version__, "MPI": library_version()}
     facts["threads"] = [getattr(MPI, f"THREAD_{level.upper()}") for level in LEVELS].index(MPI.Query_thread())
     told = comm.gather(facts)
     if comm.rank == 0:
@@ -237,7 +252,7 @@ def ask(hosts: list[tuple[str, int]], slurm: bool, no_gpu: bool) -> list[dict[st
     asking = begin(names, subprocess.PIPE, sys.executable, __file__, "--answer", *["--no-gpu"] * no_gpu)
     out, err = asking.communicate()
     told = [line.partition(MARK)[2] for line in out.splitlines() if MARK in line]
-    if told and not asking.returncode:
+    if told:
         return list(json.loads(told[0]))
     said = (err.strip() or out.strip()).splitlines()[-8:]
     # A launcher waits for all of them: which are missing shows when each is tried alone.
@@ -253,7 +268,7 @@ def ask(hosts: list[tuple[str, int]], slurm: bool, no_gpu: bool) -> list[dict[st
     late = f" within {ASKING_S} s (UNCUT_LAUNCH_TIMEOUT_S)" if asking.returncode == 124 else ""
     stop(
         f"all nodes are reached, but MPI did not get through on {', '.join(names)}{late}",
-        f"{pathlib.Path(__file__).parents[1]} must be on all of them, with its environment; containers on one machine "
+        f"{CHECKOUT} must be on all of them, with its environment; containers on one machine "
         "must share /dev/shm and PIDs, or MPI must not use shared memory (UCX_TLS=tcp,self, OMPI_MCA_btl=tcp,self)",
         *said,
     )
@@ -353,10 +368,10 @@ def as_rank(program: list[str]) -> NoReturn:
         os.environ.setdefault(name, value)
     # Memory needs no binding: the kernel takes it from the domain of the cores that use it first.
     if cores:
-        near = kernel_list(cores) & os.sched_getaffinity(0)
+        near = numa.kernel_list(cores) & os.sched_getaffinity(0)
         if near:
             os.sched_setaffinity(0, near)
-        if len(near) < len(kernel_list(cores)):
+        if len(near) < len(numa.kernel_list(cores)):
             print(f"node: rank {rank} may use {len(near)} of cores {cores}", file=sys.stderr)
     try:
         os.execvp(program[0], program)

@@ -25,14 +25,15 @@ def load_ranks(node: str):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    module.ROOT, module.node_identity, platform.node = NODES / node, lambda: node, lambda: node
+    module.ROOT, platform.node = NODES / node, lambda: node
     return module
 
 
 def look(node: str, no_gpu: bool) -> dict:
     """Return what a node says of itself."""
     os.environ["NODE"] = node
-    facts = load_ranks(node).look(no_gpu) | {"versions": {"uncut_mpi": "1", "MPI": "MPICH 5"}, "threads": 3}
+    facts = load_ranks(node).look(no_gpu) | {"node": node, "threads": 3}
+    facts["versions"] = {"uncut_mpi": "1", "MPI": "MPICH 5"}
     said = NODES / node / "says"
     return facts | (json.loads(said.read_text()) if said.exists() else {})
 
@@ -64,10 +65,13 @@ def launch(what: str, words: list[str]) -> int:
         facts = [look(host, "--no-gpu" in command) for host in hosts]
         print(load_ranks("here").MARK + json.dumps(facts))
         return 0
-    if os.environ.get("DEALS_OTHERWISE"):
+    if os.environ.get("DEALS_OTHERWISE") == "hosts":
         hosts = hosts[::-1]
     for rank, host in enumerate(hosts):
-        number = {} if os.environ.get("NO_RANK") else {names[0]: str(rank), names[1]: str(hosts[:rank].count(host))}
+        other = os.environ.get("DEALS_OTHERWISE") == "local"
+        number = (
+            {} if os.environ.get("NO_RANK") else {names[0]: str(rank), names[1]: str(hosts[:rank].count(host) + other)}
+        )
         process = os.fork()  # which need not load everything again
         if not process:
             os.environ |= {**number, "NODE": host}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+import uncut_mpi
 from tests.helpers import pretended
+from uncut_mpi.segments import node_identity
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
@@ -385,15 +388,15 @@ class TestPlaces:
     def test_of_ethernet_those_with_an_address_of_one_network_are_bound(self, node, nodes):
         for name in ("a", "b"):
             nodes.gpu(name, "1a:00.0", "pci1", domain=1)
-            nodes.ethernet(name, "eth0", "pci0/0")
-            nodes.ethernet(name, "eth1", "pci1/0", domain=1)
-            nodes.ethernet(name, "eth2", "pci1/1", domain=1, state="down")
-            nodes.ethernet(name, "eth3", "pci1/2", domain=1, master=True)
-            nodes.ethernet(name, "eth4", "pci1/3", domain=1, speed="1000")
+            nodes.ethernet(name, "eth0", "pci1")
+            nodes.ethernet(name, "eth1", "pci1", domain=1, state="down")
+            nodes.ethernet(name, "eth2", "pci1", domain=1, master=True)
+            nodes.ethernet(name, "eth3", "pci1", domain=1, speed="1000")
+            nodes.ethernet(name, "eth4", "pci1/bridge", domain=1)
         hosts = write(nodes.folder, hosts="a\nb")
         done = node("--hostfile", f"{hosts}/hosts", "--dry-run", "--", "echo")
-        bound = "UCX_NET_DEVICES=eth1 FI_TCP_IFACE=eth1 OMPI_MCA_btl_tcp_if_include=eth1"
-        assert [place[4:] for place in mapped(done)] == 2 * [("1", "eth1", bound)]
+        bound = "UCX_NET_DEVICES=eth4 FI_TCP_IFACE=eth4 OMPI_MCA_btl_tcp_if_include=eth4"
+        assert [place[4:] for place in mapped(done)] == 2 * [("1", "eth4", bound)]
 
     @pytest.mark.parametrize("kind", ["other subnets", "other networks", "no address", "one node"])
     def test_adapters_that_may_not_reach_each_other_are_left_to_the_mpi(self, node, nodes, kind):
@@ -506,10 +509,11 @@ class TestHostfile:
         assert done.stdout.count("started") == 4
         assert "thread level serialized" in done.stderr
 
-    def test_ranks_that_are_elsewhere_than_the_map_says_stop(self, job):
-        done = job("--", "echo", "started", DEALS_OTHERWISE="1")
+    @pytest.mark.parametrize(("otherwise", "place"), [("hosts", "process 0 of b"), ("local", "process 1 of a")])
+    def test_ranks_that_are_elsewhere_than_the_map_says_stop(self, job, otherwise, place):
+        done = job("--", "echo", "started", DEALS_OTHERWISE=otherwise)
         assert (done.returncode, done.stdout) == (1, "")
-        assert "rank 0 was to be process 0 of a, and is process 0 of b" in done.stderr
+        assert f"rank 0 was to be process 0 of a, and is {place}" in done.stderr
 
     @pytest.mark.parametrize(
         ("says", "words"),
@@ -555,6 +559,7 @@ class TestHostfile:
             ("a 2", "'a 2' is not HOST, HOST:RANKS or HOST slots=RANKS"),
             ("a:0", "'a:0' is not HOST"),
             ("a:3\nb", "3 ranks on 2 GPUs of a: one rank needs one GPU. Ask for at most 2"),
+            ("a\na:1\na\nb", "3 ranks on 2 GPUs of a"),
         ],
     )
     def test_a_hostfile_that_cannot_be_is_refused(self, job, hosts, said):
@@ -578,6 +583,17 @@ class TestHostfile:
         )
         assert len(table) < 16_000
         assert json.loads(table)["nodes"][127] == ["node0127.cluster", 8, 0]
+
+    def test_a_node_says_which_it_is_and_what_mpi_offers_there(self):
+        pytest.importorskip("mpi4py")
+        done = run([sys.executable, str(LAUNCH / "ranks.py"), "--answer", "--no-gpu"], os.environ["PATH"])
+        assert done.returncode == 0, done.stderr
+        (facts,) = json.loads(done.stdout.partition("nodes: ")[2])
+        assert (facts["node"], facts["host"]) == (node_identity(), platform.node())
+        assert facts["versions"]["uncut_mpi"] == uncut_mpi.__version__
+        assert facts["versions"]["MPI"].startswith(("MPICH", "Open MPI", "Intel", "CRAY", "MVAPICH"))
+        assert facts["threads"] in range(4)
+        assert facts["places"]
 
     def test_nodes_say_over_mpi_what_they_have(self, tmp_path):
         # With the mpiexec that is there: two names of this node, which it takes for two.
