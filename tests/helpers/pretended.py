@@ -11,8 +11,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import sys
+import types
 from pathlib import Path
 
 RANKS = Path(__file__).resolve().parents[2] / "launch" / "ranks.py"
@@ -25,7 +25,7 @@ def load_ranks(node: str):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    module.ROOT, platform.node = NODES / node, lambda: node
+    module.ROOT, module.platform = NODES / node, types.SimpleNamespace(node=lambda: node)
     return module
 
 
