@@ -13,6 +13,8 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.products import ones
+from uncut_mpi.command import job
+from uncut_mpi.command.arguments import parse
 from uncut_mpi.device.host.executor import HostRun
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.ports import Net
@@ -214,6 +216,16 @@ def test_what_several_nodes_do_not_have_yet_is_refused_by_all(comm, open_nodes):
         said = outcome(lambda: session.gemm(a, a, c, wait=False))
         session.gemm(a, a, c)
     collective_assert(comm, "ParamError" in said and "wait=False" in said, said)
+
+
+@pytest.mark.parametrize("place", ["h,h,h", "rows,cols@host,rows", "0,h,1"])
+def test_the_command_computes_and_checks_over_nodes(comm, per_node, place):
+    words = ["-m", "90", "-n", "80", "-k", "70", "--place", place, "--beta", "0.5", "--repeat", "2"]
+    words += ["--backend", "host", "--ranks-per-node", str(per_node)]
+    lines = []
+    passed = job.run(comm, parse(words), words, lines.append)
+    said = "\n".join(map(str, lines))
+    collective_assert(comm, passed and (comm.rank > 0 or "all 7200 elements" in said), said)
 
 
 def test_a_machine_on_other_nodes_is_refused(comm, per_node):

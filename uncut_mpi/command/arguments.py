@@ -53,7 +53,8 @@ class GemmArguments(RankArguments):
     timeout_s : float
         A call fails when no task finishes anywhere for so long (seconds).
     tune_products : bool
-        As `Session` takes it.
+    ranks_per_node : int or None
+        As `Session` takes them.
     check : bool
         Whether the result is verified.
     overwrite : bool
@@ -82,6 +83,7 @@ class GemmArguments(RankArguments):
     warmup: int
     repeat: int
     timeout_s: float
+    ranks_per_node: int | None
     tune_products: bool
     check: bool
     overwrite: bool

@@ -28,7 +28,7 @@ from uncut_mpi.command.calibrate_arguments import CalibrateArguments
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.progress import ProgressBar
 from uncut_mpi.command.rehearsal import rehearse
-from uncut_mpi.errors import DataFileError, UncutError, reason
+from uncut_mpi.errors import DataFileError, TopologyError, UncutError, reason
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement
@@ -50,6 +50,11 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     group = Group(comm)
     try:
         with agreement.collective(group, "checking the output"):
+            if group.num_nodes > 1:
+                raise TopologyError(
+                    f"the {group.size} ranks are on {group.num_nodes} nodes: calibrate one, of which sessions and "
+                    "Machine.cluster compose several"
+                )
             if group.rank == 0:
                 check_paths(written_by(arguments))
                 if arguments.disk is not None:

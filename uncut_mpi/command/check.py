@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.placement import Matrix
-
-if TYPE_CHECKING:
-    from uncut_mpi.api.session import Session
 
 # Up to so many multiplications every element is compared with a float64 product. Of larger products so many go at most
 # into rows whose sums tell nothing.
@@ -36,6 +33,21 @@ _SMALLER: Final = -64
 
 Places = slice | np.ndarray
 Reader = Callable[[Places, Places], np.ndarray]
+
+
+class Ranks(Protocol):
+    """Those who share the work of a check: a session, or some of its ranks (`product.Sharers`)."""
+
+    @property
+    def rank(self) -> int:
+        """Place of this rank; `size` if it has no part."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+
+    def gather_values(self, value: Any, /) -> list[Any]:
+        """Return a value of every rank, also of those that have no part. Collective."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,7 +112,7 @@ class Equation:
         return self.a.shape[self.trans_a == "N"] if self.alpha != 0 and self.a.size > 0 and self.b.size > 0 else 0
 
 
-def check_shared(equation: Equation, session: Session, seed: int = 0, full_limit: int | None = None) -> CheckResult:
+def check_shared(equation: Equation, ranks: Ranks, seed: int = 0, full_limit: int | None = None) -> CheckResult:
     r"""
     Check an equation, the same on every rank. Collective.
 
@@ -108,8 +120,8 @@ def check_shared(equation: Equation, session: Session, seed: int = 0, full_limit
     ----------
     equation : Equation
         What is to be true.
-    session : Session
-        Whose ranks share the work.
+    ranks : Ranks
+        Who share the work.
     seed : int
         Of the random vectors.
     full_limit : int, optional
@@ -149,7 +161,7 @@ def check_shared(equation: Equation, session: Session, seed: int = 0, full_limit
     is_large = equation.c_out.size * equation.k > (FULL_CHECK_LIMIT if full_limit is None else full_limit)
     with np.errstate(all="ignore"):
         for exponent in (0, _SMALLER):
-            check = _Check(equation, session, exponent)
+            check = _Check(equation, ranks, exponent)
             elements, sums, what = check.all(seed, is_large)
             if not elements.is_huge:
                 break
@@ -261,8 +273,8 @@ class _Summed(NamedTuple):
 class _Check:
     """The check of an equation: readers of op(A), op(B), C as it was (None: not read) and as it is, A and C scaled."""
 
-    def __init__(self, equation: Equation, session: Session, exponent: int) -> None:
-        self.session, self.exponent, dtypes = session, exponent, three_of(equation.dtype)
+    def __init__(self, equation: Equation, ranks: Ranks, exponent: int) -> None:
+        self.ranks, self.exponent, dtypes = ranks, exponent, three_of(equation.dtype)
         self.multiplied, self.written = arithmetic_of(dtypes), dtypes[Matrix.C]
         summing = self.multiplied.accumulator.numpy
         self.alpha, self.beta = (np.asarray(one, summing).item() for one in (equation.alpha, equation.beta))
@@ -274,10 +286,10 @@ class _Check:
     def agree(self, work: Callable[[], Iterable[Any]]) -> list[Any]:
         """Return what all ranks' work returned, or raise the first error on every rank."""
         try:
-            mine: tuple[bool, Any] = (True, list(work()))
+            mine: tuple[bool, Any] = (True, list(work()) if self.ranks.rank < self.ranks.size else [])
         except Exception as error:
             mine = (False, to_wire(error))
-        everybody = self.session.gather_values(mine)
+        everybody = self.ranks.gather_values(mine)
         for rank, (worked, value) in enumerate(everybody):
             if not worked:
                 raise agreed(from_wire(*value, rank=rank))
@@ -285,7 +297,7 @@ class _Check:
 
     def blocks(self, extent: int) -> list[slice]:
         """Return this rank's part of an extent, in blocks."""
-        mine = lines_of(extent, self.session.rank, self.session.size)
+        mine = lines_of(extent, self.ranks.rank, self.ranks.size)
         return [slice(at, min(at + _BLOCK, mine.stop)) for at in range(mine.start, mine.stop, _BLOCK)]
 
     def all(self, seed: int, is_large: bool) -> tuple[_Finding, _Finding, str]:
@@ -310,7 +322,7 @@ class _Check:
     def elements(self, rows: np.ndarray, cols: np.ndarray) -> _Finding:
         """Compare the elements of these rows and columns. Collective."""
         tolerance = Tolerance.of(self.multiplied, self.written, self.k, self.alpha, max(1, rows.size * cols.size))
-        number, count = self.session.rank, self.session.size
+        number, count = self.ranks.rank, self.ranks.size
         # Smaller blocks where there are few, so that every rank has some.
         edge = max(1, min(_BLOCK, -(-cols.size // count)))
         blocks = [(row, col) for col in range(0, cols.size, edge) for row in range(0, rows.size, _BLOCK)][number::count]

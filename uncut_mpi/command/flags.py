@@ -432,6 +432,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     add("--repeat N", whole(1), f"timed calls; default {USUAL_REPEAT}, with files none: one product and no measurement")
     add("--timeout S", positive, "longest time without progress; default %(default)g", default=60.0, dest="timeout_s")
+    text = "take so many ranks of a node for one that shares nothing with others; default all, or the environment's"
+    add("--ranks-per-node R", whole(1), text)
     add_tune_products(group)
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")

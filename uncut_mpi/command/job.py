@@ -25,6 +25,7 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
+    Sharers,
     check_output,
     file_source,
     generated_sources,
@@ -70,14 +71,10 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         timeout_s=arguments.timeout_s,
         arrival_timeout_s=arguments.timeout_s,
         tune_products=arguments.tune_products,
+        ranks_per_node=arguments.ranks_per_node,
         machine=machine,
     ) as session:
         with session.together("checking the placement"):
-            if session.machine.num_nodes > 1:
-                raise ParamError(
-                    f"the {session.size} ranks are on {session.machine.num_nodes} nodes, and so far this command "
-                    "runs on one: use a Session in a program of your own"
-                )
             arguments.place.check_ranks(session.size)
         with session.together("checking the output"):
             if session.rank == 0:
@@ -170,7 +167,8 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
         ("C", arguments.c_path, product.first_c, arguments.beta),
     ):
         if path is not None and factor != 0:
-            mine = nonfinite.find(name, path, matrix.array, matrix.order, share_of(session, matrix))
+            values = Sharers.of(session).array(matrix)
+            mine = nonfinite.find(name, path, values, matrix.order, share_of(session, matrix))
             found = nonfinite.join(session.gather_values(mine))
             if found is not None:
                 there.append(found)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -30,6 +30,39 @@ from uncut_mpi.model.problem import Order
 
 _LONG_S: Final = 1.0
 """Calls that are expected to take longer, or took longer, show how far they are."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sharers:
+    """
+    The ranks of a session that see host memory of all ranks, which are those of the first node: they share its work.
+
+    Attributes
+    ----------
+    rank : int
+        This rank's place among them; `size` where it is none of them.
+    size : int
+        How many they are.
+    gather_values : callable
+        The session's; of all its ranks.
+    """
+
+    rank: int
+    size: int
+    gather_values: Callable[[Any], list[Any]]
+
+    @classmethod
+    def of(cls, session: Session) -> Sharers:
+        """Return those of a session. Local."""
+        size = int((session.machine.node_of == 0).sum())
+        return cls(min(session.rank, size), size, session.gather_values)
+
+    def array(self, matrix: Matrix | FileArray) -> np.ndarray:
+        """Return all of a matrix in host memory; where it is not to be seen zeros, of which nobody reads any."""
+        if self.rank == self.size and isinstance(matrix, Matrix):
+            return np.broadcast_to(np.zeros((), matrix.dtype.numpy), matrix.shape)
+        array: np.ndarray = matrix.array
+        return array
 
 
 class Multiplier(Protocol):
@@ -167,7 +200,7 @@ def make_product(
         if source is not None:
             _fill(session, source, first_c, arguments.place.c)
         elif not is_same:
-            data.poison(first_c.array[index(first_c.order, share_of(session, first_c))])
+            _poison(session, first_c)
     c = first_c if is_same else _empty(session, (m, n), dtype, arguments.place.c, result_order)
     product = Product(m, n, k, dtype, arguments.place, a, b, c, host_a, host_b, first_c)
     reset_result(session, product)
@@ -186,11 +219,11 @@ def reset_result(session: Session, product: Product) -> None:
     if product.streamed is not None:
         product.streamed.reset()
     elif product.c.location == Location.host():
-        lines = index(product.c.order, share_of(session, product.c))
         if product.first_c is product.c:
-            data.poison(product.c.array[lines])
-        else:
-            product.c.array[lines] = product.first_c.array[lines]
+            _poison(session, product.c)
+        elif (lines := share_of(session, product.c)).stop:
+            some = index(product.c.order, lines)
+            product.c.array[some] = product.first_c.array[some]
         session.barrier()
     else:
         assert isinstance(product.first_c, Matrix)  # no file
@@ -263,10 +296,11 @@ def check_result(
     session: Session, product: Product, result: Matrix | FileArray, arguments: GemmArguments
 ) -> check.CheckResult:
     """Check a result in host memory, complete on every rank; the same verdict on every rank. Collective."""
-    c_in = product.first_c.array if arguments.beta != 0 else None
-    matrices = product.host_a.array, product.host_b.array, c_in, result.array
+    sharers = Sharers.of(session)
+    c_in = sharers.array(product.first_c) if arguments.beta != 0 else None
+    matrices = sharers.array(product.host_a), sharers.array(product.host_b), c_in, sharers.array(result)
     scalars, ops = (arguments.alpha, arguments.beta), (arguments.trans_a, arguments.trans_b)
-    return check.check_shared(check.Equation(*matrices, product.dtype, *scalars, *ops), session, arguments.seed)
+    return check.check_shared(check.Equation(*matrices, product.dtype, *scalars, *ops), sharers, arguments.seed)
 
 
 def check_output(path: str, *, overwrite: bool) -> None:
@@ -318,8 +352,8 @@ def _fill(session: Session, source: Source, host: Matrix, place: Place) -> None:
     shape = source.rows, source.cols
     orders: Orders = (None, None)
     rows, cols = (0, source.rows), (0, source.cols)
-    readers: Sequence[int] = range(session.size)
-    if isinstance(place, Dealt):
+    readers: Sequence[int] = range(Sharers.of(session).size)
+    if isinstance(place, Dealt) and session.machine.num_nodes == 1:
         rows, cols = place.layout.rectangles(shape, session.size)[session.rank]
         readers = place.layout.holders(session.size) if place.layout.kind == "replicated" else [session.rank]
         orders = place.layout.orders(shape)
@@ -350,6 +384,15 @@ def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place,
 
 
 def share_of(session: Session, matrix: Matrix | FileArray) -> slice:
-    """Return the lines (columns in F order, rows in C order) that are this rank's share of a matrix."""
-    rows, cols = matrix.shape
-    return lines_of(cols if matrix.order == "F" else rows, session.rank, session.size)
+    """Return the lines (columns in F order, rows in C order) that are this rank's share of a matrix in host memory."""
+    (rows, cols), sharers = matrix.shape, Sharers.of(session)
+    if sharers.rank == sharers.size:
+        return slice(0, 0)
+    return lines_of(cols if matrix.order == "F" else rows, sharers.rank, sharers.size)
+
+
+def _poison(session: Session, matrix: Matrix) -> None:
+    """Put NaN into this rank's share of a matrix in host memory. Local."""
+    share = share_of(session, matrix)
+    if share.stop:
+        data.poison(matrix.array[index(matrix.order, share)])
