@@ -140,7 +140,8 @@ def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
     for port in machine.ports:
         weighted = sum(weight * moved[link] for link, weight in zip(port.links, port.weights, strict=True))
         yield f"port {port.name}", float(weighted / port.expected_gb_per_s / seconds)
-    ends = [*map(str, range(machine.num_ranks)), "host"]
+    hosts = ["host"] if machine.num_nodes == 1 else [f"host {node}" for node in range(machine.num_nodes)]
+    ends = [*map(str, range(machine.num_ranks)), *hosts]
     for source, destination in np.argwhere(moved > 0).tolist():
         if source != destination:
             takes = moved[source, destination] / max(machine.bandwidth_gb_per_s[source, destination], 1e-6)
