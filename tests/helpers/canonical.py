@@ -45,5 +45,5 @@ def _place(schedule: Schedule, at: int) -> str:
 def _lane(schedule: Schedule, rank: int, kind: int, source: int, destination: int) -> str:
     if kind == LaneKind.COMPUTE:
         return f"{rank} COMPUTE {destination}"
-    ends = (end_name(schedule.locations, end) for end in (source, destination))
+    ends = (end_name(schedule.locations, end).partition(".")[0] for end in (source, destination))  # a host of any node
     return f"{rank} {LaneKind(kind).name} {'→'.join(ends)}"

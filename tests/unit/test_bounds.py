@@ -16,7 +16,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Places
-from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates, least_time
+from uncut_mpi.model.ports import Net, Port, device_ports, duplex_ports, fair_rates, least_time
 from uncut_mpi.model.problem import GemmProblem
 
 
@@ -421,6 +421,19 @@ def test_a_subset_keeps_its_links_rates_and_ports() -> None:
     for ranks in ([], [4], [1, 1], [-1]):
         with pytest.raises(ParamError, match="each once"):
             machine.subset(ranks)
+
+
+def test_a_subset_has_the_nodes_of_its_ranks_alone() -> None:
+    node = dataclasses.replace(Machine.uniform(2), host_bytes=np.array([7]))
+    machine = Machine.cluster(node, 3, Net(10.0, adapters=2))
+    hosts = np.array([5, 6, 7])
+    part = dataclasses.replace(machine, host_bytes=hosts).subset([5, 2])
+    assert (part.node_of.tolist(), part.host_bytes.tolist()) == ([1, 0], [6, 7])
+    ends = [5, 2, 7, 8]
+    assert part.bandwidth_gb_per_s.tolist() == machine.bandwidth_gb_per_s[np.ix_(ends, ends)].tolist()
+    links = {port.name: set(port.links) for port in part.ports}
+    assert links["node 2, adapter 1 sends"] == {(0, 1), (0, 2), (3, 1), (3, 2)}
+    assert machine.subset([1, 0]).num_nodes == 1
 
 
 def table(size: int, gb_per_s: float = 50.0) -> np.ndarray:

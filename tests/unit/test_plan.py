@@ -23,11 +23,13 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Places
+from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.units import bytes_text
 
 SMALL = "-m 3000 -n 2600 -k 2000 --place 0,h,h --trans-b T --metric pdp"
 
@@ -120,6 +122,14 @@ def test_alpha_of_zero_is_a_plan_without_a_product():
         ("--allow-shared-gpu", "unrecognized arguments"),  # GPUs of ranks, which only jobs have
         ("--metric joy", "'joy' does not exist: use one of time, pdp, edp"),
         ("--metric pdp --scheduler uncut", "--metric with --scheduler uncut"),
+        ("--nodes 2", "--nodes was given without --net: say how many nodes there are and what joins them"),
+        ("--net 12.5", "--net was given without --nodes"),
+        ("--nodes 0 --net 12.5", "at least 1"),
+        ("--nodes 2 --net 1:2:3:4", "is no net: write GB/s of an adapter, µs and adapters, 12.5:2:2"),
+        ("--nodes 2 --net 0", "is not above 0"),
+        ("--nodes 2 --net 5:-1", "latencies not negative"),
+        ("--nodes 2 --net 5:1:0", "at least 1"),
+        ("--nodes 2 --net fast", "is not a finite number"),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(words, message):
@@ -155,6 +165,70 @@ def test_ranks_may_have_some_of_a_machines_devices():
         with pytest.raises(ParamError, match=said):
             find_machine(name, ranks, devices)
     assert parse(["--machine", "karolina-8xa100", "--devices", "0,2,4,6", "-m", "4096"]).devices == (0, 2, 4, 6)
+
+
+def test_nodes_are_machines_that_a_net_joins(tmp_path, capsys):
+    given = parse(["--nodes", "3", "--net", "12.5:2:2", "--ranks", "4"])
+    assert (given.nodes, given.net, given.ranks) == (3, Net(12.5, 2e-6, 2), 4)
+    assert parse(["--nodes", "1", "--net", "9"]).net == Net(9.0)
+    words = [
+        "-m",
+        "900",
+        "-n",
+        "800",
+        "-k",
+        "700",
+        "--place",
+        "rows,cols@host,rows",
+        "--ranks",
+        "2",
+        "--scheduler",
+        "kblocks",
+    ]
+    found = tmp_path / "found.json"
+    assert main([*words, "--nodes", "2", "--net", "10", "--json", str(found)]) == 0
+    said, facts = capsys.readouterr().out, json.loads(found.read_text())
+    assert facts["ranks"] == 4
+    moved, into, out_of = (
+        facts["bytes"]["node_to_node"],
+        *([one[name] for one in facts["nodes"]] for name in ("into_bytes", "out_of_bytes")),
+    )
+    assert moved == sum(into) == sum(out_of) >= facts["least_bytes"]["node_to_node"] > 0
+    assert re.search(rf"\n +node to node: {re.escape(bytes_text(moved))}, at least", said)
+    assert re.search(rf"\nnodes +most into one: {re.escape(bytes_text(max(into)))}, node", said)
+    saved = tmp_path / "cluster.json"
+    saved.write_text(Machine.cluster(Machine.uniform(2), 2, Net(10.0)).to_json())
+    again = tmp_path / "again.json"
+    words[words.index("--ranks") : words.index("--scheduler")] = ["--machine", str(saved)]
+    assert main([*words, "--json", str(again)]) == 0
+    assert json.loads(again.read_text())["digest"] == facts["digest"]
+    capsys.readouterr()
+    assert main([*words, "--nodes", "2", "--net", "10"]) == 2
+    assert "2 × uniform has 2 nodes already: leave --nodes and --net out" in " ".join(capsys.readouterr().err.split())
+    assert main(["--nodes", "4096", "--net", "10"]) == 2
+    assert "a cluster has 1 to 4096 ranks" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_best_schedule_on_several_nodes_is_the_one_that_calls_have(tmp_path, capsys):
+    found = tmp_path / "found.json"
+    words = "-m 900 -n 800 -k 700 --place rows,cols,rows --ranks 2 --nodes 2 --net 10 --json"
+    assert main([*words.split(), str(found)]) == 0
+    machine, problem = Machine.cluster(Machine.uniform(2), 2, Net(10.0)), GemmProblem(900, 800, 700, DType.f64)
+    planned = plan(
+        dataclasses.replace(problem, reads_c=True), Places.parse("rows,cols,rows").bind(problem, 4), 4, machine
+    )
+    facts = json.loads(found.read_text())
+    assert (facts["digest"], facts["predicted_s"]) == (planned.schedule.digest(), planned.predicted_s)
+
+
+def test_each_node_has_room_for_what_lies_in_its_memory(capsys, tmp_path):
+    node, path = dataclasses.replace(Machine.uniform(2), host_bytes=np.array([20_000_000])), tmp_path / "node.json"
+    path.write_text(node.to_json())
+    words = f"-m 1000 --scheduler kblocks --machine {path} --nodes 2 --net 10 --place".split()
+    assert main([*words, "rows@host,rows@host,rows@host"]) == 0  # 12 MB on each
+    assert main([*words, "h,h1,rows@host"]) == 0  # 20 MB on the first one
+    assert main([*words, "h,h1,h0"]) == 2
+    assert "take 24.00 MB, and node 0 of machine 2 × uniform has 20.00 MB" in " ".join(capsys.readouterr().err.split())
 
 
 # -- the command -----------------------------------------------------------------------------------

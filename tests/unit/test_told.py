@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import fuzz
+from tests.helpers.clusters import random_schedule
 from tests.helpers.layouts import random_layout, user_parts
 from uncut_mpi.command import planning
+from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import location_at
+from uncut_mpi.model.locations import Space, with_ends
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -66,7 +68,7 @@ class Followed:
         self.used: dict[int, set[int]] = collections.defaultdict(set)
         self.copied: list[tuple[int, int, int, int]] = []
         for task, record in enumerate(schedule.tasks):
-            if record["kind"] != Kind.JOIN:
+            if record["kind"] not in (Kind.JOIN, Kind.RECV):  # which is run with its SEND
                 self.run(task, Kind(record["kind"]), int(record["rank"]))
         self.makers: dict[int, set[int]] = collections.defaultdict(set)
         for rank, used in self.used.items():
@@ -75,6 +77,8 @@ class Followed:
 
     def run(self, task: int, kind: Kind, rank: int) -> None:
         operands = self.schedule.operands_of(task)
+        if kind == Kind.SEND:
+            operands = np.concatenate([self.schedule.operands_of(task + 1), operands])
         regions = self.schedule.regions[operands["region"]]
         views = [
             self.memory[of["buffer"]][of["row"] : of["row"] + of["rows"], of["col"] : of["col"] + of["cols"]]
@@ -83,7 +87,7 @@ class Followed:
         for number, view in enumerate(views[1:], 1):
             self.held[task, number] = elements(view)
         turned = [view.T if operand["op"] != Op.N else view for view, operand in zip(views, operands, strict=True)]
-        if kind == Kind.COPY:
+        if kind in (Kind.COPY, Kind.SEND):
             views[0][...] = turned[1].copy()
         elif kind == Kind.GEMM:
             # Of op(A) the first column says which rows of C are written, of op(B) the first row which columns.
@@ -99,15 +103,17 @@ class Followed:
         at = int(regions["buffer"][0])
         if at in self.own:  # zeros there are of C
             self.memory[at][...] = np.where(self.memory[at] < 0, self.own[at], self.memory[at])
-        self.held[task, 0] = elements(views[0])
-        if kind == Kind.COPY:
+        if kind == Kind.SEND:
+            del self.held[task, 1]
+        self.held[task + (kind == Kind.SEND), 0] = elements(views[0])
+        if kind in (Kind.COPY, Kind.SEND):
             size = views[0].size * DType(int(self.schedule.buffers["dtype"][at])).itemsize
             self.copied.append((task, self.end(regions["buffer"][1]), self.end(at), size))
 
     def end(self, buffer: int) -> int:
-        """Return the rank whose device a buffer is in; of host memory the number of ranks."""
-        where = location_at(self.schedule.locations, int(self.schedule.buffers["location"][buffer]))
-        return self.schedule.num_ranks if where.space == "host" or where.rank is None else where.rank
+        """Return the rank whose device a buffer is in; of host memory the number of ranks, and its node's on top."""
+        at = self.schedule.locations[self.schedule.buffers["location"][buffer]]
+        return int(self.schedule.num_ranks + at["node"] if at["space"] == Space.HOST else at["rank"])
 
     def holders(self, matrix: Matrix) -> dict[int, list[int]]:
         """Return where each element of a matrix is at first, as of `end`."""
@@ -154,9 +160,13 @@ def check_labels(schedule: Schedule, followed: Followed) -> None:
         return letter + "({},{})".format(*(f"{one}-{last}" if last > one else str(one) for one, last in tiles))
 
     labels = make_labels(schedule)
-    ends = [*map(str, range(schedule.num_ranks)), "host"]
+    ends = [*map(str, range(schedule.num_ranks)), *hosts_of(schedule)]
     for task, source, destination, _ in followed.copied:
         what, between = labels[task].split(" ")
+        if schedule.tasks["kind"][task] == Kind.SEND:
+            assert labels[task + 1] == labels[task]
+            assert re.sub(r"\.\d+$", "", what) == name(task + 1, 0)
+            continue
         assert between == f"{ends[source]}->{ends[destination]}"
         assert "+" in what or re.sub(r"\.\d+$", "", what) == name(task, 1)
     for task in np.flatnonzero(kinds == Kind.GEMM).tolist():
@@ -164,58 +174,85 @@ def check_labels(schedule: Schedule, followed: Followed) -> None:
         assert labels[task] == f"{name(task, 0)} += {name(task, factors[0])} {name(task, factors[1])}"
 
 
+def hosts_of(schedule: Schedule) -> list[str]:
+    """Return what the hosts of all nodes are called."""
+    num_nodes = int(schedule.locations["node"].max()) + 1
+    return [f"host.{node}" for node in range(num_nodes)] if num_nodes > 1 else ["host"]
+
+
 def check_bytes(schedule: Schedule, followed: Followed) -> None:
-    """Bytes of links and ports are those of the copies, and the least what no copies can do without."""
+    """Bytes of links, ports and nodes are those of the copies, and the least what no copies can do without."""
     problem, ranks, host = schedule.problem, range(schedule.num_ranks), schedule.num_ranks
-    moved = np.zeros((host + 1, host + 1), np.int64)
+    node_of = [int(node) for node in schedule.locations["node"][:host]]
+    nodes = [{rank for rank in ranks if node_of[rank] == node} for node in range(max(node_of) + 1)]
+    moved = np.zeros((host + len(nodes),) * 2, np.int64)
     for _, source, destination, size in followed.copied:
         moved[source, destination] += size
     np.fill_diagonal(moved, 0)
     least = dict.fromkeys(LINKS, 0)
-    into, out_of = np.zeros(host, np.int64), np.zeros(host, np.int64)
+    into, out_of, into_node = np.zeros(host, np.int64), np.zeros(host, np.int64), np.zeros(len(nodes), np.int64)
     for matrix in (Matrix.A, Matrix.B) if problem.has_product else ():
         for element, where in followed.holders(matrix).items():
             foreign = followed.makers[element] - {*where}
-            least["device_to_device"] += len(foreign)
-            if {*where} == {host}:
-                least["host_to_device"] += 1
-                least["device_to_device"] -= 1
+            for node, own in enumerate(nodes):
+                least["device_to_device"] += len(foreign & own)
+                if followed.makers[element] & own and not own & {*where}:  # it comes once
+                    least["device_to_device"] -= 1
+                    least["host_to_device"] += host + node in where
+                    into_node[node] += host + node not in where
             into[[*foreign]] += 1
-            if len(where) == 1 and where[0] != host:
+            if len(where) == 1 and where[0] < host:
                 out_of[where[0]] += bool(foreign)
     for element, where in followed.holders(Matrix.C).items():
-        makers, devices = followed.makers[element], {*where} - {host}
-        if host in where:
-            least["device_to_host"] += 1
-            least["host_to_device"] += problem.reads_c and not devices
-        elif not problem.has_product:
-            least["device_to_device"] += len(devices) - 1
-        elif len(devices) == 1:
-            least["device_to_device"] += len(makers - devices)
-        else:
-            least["device_to_device"] += sum(bool(makers - {one}) for one in devices)
+        makers, devices = followed.makers[element], {one for one in where if one < host}
+        for node, own in enumerate(nodes):
+            worked = bool(makers & own) or not problem.has_product
+            if host + node in where:
+                least["device_to_host"] += worked
+                least["host_to_device"] += worked and problem.reads_c and not devices & own
+            elif not problem.has_product:
+                least["device_to_device"] += max(0, len(devices & own) - 1)
+            elif not devices & own:  # summed before it leaves
+                least["device_to_device"] += max(0, len(makers & own) - 1)
+            elif len(devices & own) == 1:
+                least["device_to_device"] += len(makers & own - devices)
+            else:
+                least["device_to_device"] += sum(bool(makers & own - {one}) for one in devices & own)
+            into_node[node] += bool((host + node in where or devices & own) and makers - own)
         for one in devices:
             into[one] += bool(makers - {one})
         for one in makers:
             out_of[one] += bool({*where} - {one})
     told, item = traffic(schedule), problem.dtype.itemsize
-    by_link = dict(zip(LINKS, (moved[host].sum(), moved[:, host].sum(), moved[:host, :host].sum()), strict=True))
+    over_net = np.array([*node_of, *range(len(nodes))])
+    within = np.where(over_net[:, None] == over_net, moved, 0)
+    between = moved - within
+    by_link = dict(zip(LINKS, (within[host:].sum(), within[:, host:].sum(), within[:host, :host].sum()), strict=True))
+    if len(nodes) > 1:
+        by_link["node_to_node"], least["node_to_node"] = between.sum(), into_node.sum()
+        for node, one in enumerate(told.nodes):
+            mine = over_net == node
+            assert (one.into_bytes, one.out_of_bytes) == (between[:, mine].sum(), between[mine].sum())
+            assert one.least_into_bytes == into_node[node] * item
     assert {one.link: one.nbytes for one in told.links} == by_link
     assert {one.link: one.least_bytes for one in told.links} == {link: size * item for link, size in least.items()}
     for rank, port in zip(ranks, told.ports, strict=True):
         assert (port.into_bytes, port.out_of_bytes) == (moved[:, rank].sum(), moved[rank].sum())
-        if problem.has_product and not any(host in where for where in followed.holders(Matrix.C).values()):
+        if problem.has_product and not any(max(where) >= host for where in followed.holders(Matrix.C).values()):
             assert (port.least_into_bytes, port.least_out_of_bytes) == (into[rank] * item, out_of[rank] * item)
 
 
 def check_explanation(schedule: Schedule, machine: Machine, followed: Followed) -> None:
     found = explain(simulate(schedule, machine))
     names = "BAC" if schedule.problem.swapped else "ABC"
+    node_of = np.unique(with_ends(schedule.locations)[["end", "node"]])["node"]
     host, moved = schedule.num_ranks, {name: collections.Counter() for name in found.moved}
     for task, source, destination, size in followed.copied:
         if source != destination:
-            of = next((one // WIDE**2 for one in followed.held[task, 1]), Matrix.C)
-            link = LINKS[0] if source == host else LINKS[1] if destination == host else LINKS[2]
+            read = (task + 1, 0) if schedule.tasks["kind"][task] == Kind.SEND else (task, 1)
+            of = next((one // WIDE**2 for one in followed.held[read]), Matrix.C)
+            link = LINKS[0] if source >= host else LINKS[1] if destination >= host else LINKS[2]
+            link = "node_to_node" if node_of[source] != node_of[destination] else link
             moved[names[of]][link] += size
     assert found.moved == {name: {link: size for link, size in of.items() if size} for name, of in moved.items()}
     made = [len(followed.makers[element]) for element in followed.holders(Matrix.C)]
@@ -244,6 +281,15 @@ def test_what_is_told_of_replicas_is_so_too() -> None:
     for schedule in map(random_scaled, range(50, 60)):
         if len(schedule.tasks) <= MOST_TASKS:
             check(schedule, Machine.uniform(schedule.num_ranks))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_told_of_several_nodes_is_so_too(seed: int) -> None:
+    try:
+        schedule, machine = random_schedule(seed, most=24)
+    except CapacityError:
+        pytest.skip("too little memory")
+    check(schedule, machine)
 
 
 def random_scaled(seed: int) -> Schedule:

@@ -13,6 +13,7 @@ from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.model.arguments import MOST_BYTES, Number, bytes_in
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
+from uncut_mpi.model.ports import Net
 from uncut_mpi.regular import read_regular
 from uncut_mpi.view.render import check_suffix
 
@@ -158,6 +159,18 @@ def picture(text: str) -> str:
 def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers, 0 or more each, that a flag's value lists between commas."""
     return tuple(whole(0)(part) for part in text.split(","))
+
+
+def net_of(text: str) -> Net:
+    """Return what joins nodes, of a flag's value: GB/s of an adapter, µs of latency and adapters, as 12.5:2:2."""
+    rate, *more = text.split(":")
+    if len(more) > 2:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is no net: write GB/s of an adapter, µs and adapters, 12.5:2:2"
+        )
+    latency_s = {"latency_s": finite(more[0]) * 1e-6} if more else {}
+    adapters = whole(1, MOST_RANKS)(more[1]) if more[1:] else 1
+    return _told(lambda: Net(positive(rate), adapters=adapters, **latency_s))
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

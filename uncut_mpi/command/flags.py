@@ -17,6 +17,7 @@ from uncut_mpi.command.flag_values import (
     dtype_of,
     grid_of,
     is_number,
+    net_of,
     numbers,
     one_of,
     options_of,
@@ -90,6 +91,7 @@ _PLAN_EPILOG: Final = """\
 examples:
   python -m uncut_mpi.plan -m 16384 --ranks 4
   python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png
+  python -m uncut_mpi.plan -m 65536 --place rows,cols,rows --machine karolina-8xa100 --nodes 4 --net 25:2:4
 """
 
 
@@ -192,11 +194,22 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "measured machine: one that ships with the package, or a file; default %(default)s, equal links and devices",
         default="uniform",
     )
-    add("--ranks N", whole(1, MOST_RANKS), "ranks; default those of the machine, uniform: 4")
+    add("--ranks N", whole(1, MOST_RANKS), "ranks, with --nodes of each node; default those of the machine, uniform: 4")
     add(
         "--devices D0,D1,…",
         numbers,
         "device of the machine that each rank has, others take no part; default: rank i has device i",
+    )
+    add(
+        "--nodes N",
+        whole(1, MOST_RANKS),
+        "nodes like this machine, joined by --net; default: it is all there is",
+    )
+    add(
+        "--net GB/S[:µS[:ADAPTERS]]",
+        net_of,
+        "what joins --nodes: what an adapter sends, and at the same time receives, the time of a message of few bytes "
+        "(default 5), adapters of a node (default 1)",
     )
     add(
         "--host-memory BYTES",

@@ -114,6 +114,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *labelled("others", _others(facts)),
         *labelled("runners-up", _runners_up(facts)),
         *labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
+        *labelled("nodes", _nodes(facts.traffic)),
         *labelled("ports", [_port(one) for one in facts.traffic.ports]),
         *labelled("memory", _memory(facts)),
         "",
@@ -126,9 +127,9 @@ def to_json(facts: PlanFacts) -> str:
     Return the facts as one JSON object, ending in a newline.
 
     Times are in seconds, energies in joules. `transfers` and `transferred_bytes` are per [source, destination] with the
-    host last. `ports` are the bytes into and out of every rank's device. `candidates` are the schedules tried, the best
-    first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of all of it; all else is of the
-    first chunk.
+    hosts last. `ports` are the bytes into and out of every rank's device, `nodes` those of every node. `candidates` are
+    the schedules tried, the best first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of
+    all of it; all else is of the first chunk.
     """
     best = facts.found.result.best
     value: dict[str, Any] = {
@@ -151,6 +152,7 @@ def to_json(facts: PlanFacts) -> str:
         "bytes": {one.link: one.nbytes for one in facts.traffic.links},
         "least_bytes": {one.link: one.least_bytes for one in facts.traffic.links},
         "ports": [dataclasses.asdict(one) for one in facts.traffic.ports],
+        "nodes": [dataclasses.asdict(one) for one in facts.traffic.nodes],
         "explanation": dataclasses.asdict(facts.explanation),
         "warning": facts.warning or None,
         "transfers": facts.simulation.transfers().tolist(),
@@ -292,8 +294,20 @@ def _value_text(name: str, value: Any) -> str:
 def _traffic(one: Traffic) -> str:
     moved = f"{one.link.replace('_', ' ')}: {bytes_text(one.nbytes)}"
     if one.nbytes < one.least_bytes:
-        return f"{moved}; {bytes_text(one.least_bytes)} if every byte left the host once"
+        return f"{moved}; {bytes_text(one.least_bytes)} if every byte came once"
     return _against(moved, one.nbytes, one.least_bytes)
+
+
+def _nodes(movement: Movement) -> list[str]:
+    """Return which node takes most, and which gives most."""
+    if len(movement.nodes) == 1:
+        return []
+    into = max(movement.nodes, key=lambda one: one.into_bytes)
+    out_of = max(movement.nodes, key=lambda one: one.out_of_bytes)
+    most = _against(
+        f"most into one: {bytes_text(into.into_bytes)}, node {into.node}", into.into_bytes, into.least_into_bytes
+    )
+    return [most, f"most out of one: {bytes_text(out_of.out_of_bytes)}, node {out_of.node}"]
 
 
 def _port(one: PortTraffic) -> str:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from uncut_mpi.command.arguments import check_different, complete, filled
 from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.entry import Say
@@ -23,10 +25,12 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.places import Dealt, Places
+from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.candidates import Candidate, Simulated
 from uncut_mpi.planning.chunks import Chunks, of_each
+from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, plan_several
@@ -68,6 +72,10 @@ class PlanArguments:
         How many of the machine's ranks there are; None: all, 4 of the uniform one.
     devices : tuple of int or None
         Device of the machine that each rank has; None: rank i has device i.
+    nodes : int or None
+        How many of such machines there are, which are its nodes; None: the machine is all there is.
+    net : Net or None
+        What joins them.
     options : ScheduleOptions
         What is fixed about the schedule.
     timeline_path, transfers_path, json_path : str or None
@@ -81,6 +89,8 @@ class PlanArguments:
     machine: str
     ranks: int | None
     devices: tuple[int, ...] | None
+    nodes: int | None
+    net: Net | None
     options: ScheduleOptions
     timeline_path: str | None
     transfers_path: str | None
@@ -138,6 +148,12 @@ def parse(argv: Sequence[str]) -> PlanArguments:
         raise ParamError(
             "--host-memory is for copies of matrices in files, of which --place names none (f): leave it out"
         )
+    if (given.nodes is None) != (given.net is None):
+        one, other = ("--nodes", "--net") if given.net is None else ("--net", "--nodes")
+        raise ParamError(
+            f"{one} was given without {other}: say how many nodes there are and what joins them, "
+            "as --nodes 4 --net 12.5:2:2"
+        )
     shape = m, n, k, given.dtype or DType.f64, given.trans_a, given.trans_b
     given.problem = GemmProblem(*shape, reads_c=given.beta != 0, scales_only=given.alpha == 0)
     return filled(PlanArguments, given)
@@ -158,14 +174,21 @@ def run(arguments: PlanArguments, say: Say) -> None:
     if arguments.transfers_path is not None:
         import_figure()
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
+    if arguments.nodes is not None and arguments.net is not None:
+        if machine.num_nodes > 1:
+            raise ParamError(
+                f"--nodes {arguments.nodes} was given, machine {machine.name} has {machine.num_nodes} nodes already: "
+                "leave --nodes and --net out, or name a machine of one node"
+            )
+        machine = Machine.cluster(machine, arguments.nodes, arguments.net)
     arguments.place.check_ranks(machine.num_ranks)
     placement = arguments.place.bind(arguments.problem, machine.num_ranks)
     setting = Setting.of(arguments.problem, placement, machine.num_ranks, machine, arguments.options)
     machine = dataclasses.replace(machine, memory_bytes=setting.memory_bytes)
-    _check_host(arguments, machine)
-    options = arguments.options
-    if any(arguments.place.in_files) and not options.host_memory and machine.host_bytes[0]:
-        options = changed(options, host_memory=usual_room(int(machine.host_bytes[0]) // machine.num_ranks))
+    _check_host(arguments, placement, machine)
+    options, of_each = arguments.options, machine.host_bytes // np.bincount(machine.node_of)
+    if any(arguments.place.in_files) and not options.host_memory and of_each.all():
+        options = changed(options, host_memory=usual_room(int(of_each.min())))
     started = time.perf_counter()
     found = _find(arguments, placement, machine, options)
     search_s = time.perf_counter() - started
@@ -204,7 +227,13 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
     def result_of(setting: Setting) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
         if searched and setting.placement == setting.placement.straight(machine.num_ranks):
-            return search(setting)
+            found = search(setting)
+            if machine.num_nodes == 1:
+                return found
+            best = Planned(cross(found.best.schedule), found.best.predicted_s, found.best.options)
+            best = dataclasses.replace(best, predicted_s=simulate(best.schedule, machine).seconds)
+            first = _candidate(best, machine, in_files, options.metric)
+            return dataclasses.replace(found, candidates=[first, *found.candidates[1:]])
         several = plan_several(setting)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
@@ -227,19 +256,21 @@ def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, b
     return Candidate(*made_with, lambda: limit.seconds, value, Simulated(run))
 
 
-def _check_host(arguments: PlanArguments, machine: Machine) -> None:
-    """Refuse matrices in host memory that it has no room for, where it is known how much there is."""
-    places, there = arguments.place, int(machine.host_bytes[0])
-    problem, needed = arguments.problem, 0
-    for matrix, place, in_file in zip(MATRICES, (places.a, places.b, places.c), places.in_files, strict=True):
-        in_host = place.space == "host" if isinstance(place, Location) else place.memory != "device"
-        if in_host and not in_file:
-            needed += problem.bytes_of(matrix)
-    if needed > there > 0:
-        raise CapacityError(
-            f"the matrices in host memory take {bytes_text(needed)}, and machine {machine.name} has "
-            f"{bytes_text(there)} of it (host_bytes): let them lie in files (f in --place), or on devices"
-        )
+def _check_host(arguments: PlanArguments, placement: Placement, machine: Machine) -> None:
+    """Refuse matrices in host memory that a node has no room for, where it is known how much there is."""
+    problem, needed = arguments.problem, np.zeros(machine.num_nodes, np.int64)
+    for matrix, in_file in zip(MATRICES, arguments.place.in_files, strict=True):
+        for part in placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
+            if part.location.space == "host" and not in_file:
+                # Memory of all ranks is that of the first node.
+                needed[machine.node_of[part.location.rank or 0]] += part.elements * problem.dtypes[matrix].itemsize
+    for node, (size, there) in enumerate(zip(needed.tolist(), machine.host_bytes.tolist(), strict=True)):
+        if size > there > 0:
+            of = f"node {node} of machine" if machine.num_nodes > 1 else "machine"
+            raise CapacityError(
+                f"the matrices in host memory take {bytes_text(size)}, and {of} {machine.name} has "
+                f"{bytes_text(there)} of it (host_bytes): let them lie in files (f in --place), or on devices"
+            )
 
 
 def costly_place(problem: GemmProblem, places: Places, seconds: float, machine: Machine) -> str:

@@ -33,6 +33,7 @@ _LINK_NAMES: Final = {
     "host_to_device": "host to device",
     "device_to_host": "device to host",
     "device_to_device": "device to device",
+    "node_to_node": "node to node",
     "local": "within a memory",
 }
 

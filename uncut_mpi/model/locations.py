@@ -196,10 +196,22 @@ def location_at(locations: np.ndarray, at: int) -> Location:
 
 
 def end_name(locations: np.ndarray, end: int) -> str:
-    """Return an end of a copy lane in words: ``host``, ``devices``, or the rank of a device."""
+    """
+    Return an end of a copy lane in words: ``host``, ``devices``, or the rank of a device.
+
+    Of several nodes the host has its node's number, as ``host.1``.
+    """
     if end == ANY_DEVICE:
         return "devices"
-    return "host" if locations["space"][end] == Space.HOST else str(end)
+    if locations["space"][end] == Space.DEVICE:
+        return str(end)
+    return f"host.{locations['node'][end]}" if locations["node"].any() else "host"
+
+
+def between_nodes(locations: np.ndarray, source: np.ndarray, destination: np.ndarray) -> np.ndarray:
+    """Return whether copies lead from node to node, of their ends (numbers of memories, of one shape)."""
+    crossing: np.ndarray = locations["node"][source] != locations["node"][destination]
+    return crossing
 
 
 def memory_of(memory: object) -> Memory:

@@ -387,7 +387,8 @@ class Machine(Remade):
                 f"ranks {chosen} of machine {self.name} were asked for: "
                 f"name some of 0 to {self.num_ranks - 1}, each once"
             )
-        ends = [*chosen, *range(self.num_ranks, len(self.bandwidth_gb_per_s))]
+        nodes, node_of = np.unique(self.node_of[chosen], return_inverse=True)  # those without ranks are no more
+        ends = [*chosen, *(self.num_ranks + nodes).tolist()]
         place = {end: number for number, end in enumerate(ends)}
         ports = []
         for port in self.ports:
@@ -405,6 +406,8 @@ class Machine(Remade):
             **{name: getattr(self, name)[both] for name in _TABLES},
             **{name: {dtype: rate[chosen] for dtype, rate in getattr(self, name).items()} for name in _RATES},
             **{name: getattr(self, name)[chosen] for name in ("memory_bytes", *_PER_RANK)},
+            "node_of": node_of,
+            "host_bytes": self.host_bytes[nodes],
         }
         return dataclasses.replace(self, ports=tuple(ports), **fields)
 

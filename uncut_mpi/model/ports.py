@@ -92,7 +92,7 @@ class Net:
     """
 
     gb_per_s: float
-    latency_s: float
+    latency_s: float = 5e-6
     adapters: int = 1
 
     def __post_init__(self) -> None:

@@ -23,7 +23,16 @@ import numpy as np
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.locations import LOCATION_DTYPE, NOBODY, Ranks, Space, in_host, location_table, with_ends
+from uncut_mpi.model.locations import (
+    LOCATION_DTYPE,
+    NOBODY,
+    Ranks,
+    Space,
+    between_nodes,
+    in_host,
+    location_table,
+    with_ends,
+)
 from uncut_mpi.model.part_of_c import PartOfC
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
@@ -465,9 +474,7 @@ class Schedule(Remade):
             Source and destination are locations; for private host memory too that of its node's host.
         """
         at = np.flatnonzero(np.isin(self.tasks["kind"], (Kind.COPY, Kind.SEND)))
-        sends = (self.tasks["kind"][at] == Kind.SEND).astype(np.int64)
-        # What a copy writes is its first operand, of a SEND that of the RECV behind it.
-        reads, writes = self.tasks["first_operand"][at] + 1 - sends, self.tasks["first_operand"][at + sends]
+        reads, writes = self.operands_of_copies(at)
         out = np.empty((len(at), 4), np.int64)
         ends = with_ends(self.locations)["end"]
         out[:, 0] = at
@@ -479,23 +486,37 @@ class Schedule(Remade):
                 out[:, 3] = region["rows"] * region["cols"] * ITEMSIZES[of["dtype"]]
         return out
 
+    def operands_of_copies(self, tasks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the operands that some COPY and SEND tasks read, and those that they, or RECVs behind them, write."""
+        sends = (self.tasks["kind"][tasks] == Kind.SEND).astype(np.int64)
+        return self.tasks["first_operand"][tasks] + 1 - sends, self.tasks["first_operand"][tasks + sends]
+
     @property
     def callers_grid(self) -> tuple[int, int]:
         """`grid` of the caller's C: of a C stored by rows, which is transposed here, rows and columns change places."""
         return self.grid[::-1] if self.problem.swapped else self.grid
 
     def bytes_by_link(self, copies: np.ndarray | None = None) -> dict[str, int]:
-        """Return bytes of all copies, or some, that are ``host_to_device``, ``device_to_host``, …, and ``local``."""
+        """
+        Return bytes of all copies, or some, by kind of link.
+
+        These are ``host_to_device``, ``device_to_host`` and ``device_to_device`` within nodes, of several nodes
+        ``node_to_node`` whatever memories it leads from and to, and ``local``, within a memory.
+        """
         copies = self.copies() if copies is None else copies
         source, destination, size = copies[:, 1], copies[:, 2], copies[:, 3]
         host_in, host_out = in_host(self.locations, source), in_host(self.locations, destination)
-        local = source == destination
-        return {
-            "host_to_device": int(size[host_in & ~host_out].sum()),
-            "device_to_host": int(size[host_out & ~host_in].sum()),
-            "device_to_device": int(size[~host_in & ~host_out & ~local].sum()),
+        local, over_net = source == destination, between_nodes(self.locations, source, destination)
+        moved = {
+            "host_to_device": int(size[host_in & ~host_out & ~over_net].sum()),
+            "device_to_host": int(size[host_out & ~host_in & ~over_net].sum()),
+            "device_to_device": int(size[~host_in & ~host_out & ~local & ~over_net].sum()),
+            "node_to_node": int(size[over_net].sum()),
             "local": int(size[local].sum()),
         }
+        if not self.locations["node"].any():
+            del moved["node_to_node"]
+        return moved
 
 
 _IN_PARTS: Final = "part", "batch"

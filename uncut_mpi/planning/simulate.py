@@ -78,11 +78,11 @@ class Simulation:
         return share
 
     def transfers(self) -> np.ndarray:
-        """Return the number of copies per [source, destination], host last, int64 of shape (num_ranks+1,)*2."""
+        """Return the number of copies per [source, destination], hosts last, int64 of shape (ends, ends)."""
         return self._count(bytes_moved=False)
 
     def transferred_bytes(self) -> np.ndarray:
-        """Return the bytes copied per [source, destination], host last, int64 of shape (num_ranks+1,)*2."""
+        """Return the bytes copied per [source, destination], hosts last, int64 of shape (ends, ends)."""
         return self._count(bytes_moved=True)
 
     def _count(self, *, bytes_moved: bool) -> np.ndarray:

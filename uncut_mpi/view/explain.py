@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from uncut_mpi.model.locations import end_name
 from uncut_mpi.planning.schedule import Kind, LaneKind, Matrix, Schedule, rows_by_rank
 from uncut_mpi.planning.simulate import Simulation, union_seconds
 from uncut_mpi.planning.verify import held_by_operands
@@ -22,6 +23,7 @@ _LINKS: Final = {
     "host_to_device": "from the host",
     "device_to_host": "to the host",
     "device_to_device": "between devices",
+    "node_to_node": "between nodes",
 }
 
 
@@ -82,8 +84,9 @@ def explain(simulation: Simulation) -> Explanation:
     schedule = simulation.schedule
     held = held_by_operands(schedule)
     matrix_of = np.full(len(schedule.tasks), Matrix.C)  # zeros, which have no place, are sums
-    read = held["operand"] == 1
-    matrix_of[held["task"][read]] = held["matrix"][read]
+    received = schedule.tasks["kind"][held["task"]] == Kind.RECV  # what the SEND before it carries
+    read = (held["operand"] == 1) | received
+    matrix_of[held["task"][read] - received[read]] = held["matrix"][read]
     copies = schedule.copies()
     busiest, share = max(_busy(simulation), key=lambda one: one[1], default=("", 0.0))
     letters = letters_of(schedule)
@@ -140,12 +143,12 @@ def _busy(simulation: Simulation) -> Iterator[tuple[str, float]]:
     for port in machine.ports:
         weighted = sum(weight * moved[link] for link, weight in zip(port.links, port.weights, strict=True))
         yield f"port {port.name}", float(weighted / port.expected_gb_per_s / seconds)
-    hosts = ["host"] if machine.num_nodes == 1 else [f"host {node}" for node in range(machine.num_nodes)]
-    ends = [*map(str, range(machine.num_ranks)), *hosts]
+    locations = simulation.schedule.locations
     for source, destination in np.argwhere(moved > 0).tolist():
         if source != destination:
             takes = moved[source, destination] / max(machine.bandwidth_gb_per_s[source, destination], 1e-6)
-            yield f"link {ends[source]}->{ends[destination]}", float(takes / seconds)
+            ends = (end_name(locations, end) for end in (source, destination))
+            yield "link {}->{}".format(*ends), float(takes / seconds)
     yield from ((what, takes / seconds) for what, takes in _by_host(simulation))
 
 

@@ -19,6 +19,7 @@ _COLOURS: Final = {
     Activity.HOST_OUT: "#c0392b",
     Activity.PEER: "#4f9d69",
     Activity.LOCAL: "#9aa5b1",
+    Activity.NET: "#c9a227",
 }
 _DOTS_PER_INCH: Final = 120
 _WIDTH_INCHES: Final = 14.0

@@ -48,7 +48,9 @@ def make_labels(schedule: Schedule) -> list[str]:
     chunks = _chunks(schedule, held)
     for task, source, destination, _ in schedule.copies().tolist():
         ends = "->".join(end_name(schedule.locations, end) for end in (source, destination))
-        labels[task] = f"{name(task, 1)}{chunks.get(task, '')} {ends}"
+        is_sent = tasks["kind"][task] == Kind.SEND  # its RECV is behind it, and holds the same
+        of = (task + 1, 0) if is_sent else (task, 1)
+        labels[task] = labels[of[0]] = f"{name(*of)}{chunks.get(of[0], '')} {ends}"
     return labels
 
 
@@ -85,7 +87,8 @@ def _span(first: int, last: int) -> str:
 def _chunks(schedule: Schedule, held: np.ndarray) -> dict[int, str]:
     """Return ``.n`` for every copy that carries the n-th of several parts of what its group fetches."""
     group = schedule.tasks["group"][held["task"]]
-    read = (schedule.tasks["kind"][held["task"]] == Kind.COPY) & (group >= 0) & (held["operand"] == 1)
+    kind = schedule.tasks["kind"][held["task"]]
+    read = (group >= 0) & ((kind == Kind.COPY) & (held["operand"] == 1) | (kind == Kind.RECV))
     columns = (held["task"], group, held["row"], held["col"])
     listed = list(zip(*(column[read].tolist() for column in columns), strict=True))
     offsets: dict[int, set[tuple[int, int]]] = {}

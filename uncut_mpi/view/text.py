@@ -17,6 +17,7 @@ _ROWS: Final = (
     ("from host", (Activity.HOST_IN,)),
     ("to host", (Activity.HOST_OUT,)),
     ("copies", (Activity.PEER, Activity.LOCAL)),
+    ("net", (Activity.NET,)),
 )
 _LEAST_CELLS: Final = 10
 

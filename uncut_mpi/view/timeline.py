@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.locations import end_name, in_host
+from uncut_mpi.model.locations import between_nodes, end_name, in_host
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule, rows_by_rank
 from uncut_mpi.view.parts import make_labels
@@ -25,6 +25,7 @@ class Activity(enum.IntEnum):
     HOST_OUT = 3
     PEER = 4
     LOCAL = 5
+    NET = 6
 
     @property
     def label(self) -> str:
@@ -32,7 +33,7 @@ class Activity(enum.IntEnum):
         return _LABELS[self]
 
 
-_LABELS: Final = ("product", "combine", "from host", "to host", "between devices", "within a memory")
+_LABELS: Final = ("product", "combine", "from host", "to host", "between devices", "within a memory", "between nodes")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -256,6 +257,8 @@ def _activities(schedule: Schedule, copies: np.ndarray) -> np.ndarray:
     from_host, to_host = in_host(schedule.locations, source), in_host(schedule.locations, destination)
     activity[task[from_host & ~to_host]] = Activity.HOST_IN
     activity[task[to_host & ~from_host]] = Activity.HOST_OUT
+    activity[task[between_nodes(schedule.locations, source, destination)]] = Activity.NET
+    activity[schedule.tasks["kind"] == Kind.RECV] = Activity.NET
     return activity
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
-from uncut_mpi.model.locations import Location, in_host
+from uncut_mpi.model.locations import Location, between_nodes, in_host
 from uncut_mpi.model.parts import Extent
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
@@ -21,13 +22,13 @@ class Traffic:
     Attributes
     ----------
     link : str
-        ``host_to_device``, ``device_to_host`` or ``device_to_device``.
+        As of `Schedule.bytes_by_link`.
     nbytes : int
         What the schedule copies.
     least_bytes : int
         What any schedule copies that computes each product where this one does. What lies in host memory enters the
-        devices once and C leaves them once. What a rank multiplies and does not have comes once. A schedule that reads
-        the host's bytes several times has less to move between devices.
+        devices once and C leaves them once. What a rank multiplies and does not have comes once, and to each node once.
+        A schedule that takes bytes from the host or from another node several times has less to move between devices.
     """
 
     link: str
@@ -63,6 +64,28 @@ class PortTraffic:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NodeTraffic:
+    """
+    Bytes into and out of one node.
+
+    Attributes
+    ----------
+    node : int
+        The node.
+    into_bytes, out_of_bytes : int
+        What the schedule copies.
+    least_into_bytes : int
+        What any schedule copies that computes each product where this one does, each byte once. Of A and B it is what
+        the node multiplies and does not have; of C, where it lives here, what other nodes compute.
+    """
+
+    node: int
+    into_bytes: int
+    least_into_bytes: int
+    out_of_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Movement:
     """
     What a schedule moves, against the least.
@@ -70,13 +93,16 @@ class Movement:
     Attributes
     ----------
     links : tuple of Traffic
-        From host to devices, from devices to host, between devices.
+        From host to devices, from devices to host, between devices; of several nodes between them too.
     ports : tuple of PortTraffic
         One per rank.
+    nodes : tuple of NodeTraffic
+        One per node.
     """
 
     links: tuple[Traffic, ...]
     ports: tuple[PortTraffic, ...]
+    nodes: tuple[NodeTraffic, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +114,8 @@ class _Block:
     ----------
     devices : set of int
         Ranks that have it on their device.
-    hosts : int
-        Host memories that have it.
+    hosts : list of int
+        Nodes of the host memories that have it.
     used : ndarray of int64, shape (number, 5)
         What products work on of it: rank, row, col, rows, cols.
     touched : ndarray of int64, shape (num_ranks,)
@@ -101,7 +127,7 @@ class _Block:
     rows: Extent
     cols: Extent
     devices: set[int]
-    hosts: int
+    hosts: list[int]
     used: np.ndarray
     touched: np.ndarray
     item: int
@@ -111,39 +137,82 @@ class _Block:
         """Bytes in all."""
         return (self.rows[1] - self.rows[0]) * (self.cols[1] - self.cols[0]) * self.item
 
+    def worked_on(self, by: np.ndarray) -> int:
+        """Return the bytes of the different elements that products of some ranks (bools) work on."""
+        return _covered(self.used[by[self.used[:, 0]], 1:]) * self.item
+
     def elsewhere(self, device: int) -> int:
         """Return the bytes of the different elements that the products of other ranks than one work on."""
-        return _covered(self.used[self.used[:, 0] != device, 1:]) * self.item
+        return self.worked_on(np.arange(len(self.touched)) != device)
+
+    def devices_on(self, here: np.ndarray) -> list[int]:
+        """Return which of some ranks (bools) have it on their device."""
+        return [one for one in self.devices if here[one]]
+
+    def on_host(self, node: int) -> bool:
+        """Return whether a node's host memory has it."""
+        return node in self.hosts
+
+    def is_on(self, node: int, here: np.ndarray) -> bool:
+        """Return whether a node, with some ranks (bools), has it in any memory."""
+        return self.on_host(node) or bool(self.devices_on(here))
 
 
 def traffic(schedule: Schedule) -> Movement:
     """Return what a schedule moves over each kind of link and each rank's ports, and the least there is to move."""
     used = _used_rectangles(schedule) if schedule.problem.has_product else np.zeros((0, 6), np.int64)
     blocks = {matrix: _blocks(schedule, matrix, used[used[:, 1] == matrix]) for matrix in MATRICES}
-    return Movement(_links(schedule, blocks), _ports(schedule, blocks))
+    nodes = _nodes(schedule, blocks)
+    return Movement(_links(schedule, blocks, nodes), _ports(schedule, blocks), nodes)
 
 
-def _links(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[Traffic, ...]:
-    problem = schedule.problem
-    least = {"host_to_device": 0, "device_to_host": 0, "device_to_device": 0}
-    for block in blocks[Matrix.C]:
-        if block.hosts:
-            least["device_to_host"] += block.size
-            least["host_to_device"] += block.size if problem.reads_c and not block.devices else 0
-        elif len(block.devices) == 1:  # which every part of a sum comes to
-            least["device_to_device"] += int(block.touched[_others(block, schedule.num_ranks)].sum())
-        elif problem.has_product:  # or the sum, from another one
-            least["device_to_device"] += sum(map(block.elsewhere, block.devices))
-        else:
-            least["device_to_device"] += block.size * (len(block.devices) - 1)
-    for block in (*blocks[Matrix.A], *blocks[Matrix.B]) if problem.has_product else ():
-        foreign = int(block.touched[_others(block, schedule.num_ranks)].sum())
-        if not block.devices:
-            least["host_to_device"] += block.size
-            foreign = max(0, foreign - block.size)
-        least["device_to_device"] += foreign
+def _links(schedule: Schedule, blocks: dict[Matrix, list[_Block]], nodes: Sequence[NodeTraffic]) -> tuple[Traffic, ...]:
+    problem, node_of = schedule.problem, schedule.locations["node"][: schedule.num_ranks]
     moved = schedule.bytes_by_link()
+    least = dict.fromkeys((link for link in moved if link != "local"), 0)
+    for node in range(len(nodes)):
+        here = node_of == node
+        for block in blocks[Matrix.C]:
+            own, others = block.devices_on(here), block.touched[here & _others(block, schedule.num_ranks)].sum()
+            # What the node's products work on; on one node all of the block, which may only be scaled.
+            size = block.worked_on(here) if len(nodes) > 1 and problem.has_product else block.size
+            if block.on_host(node):
+                least["device_to_host"] += size
+                least["host_to_device"] += size if problem.reads_c and not own else 0
+            elif len(own) == 1:  # which every part of a sum comes to
+                least["device_to_device"] += int(others)
+            elif not own:  # parts of a sum come together before they leave
+                least["device_to_device"] += int(others) - size if problem.has_product else 0
+            elif problem.has_product:  # or the sum, from another one
+                least["device_to_device"] += sum(block.worked_on(here & (np.arange(len(here)) != one)) for one in own)
+            else:
+                least["device_to_device"] += block.size * (len(own) - 1)
+        for block in (*blocks[Matrix.A], *blocks[Matrix.B]) if problem.has_product else ():
+            foreign = int(block.touched[here & _others(block, schedule.num_ranks)].sum())
+            if not block.devices_on(here):
+                once = block.worked_on(here)  # comes once, from the node's host or from another node
+                foreign -= once
+                least["host_to_device"] += once if block.on_host(node) else 0
+            least["device_to_device"] += foreign
+    if len(nodes) > 1:
+        least["node_to_node"] = sum(one.least_into_bytes for one in nodes)
     return tuple(Traffic(link, moved[link], least[link]) for link in least)
+
+
+def _nodes(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[NodeTraffic, ...]:
+    node_of, (_, source, destination, size) = schedule.locations["node"], schedule.copies().T
+    crossing, num_nodes = between_nodes(schedule.locations, source, destination), int(node_of.max()) + 1
+    into, out_of = (
+        np.bincount(node_of[end[crossing]], size[crossing], num_nodes).astype(np.int64) for end in (destination, source)
+    )
+    least = np.zeros(num_nodes, np.int64)
+    for node in range(num_nodes if schedule.problem.has_product else 0):
+        here = node_of[: schedule.num_ranks] == node
+        for matrix, of in blocks.items():
+            for block in of:
+                if block.is_on(node, here) == (matrix is Matrix.C):
+                    least[node] += block.worked_on(~here if matrix is Matrix.C else here)
+    return tuple(NodeTraffic(node, *map(int, row)) for node, row in enumerate(zip(into, least, out_of, strict=True)))
 
 
 def _ports(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[PortTraffic, ...]:
@@ -161,7 +230,7 @@ def _ports(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[Port
     for block in (*blocks[Matrix.A], *blocks[Matrix.B]):
         others = _others(block, num_ranks)
         least_into[others] += block.touched[others]
-        if len(block.devices) + block.hosts == 1:
+        if len(block.devices) + len(block.hosts) == 1:
             for owner in block.devices:
                 least_out_of[owner] += block.elsewhere(owner)
     for block in blocks[Matrix.C]:
@@ -177,8 +246,7 @@ def _host_c_bytes(schedule: Schedule, *, source: bool) -> np.ndarray:
     """Return the bytes of the different elements of a C in host memory that every device gets, or gives."""
     task, first, last, _ = schedule.copies().T
     device = last if source else first
-    # A copy's operands are its destination and its source.
-    operand = schedule.tasks["first_operand"][task] + int(source)
+    operand = schedule.operands_of_copies(task)[0 if source else 1]
     there = schedule.regions[schedule.operands["region"][operand]]
     of = schedule.buffers[there["buffer"]]
     is_c = (of["role"] == Role.USER) & (of["matrix"] == Matrix.C) & in_host(schedule.locations, of["location"])
@@ -193,7 +261,7 @@ def _host_c_bytes(schedule: Schedule, *, source: bool) -> np.ndarray:
 
 def _blocks(schedule: Schedule, matrix: Matrix, used: np.ndarray) -> list[_Block]:
     """Return the blocks of a matrix that are held together; `used` as of `_used_rectangles`."""
-    problem, num_ranks = schedule.problem, schedule.num_ranks
+    problem, num_ranks, node_of = schedule.problem, schedule.num_ranks, schedule.locations["node"].tolist()
     held: dict[tuple[Extent, Extent], list[Location]] = {}
     for part in schedule.placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix)):
         held.setdefault((part.rows, part.cols), []).append(part.location)
@@ -203,9 +271,11 @@ def _blocks(schedule: Schedule, matrix: Matrix, used: np.ndarray) -> list[_Block
         height = np.minimum(used[:, 2] + used[:, 4], rows[1]) - top
         width = np.minimum(used[:, 3] + used[:, 5], cols[1]) - left
         inside = np.stack([used[:, 0], top, left, height, width], axis=1)[(height > 0) & (width > 0)]
-        touched = item * np.array([_covered(inside[inside[:, 0] == rank, 1:]) for rank in range(num_ranks)])
+        touched = np.zeros(num_ranks, np.int64)
+        for rank in np.unique(inside[:, 0]).tolist():
+            touched[rank] = item * _covered(inside[inside[:, 0] == rank, 1:])
         devices = {one.rank for one in locations if one.space == "device" and one.rank is not None}
-        hosts = sum(one.space == "host" for one in locations)
+        hosts = [node_of[one.rank or 0] for one in locations if one.space == "host"]
         found.append(_Block(rows, cols, devices, hosts, inside, touched, item))
     return found
 
