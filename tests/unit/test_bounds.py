@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from uncut_mpi.errors import ParamError
-from uncut_mpi.model.bounds import bound, bound_of_files
+from tests.helpers.clusters import random_schedule
+from uncut_mpi.errors import CapacityError, ParamError
+from uncut_mpi.model.bounds import bound, bound_of_files, least_bytes_of_a_node
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
@@ -18,6 +20,8 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import Net, Port, device_ports, duplex_ports, fair_rates, least_time
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.view.traffic import traffic
 
 
 def machine(ranks: int, *, link: float = 100.0, host: float = 10.0, rate: float = 1.0) -> Machine:
@@ -295,6 +299,59 @@ def test_a_bound_says_what_its_rates_are_worth(changes, dtype, basis):
     assert found.words == f"{found.formula}, {basis}"
     files = bound_of_files(GemmProblem(9, 9, 9, dtype), Placement.parse("h,h,h"), machine, (True, True, True))
     assert files.words.endswith("by assumed rates")  # of the disk
+
+
+# -- several nodes ---------------------------------------------------------------------------------
+
+
+def test_what_a_node_needs_enters_it_over_its_adapters() -> None:
+    nodes = Machine.cluster(machine(1, link=1e6, host=1e6, rate=1e6), 8, Net(1.0))
+    dealt = Places.parse("block_cyclic(125,125;2,4),block_cyclic(125,125;2,4),block_cyclic(125,125;2,4)").bind(CUBE, 8)
+    # Each does an eighth of 1e9 products, with 250,000 elements of each matrix: it has 125,000 of each.
+    assert least_bytes_of_a_node(CUBE, dealt, nodes) == pytest.approx(8 * 3 * (250_000 - 125_000))
+    found = bound(CUBE, dealt, nodes)
+    assert found.limited_by == "between nodes"
+    # What enters is of A and B, what leaves of C, both at once: x of A, x of B, 2x of C with (1+x)²(1+2x) = 8.
+    low, high = 0.0, 2.0
+    while high - low > 1e-12:
+        x = (low + high) / 2
+        low, high = (x, high) if (1 + x) ** 2 * (1 + 2 * x) < 8 else (low, x)
+    assert found.seconds == pytest.approx(2 * x * 1e6 / 1e9)
+    assert "1 GB/s into node" in found.formula
+
+
+def test_no_bound_between_nodes_where_all_is_on_each() -> None:
+    nodes = Machine.cluster(machine(2, link=1e6, host=1e6, rate=1e3), 2, Net(1e-3))
+    everywhere = Places.parse("replicated,replicated,rows").bind(CUBE, 4)
+    found = bound(CUBE, everywhere, nodes)
+    assert found.seconds == found.terms["compute"] == pytest.approx(found.terms["between nodes"])
+    assert least_bytes_of_a_node(CUBE, everywhere, nodes) == 0
+
+
+def test_what_lies_in_the_memory_of_a_node_leaves_it_for_its_devices_or_for_others() -> None:
+    nodes = Machine.cluster(machine(2, host=10.0, rate=1e6), 2, Net(1.0))
+    terms = bound(CUBE, place("h3,h2,0"), nodes).terms
+    # The link of rank 3 alone, but what is sent: 10 and 1 GB/s; both ranks': 20 and 1.
+    assert terms["host to devices, rank 3"] == pytest.approx(8e6 / 11e9)
+    assert terms["host to devices, node 1"] == pytest.approx(16e6 / 21e9)
+    assert "host to devices, node 0" not in terms
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_schedule_on_several_nodes_is_faster(seed: int) -> None:
+    rng = random.Random(seed)
+    net = Net(10 ** rng.uniform(-2, 1), 0.0, adapters=rng.choice((1, 2)))
+    try:
+        schedule, _ = random_schedule(seed, most=400)
+    except CapacityError:
+        pytest.skip("too little memory")
+    num_nodes = int(schedule.locations["node"].max()) + 1
+    node = machine(schedule.num_ranks // num_nodes, link=10 ** rng.uniform(0, 2), host=10 ** rng.uniform(0, 2))
+    nodes = Machine.cluster(node, num_nodes, net)
+    found, run = bound(schedule.problem, schedule.placement, nodes), simulate(schedule, nodes)
+    assert 0 < found.seconds <= run.seconds
+    moved = max(one.into_bytes + one.out_of_bytes for one in traffic(schedule).nodes)
+    assert least_bytes_of_a_node(schedule.problem, schedule.placement, nodes) <= moved
 
 
 # -- ports and fair rates: closed cases by hand, properties of any case ----------------------------

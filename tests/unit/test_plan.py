@@ -196,6 +196,10 @@ def test_nodes_are_machines_that_a_net_joins(tmp_path, capsys):
     assert moved == sum(into) == sum(out_of) >= facts["least_bytes"]["node_to_node"] > 0
     assert re.search(rf"\n +node to node: {re.escape(bytes_text(moved))}, at least", said)
     assert re.search(rf"\nnodes +most into one: {re.escape(bytes_text(max(into)))}, node", said)
+    most = max(map(sum, zip(into, out_of, strict=True)))
+    assert 0 < facts["least_bytes_of_a_node"] <= most
+    least = bytes_text(facts["least_bytes_of_a_node"])
+    assert f"into and out of one: {bytes_text(most)}; in any schedule one has at least {least}" in said
     saved = tmp_path / "cluster.json"
     saved.write_text(Machine.cluster(Machine.uniform(2), 2, Net(10.0)).to_json())
     again = tmp_path / "again.json"

@@ -114,7 +114,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *labelled("others", _others(facts)),
         *labelled("runners-up", _runners_up(facts)),
         *labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
-        *labelled("nodes", _nodes(facts.traffic)),
+        *labelled("nodes", _nodes(facts)),
         *labelled("ports", [_port(one) for one in facts.traffic.ports]),
         *labelled("memory", _memory(facts)),
         "",
@@ -153,6 +153,7 @@ def to_json(facts: PlanFacts) -> str:
         "least_bytes": {one.link: one.least_bytes for one in facts.traffic.links},
         "ports": [dataclasses.asdict(one) for one in facts.traffic.ports],
         "nodes": [dataclasses.asdict(one) for one in facts.traffic.nodes],
+        "least_bytes_of_a_node": facts.found.least_of_a_node,
         "explanation": dataclasses.asdict(facts.explanation),
         "warning": facts.warning or None,
         "transfers": facts.simulation.transfers().tolist(),
@@ -298,16 +299,22 @@ def _traffic(one: Traffic) -> str:
     return _against(moved, one.nbytes, one.least_bytes)
 
 
-def _nodes(movement: Movement) -> list[str]:
-    """Return which node takes most, and which gives most."""
-    if len(movement.nodes) == 1:
+def _nodes(facts: PlanFacts) -> list[str]:
+    """Return which node takes most, which gives most, and what one takes and gives in any schedule."""
+    nodes = facts.traffic.nodes
+    if len(nodes) == 1:
         return []
-    into = max(movement.nodes, key=lambda one: one.into_bytes)
-    out_of = max(movement.nodes, key=lambda one: one.out_of_bytes)
+    into, out_of = max(nodes, key=lambda one: one.into_bytes), max(nodes, key=lambda one: one.out_of_bytes)
+    both = max(one.into_bytes + one.out_of_bytes for one in nodes)
     most = _against(
         f"most into one: {bytes_text(into.into_bytes)}, node {into.node}", into.into_bytes, into.least_into_bytes
     )
-    return [most, f"most out of one: {bytes_text(out_of.out_of_bytes)}, node {out_of.node}"]
+    return [
+        most,
+        f"most out of one: {bytes_text(out_of.out_of_bytes)}, node {out_of.node}",
+        f"most into and out of one: {bytes_text(both)}; in any schedule one has at least "
+        f"{bytes_text(facts.found.least_of_a_node)}",
+    ]
 
 
 def _port(one: PortTraffic) -> str:

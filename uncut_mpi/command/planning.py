@@ -18,7 +18,7 @@ from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
 from uncut_mpi.errors import CapacityError, ParamError, UncutError
 from uncut_mpi.free_memory import usual_room
 from uncut_mpi.model.arguments import Number
-from uncut_mpi.model.bounds import Bound, bound, bound_of_files
+from uncut_mpi.model.bounds import Bound, bound, bound_of_files, least_bytes_of_a_node
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -108,6 +108,8 @@ class Found:
         The schedules tried, the best first; of the first chunk.
     bound : Bound
         What no schedule of the whole product can beat.
+    least_of_a_node : int
+        Bytes into and out of one of several nodes, in any schedule of the whole product.
     predicted_s : float
         What the whole product is expected to take.
     chunks : Chunks or None
@@ -116,6 +118,7 @@ class Found:
 
     result: SearchResult
     bound: Bound
+    least_of_a_node: int
     predicted_s: float
     chunks: Chunks | None
 
@@ -244,7 +247,8 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
     chunks = in_chunks(setting)
     results = of_each(setting, chunks, result_of)
     limit = bound_of_files(problem, placement, machine, in_files)
-    return Found(results[0], limit, sum(one.best.predicted_s for one in results), chunks)
+    least = least_bytes_of_a_node(problem, placement, machine)
+    return Found(results[0], limit, least, sum(one.best.predicted_s for one in results), chunks)
 
 
 def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
@@ -25,6 +27,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.units import bytes_text
 
 _BY_ASSUMED: Final = "by assumed rates"
+_HALVINGS: Final = 60  # of an interval, which has the precision of a number then
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         Products are made on devices. So every byte of A, B and C (if read) that lies in host memory enters some device
         at least once, over all links from host to devices together. C in host memory leaves a device at least once.
         Where the two ways share a port there is a term for both at once; else they run at full speed together. What
-        lies in the private host memory of one rank passes that rank's link alone.
+        lies in the private host memory of one rank passes that rank's link alone. Of several nodes there are such terms
+        for each host that has something, and the links to all other nodes count too, since it may be sent.
 
     Out of and into a rank
         Let rank o hold matrices in its device and do the share x of the operations itself. That takes :math:`xF/r_o`,
@@ -145,6 +149,22 @@ def bound(problem: GemmProblem, placement: Placement, machine: Machine) -> Bound
         those of the whole matrices Q. At most the share x of all elements stays, so :math:`q - xQ` has to move, and Q
         stands for q in the denominator. It is for all of one C: of a part, or in a batch, some elements of A and B have
         few operations.
+
+    Between nodes
+        Let a node do w of the products of two elements, with a elements of A, b of B, and sums of c elements of C.
+        Then :math:`w \le \sqrt{abc}` (Loomis and Whitney). No element of A is in more than n products, of B in more
+        than m, of C in more than k. What the node does not have of A and B at first enters it. Of each element of C
+        that lives on other nodes alone a sum leaves it. In a time t at most t times what its adapters take enters, and
+        t times what they give leaves. So w has a largest value for each t, and is no more than t times the node's rate.
+        The bound is the least t for which these add up to mnk.
+
+        This is the argument of Irony, Toledo and Tiskin (J. Parallel Distrib. Comput. 64, 2004), with limits of single
+        matrices as Al Daas and others have them (SPAA 2022). What nodes have at first is counted too. Where each of P
+        nodes has a P-th of all, one takes and gives :math:`3(mnk/P)^{2/3} - (mk + kn + mn)/P` elements or more.
+        Kwasniewski and others (SC 2019) have that for much memory; with S elements of it in a node
+        :math:`2mnk/(P\sqrt S)` may be more. Nodes have host memory for what they get, so memory has no limit here.
+        It holds for no algorithm that saves products (Strassen's), which no scheduler makes. It knows adapters by
+        ports all of whose links begin or end at their node.
     """
     return _largest(_terms(problem, placement, machine), _basis(problem, machine))
 
@@ -157,6 +177,8 @@ def _terms(problem: GemmProblem, placement: Placement, machine: Machine) -> list
         terms.append(_compute_term(problem, machine))
         if machine.num_ranks > 1 and problem.part is None and not problem.batch:
             terms.extend(_owner_terms(problem, reads, writes, machine))
+        if machine.num_nodes > 1:
+            terms.append(_net_term(problem, placement, machine))
     return [*terms, *_host_terms(reads, writes, machine)]
 
 
@@ -209,34 +231,57 @@ def _compute_term(problem: GemmProblem, machine: Machine) -> _Term:
     )
 
 
-def _host_terms(reads: list[_Use], writes: list[_Use], machine: Machine) -> list[_Term]:
-    host, of_ranks = machine.host, list(enumerate(machine.host_of.tolist()))
-    inward, outward = [(own, rank) for rank, own in of_ranks], of_ranks
-    ways = (
-        ("host to devices", _on_host(reads), inward, [(host, rank) for rank, _ in of_ranks]),
-        ("devices to host", _on_host(writes), outward, [(rank, host) for rank, _ in of_ranks]),
-    )
-    terms, demands = [], []
-    for name, uses, own_links, of_shared in ways:
+def _host_terms(reads: list[_Use], writes: list[_Use], machine: Machine) -> Iterator[_Term]:
+    for node in range(machine.num_nodes):
+        read, written = ([use for use in uses if _node_of(use.location, machine) == node] for uses in (reads, writes))
+        yield from _terms_of_host(read, written, node, machine)
+
+
+def _terms_of_host(reads: list[_Use], writes: list[_Use], node: int, machine: Machine) -> Iterator[_Term]:
+    host, several = machine.num_ranks + node, machine.num_nodes > 1
+    ends = _nodes_of_ends(machine)
+    devices, elsewhere = np.flatnonzero(ends[: machine.num_ranks] == node), np.flatnonzero(ends != node)
+    demands, ports = [], _ports_of(machine, node)
+    ways = (("host to devices", _on_host(reads), False), ("devices to host", _on_host(writes), True))
+    for name, uses, back in ways:
         if not uses:
             continue
-        links = list(dict.fromkeys((*own_links, *of_shared)))
-        terms.append(_transfer_term(name, uses, links, machine))
+        of = f"{name}, node {node}" if several else name
+
+        def link(other: int, back: bool = back) -> tuple[int, int]:
+            return (other, host) if back else (host, other)
+
+        links = [link(other) for other in (*devices.tolist(), *elsewhere.tolist())]
+        yield _transfer_term(of, uses, links, machine, ports)
         demands.append((links, _size_of(uses)))
         for rank in sorted({use.location.rank for use in uses if use.location.rank is not None}):
             private = [use for use in uses if use.location.rank == rank]
-            terms.append(_transfer_term(f"{name}, rank {rank}", private, [own_links[rank]], machine))
-            demands.append(([own_links[rank]], _size_of(private)))
-    if all(uses for _, uses, *_ in ways) and any(_joins_ways(port, host) for port in machine.ports):
-        terms.append(
-            _Term(
-                "host both ways",
-                least_time(demands, machine.bandwidth_gb_per_s, machine.ports),
-                " and ".join(f"{_bytes_of(uses)} {name}" for name, uses, *_ in ways)
-                + " at once, over ports that both ways share",
-            )
+            links = [link(other) for other in (rank, *elsewhere.tolist())]
+            yield _transfer_term(f"{name}, rank {rank}", private, links, machine, ports)
+            demands.append((links, _size_of(private)))
+    if all(uses for _, uses, _ in ways) and any(_joins_ways(port, host) for port in ports):
+        yield _Term(
+            f"host both ways, node {node}" if several else "host both ways",
+            least_time(demands, machine.bandwidth_gb_per_s, ports),
+            " and ".join(f"{_bytes_of(uses)} {name}" for name, uses, _ in ways)
+            + " at once, over ports that both ways share",
         )
-    return terms
+
+
+def _nodes_of_ends(machine: Machine) -> np.ndarray:
+    """Return the node of every end of links."""
+    return np.concatenate((machine.node_of, np.arange(machine.num_nodes)))
+
+
+def _node_of(location: Location, machine: Machine) -> int:
+    """Return the node of a memory; host memory of all ranks is that of the first one."""
+    return int(machine.node_of[location.rank or 0])
+
+
+def _ports_of(machine: Machine, node: int) -> list[Port]:
+    """Return the ports all of whose links begin or end at a node; others would tell little of what it can do."""
+    ends = _nodes_of_ends(machine)
+    return [port for port in machine.ports if (ends[np.array(port.links)] == node).any(axis=1).all()]
 
 
 def _on_host(uses: list[_Use]) -> list[_Use]:
@@ -247,14 +292,17 @@ def _joins_ways(port: Port, host: int) -> bool:
     return {source == host for source, destination in port.links if host in (source, destination)} == {True, False}
 
 
-def _transfer_term(name: str, uses: list[_Use], links: list[tuple[int, int]], machine: Machine) -> _Term:
+def _transfer_term(
+    name: str, uses: list[_Use], links: list[tuple[int, int]], machine: Machine, ports: Sequence[Port]
+) -> _Term:
     total = _size_of(uses)
-    seconds = least_time([(links, total)], machine.bandwidth_gb_per_s, machine.ports)
+    seconds = least_time([(links, total)], machine.bandwidth_gb_per_s, ports)
     return _Term(name, seconds, f"{_bytes_of(uses)} / {total / seconds / 1e9:.4g} GB/s {name}")
 
 
 def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], machine: Machine) -> Iterator[_Term]:
     rates = machine.gemm_rate(problem.arithmetic)
+    ports = [_ports_of(machine, node) for node in range(machine.num_nodes)]
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])
@@ -266,7 +314,7 @@ def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], ma
             size = _size_of(uses)
             if size == 0:
                 continue
-            transfer_s = least_time([(links, size)], machine.bandwidth_gb_per_s, machine.ports)
+            transfer_s = least_time([(links, size)], machine.bandwidth_gb_per_s, ports[machine.node_of[owner]])
             # What moves is what is there less the share of all of it that may stay: all of it, of whole matrices.
             all_s = transfer_s * _whole_of(uses) / size
             share = transfer_s / (alone_s + all_s)
@@ -277,6 +325,127 @@ def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], ma
                 f"else {1 - share * all_s / transfer_s:.0%} of {_bytes_of(uses)} {way} it / "
                 f"{size / transfer_s / 1e9:.4g} GB/s",
             )
+
+
+def least_bytes_of_a_node(problem: GemmProblem, placement: Placement, machine: Machine) -> int:
+    """
+    Return what some node takes of A and B and gives of C in any schedule, at least; 0 on one node.
+
+    Local: no MPI or CUDA call. See `bound`, between nodes, for the formula and what it assumes.
+    """
+    if machine.num_nodes == 1 or not problem.has_product:
+        return 0
+    nodes = _Nodes.of(problem, placement, machine)
+    # Whichever does its share of the operations or more, of nodes that could.
+    share = nodes.operations / machine.num_nodes
+    return int(_least(lambda size: float(nodes.most(size, size, joint=True).max()), share, float(nodes.whole.sum())))
+
+
+def _net_term(problem: GemmProblem, placement: Placement, machine: Machine) -> _Term:
+    nodes = _Nodes.of(problem, placement, machine)
+    rates = np.zeros(machine.num_nodes)
+    np.add.at(rates, machine.node_of, machine.gemm_rate(problem.arithmetic) / 2)
+    every = range(machine.num_nodes)
+    into, out_of = (np.array([_rate_over_net(machine, node, out=out) for node in every]) for out in (False, True))
+
+    def done(seconds: float) -> float:
+        return float(np.minimum(rates * seconds, nodes.most(into * seconds, out_of * seconds)).sum())
+
+    longest = float(nodes.operations / rates.sum() + (nodes.whole.sum() / np.minimum(into, out_of)).max())
+    node = int(np.argmin(into))
+    return _Term(
+        "between nodes",
+        _least(done, nodes.operations, longest),
+        f"what all operations need is not there sooner: {into[node] / 1e9:.4g} GB/s into node {node}, "
+        f"{out_of[node] / 1e9:.4g} GB/s out of it",
+    )
+
+
+def _rate_over_net(machine: Machine, node: int, *, out: bool) -> float:
+    """Return what a node takes or gives over all links with other nodes together (bytes per second)."""
+    ends = _nodes_of_ends(machine)
+    here, elsewhere = (np.flatnonzero(where).tolist() for where in (ends == node, ends != node))
+    links = [(one, other) if out else (other, one) for one in here for other in elsewhere]
+    return 1e9 / least_time([(links, 1e9)], machine.bandwidth_gb_per_s, _ports_of(machine, node))
+
+
+def _least(done: Callable[[float], float], wanted: float, most: float) -> float:
+    """Return the least argument up to `most` for which a growing function reaches what is wanted, rounded down."""
+    low, high = 0.0, most
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if done(middle) >= wanted else (middle, high)
+    return low
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Nodes:
+    """
+    What nodes have of a product's matrices.
+
+    Attributes
+    ----------
+    held : ndarray of float64, shape (num_nodes, 3)
+        Bytes of A, B and C on each.
+    whole : ndarray of float64, shape (3,)
+        Bytes of all of each matrix.
+    per_byte : ndarray of float64, shape (3,)
+        Operations, a product and a sum each, that have a byte of each matrix; at most.
+    items : float
+        Bytes of an element of A, of B and of C, multiplied.
+    operations : float
+        Of the product.
+    """
+
+    held: np.ndarray
+    whole: np.ndarray
+    per_byte: np.ndarray
+    items: float
+    operations: float
+
+    @classmethod
+    def of(cls, problem: GemmProblem, placement: Placement, machine: Machine) -> _Nodes:
+        held, whole = np.zeros((machine.num_nodes, 3)), np.zeros(3)
+        items = np.array([problem.dtypes[matrix].itemsize for matrix in MATRICES], np.float64)
+        for matrix in MATRICES:
+            parts = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
+            there = {(part.rows, part.cols, _node_of(part.location, machine)): part.elements for part in parts}
+            for (_, _, node), elements in there.items():
+                held[node, matrix] += elements * items[matrix]
+            whole[matrix] = max(problem.bytes_of(matrix), held[:, matrix].max())
+        per_byte = np.array([problem.n, problem.m, problem.k]) / items
+        return cls(held, whole, per_byte, float(items.prod()), problem.flops / 2)
+
+    def most(self, taken: np.ndarray | float, given: np.ndarray | float, *, joint: bool = False) -> np.ndarray:
+        """
+        Return the operations that each node can have done at most, shape (num_nodes,).
+
+        Parameters
+        ----------
+        taken, given : ndarray or float
+            Bytes of A and B that it has got, and of C that it has given.
+        joint : bool
+            Whether these are the same bytes: of all three together.
+        """
+        alone = np.minimum(self.held + np.stack(np.broadcast_arrays(taken, taken, given), axis=-1), self.whole)
+        if joint:
+            bytes_of_all = _filled(self.held, self.whole, taken).prod(axis=1)
+        else:
+            bytes_of_all = _filled(self.held[:, :2], self.whole[:2], taken).prod(axis=1) * alone[:, 2]
+        found: np.ndarray = np.minimum(np.sqrt(bytes_of_all / self.items), (alone * self.per_byte).min(axis=1))
+        return found
+
+
+def _filled(held: np.ndarray, whole: np.ndarray, more: np.ndarray | float) -> np.ndarray:
+    """Return bytes of each matrix, `more` beside those held, whose product is largest: levels alike, as of water."""
+    total = held.sum(axis=1) + more
+    low, high = np.zeros(len(held)), np.full(len(held), whole.max())
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        fits = np.clip(middle[:, None], held, whole).sum(axis=1) <= total
+        low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+    filled: np.ndarray = np.clip(high[:, None], held, whole)
+    return filled
 
 
 def _whole_of(uses: list[_Use]) -> float:

@@ -254,26 +254,32 @@ def least_time(
     demands = [(links, size) for links, size in demands if size > 0]
     if not demands:
         return 0.0
-    links = list(dict.fromkeys(link for listed, _ in demands for link in listed))
-    bandwidth = np.array([bandwidth_gb_per_s[link] for link in links], np.float64)
-    shared = [port for port in ports if not set(port.links).isdisjoint(links)]
+    serves: dict[tuple[int, int], list[tuple[int, float]]] = {}  # of each link the demands, then ports with weights
+    for row, (listed, _) in enumerate(demands):
+        for link in listed:
+            serves.setdefault(link, []).append((row, 0.0))
+    shared = [port for port in ports if not serves.keys().isdisjoint(port.links)]
+    for row, port in enumerate(shared, len(demands)):
+        for link, weight in zip(port.links, port.weights, strict=True):
+            if link in serves:
+                serves[link].append((row, weight))
+    alike: dict[tuple[tuple[int, float], ...], float] = {}  # links that serve and weigh the same are one wide link
+    for link, own in serves.items():
+        alike[tuple(own)] = alike.get(tuple(own), 0.0) + float(bandwidth_gb_per_s[link])
+    bandwidth = np.array([*alike.values()], np.float64)
     if not shared and len(demands) == 1:
         return demands[0][1] / (float(bandwidth.sum()) * 1e9)
-    columns = {link: column for column, link in enumerate(links)}
-    num_links, most_bytes, most_rate = len(links), max(size for _, size in demands), float(bandwidth.max())
+    num_links, most_bytes, most_rate = len(alike), max(size for _, size in demands), float(bandwidth.max())
     # Rows: demands, links, ports; columns: x of each link, then λ. In units of the largest rate and demand.
     matrix = np.zeros((len(demands) + num_links + len(shared), num_links + 1))
     limits = np.zeros(len(matrix))
-    for row, (listed, size) in enumerate(demands):
-        matrix[row, [columns[link] for link in listed]] = -1.0
-        matrix[row, -1] = size / most_bytes
+    for column, of in enumerate(alike):
+        for row, weight in of:
+            matrix[row + (num_links if row >= len(demands) else 0), column] = weight or -1.0
+    matrix[: len(demands), -1] = [size / most_bytes for _, size in demands]
     matrix[len(demands) : len(demands) + num_links, :num_links] = np.eye(num_links)
     limits[len(demands) : len(demands) + num_links] = bandwidth / most_rate
-    for row, port in enumerate(shared, len(demands) + num_links):
-        for link, weight in zip(port.links, port.weights, strict=True):
-            if link in columns:
-                matrix[row, columns[link]] = weight
-        limits[row] = port.capacity_gb_per_s / most_rate
+    limits[len(demands) + num_links :] = [port.capacity_gb_per_s / most_rate for port in shared]
     return most_bytes / (_largest_last(matrix, limits) * most_rate * 1e9)
 
 
