@@ -173,6 +173,8 @@ def karolina() -> Machine:
             AUTHORS_COSTS_TEXT,
             "latency of 5 µs assumed",
             "1 TiB of host memory: the documentation of Karolina's accelerated nodes",
+            "net, for Machine.cluster: InfiniBand HDR, 25 GB/s an adapter, a fat tree without blocking: "
+            "docs.it4i.cz/karolina/network; four adapters a node assumed, and 2 µs",
         ],
         rates={"f64": 17.2, "f32": 17.2},
         latency_s=5e-6,
@@ -313,6 +315,62 @@ def vulcan_uneven() -> Machine:
     )
 
 
+# Of a node of Summit, GB/s each way: the two NVLinks of a GPU with a processor or with another GPU of its socket, and
+# the bus between the sockets. Memory of both sockets gives and takes so much in all.
+SUMMIT_NVLINKS, SUMMIT_BUS, SUMMIT_MEMORY = 50.0, 64.0, 270.0
+
+
+def summit() -> Machine:
+    sockets, host = (range(3), range(3, 6)), 6
+    bandwidth = np.full((7, 7), SUMMIT_NVLINKS)
+    np.fill_diagonal(bandwidth, 405.0)
+    ports = [Port.of("host memory", SUMMIT_MEMORY, from_host(range(host), host) + to_host(range(host), host))]
+    across = [tuple(itertools.product(*pair)) for pair in (sockets, sockets[::-1])]
+    for rank in range(host):
+        into, out_of = (
+            [link for way in across for link in way if link[end] == rank] for end in (1, 0)
+        )  # through its processor, as what comes from the host
+        ports.append(Port.of(f"NVLinks of device {rank} in", SUMMIT_NVLINKS, from_host([rank], host) + into))
+        ports.append(Port.of(f"NVLinks of device {rank} out", SUMMIT_NVLINKS, to_host([rank], host) + out_of))
+    for number, (source, destination) in enumerate((sockets, sockets[::-1])):
+        # Half of what a GPU copies from or to host memory is of the other socket.
+        half = from_host(destination, host) + to_host(source, host)
+        weights = (1.0,) * len(across[number]) + (0.5,) * len(half)
+        ports.append(Port(f"X-bus from socket {number}", SUMMIT_BUS, (*across[number], *half), weights))
+    return machine(
+        "summit-6xv100",
+        bandwidth,
+        provenance=[
+            "a node of Summit, two sockets with a POWER9 and 3 V100-16GB each",
+            "two NVLinks of 25 GB/s each way between a GPU and its processor, 64 GB/s of the X-bus between sockets: "
+            "Herault, Robert, Bosilca and Dongarra, ScalA 2019, sections IV.A and V; taken as each way, since WikiChip "
+            "has 4 bytes at 16 GT/s; nominal, copies reach less",
+            "two NVLinks between GPUs of a socket, and none between the others, which go over both processors: "
+            "WikiChip, Summit",
+            "memory is spread over both sockets, so half of what goes between a GPU and memory takes the X-bus: "
+            "the paper, section V.A, names it; the half is assumed, as of pages in turn",
+            "host memory 270 GB/s, in and out together, as 135 of each socket: assumed",
+            "f64 7.2 TFLOP/s: the best of ten large products in cuBLAS, the paper, section V; no other rate is known",
+            "16 GB a GPU and 512 GB a node: the paper, section III.A",
+            "a combination at 90 % of 900 GB/s; a copy within a GPU at half of that, since each byte is read and "
+            "written; not measured",
+            SHAPE_TEXT,
+            AUTHORS_COSTS_TEXT,
+            "latency of 10 µs assumed",
+            "net, for Machine.cluster: two adapters (EDR) of 12.5 GB/s each way: WikiChip; 2 µs assumed",
+        ],
+        rates={"f64": 7.2},
+        latency_s=1e-5,
+        host_bytes=512 * 10**9,
+        memory_bytes=16 * 10**9,
+        multiprocessors=80,
+        combine_gb_per_s=810.0,
+        ports=ports,
+        gemm_shape={"f64": V100_SHAPE["f64"]},
+        costs=AUTHORS_COSTS,
+    )
+
+
 # Between devices a row above 8 KiB takes the time of one of 11 KiB, 33.6 ns, on 2 H200 (docs/performance.md,
 # 2026-11-22): bytes / 390 GB/s over that less 3.3 ns, the latency of a copy of 1024 rows.
 H200_DEVICE_ROWS = ((8704.0, 0.737), (10240.0, 0.869), (12288.0, 0.972))
@@ -442,6 +500,7 @@ def machines() -> dict[str, Machine]:
         four_a100("vega-4xa100", "vega_links.json", "vega_4A100", "Vega"),
         vulcan(),
         vulcan_uneven(),
+        summit(),
         h200(),
     ]
     return {one.name: one for one in every}
