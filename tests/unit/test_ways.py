@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
 from tests.helpers.planned import search
@@ -13,8 +14,9 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Matrix, Placement
+from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks
+from uncut_mpi.planning import kblocks, ways
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
@@ -111,3 +113,15 @@ def test_a_chain_of_three_takes_little_longer_than_one_link() -> None:
         place: simulate(planned(problem, place, machine, **asked), machine).seconds for place in ("2,2,2", "0,0,0")
     }
     assert times["0,0,0"] < RELAY_GAIN * times["2,2,2"]
+
+
+@pytest.mark.parametrize("name", ["vulcan-8xv100", "karolina-8xa100", "meluxina-4xa100"])
+def test_ways_of_several_nodes_are_those_over_all_ranks(name: str) -> None:
+    machine = Machine.cluster(load_machine(name), 3, Net(12.5, 2e-6, 2))
+    found, count = ways_of(machine), machine.num_ranks
+    rates = machine.bandwidth_gb_per_s[:count, :count].copy()
+    np.fill_diagonal(rates, 0.0)
+    for source, to in np.argwhere(rates > 0).tolist():
+        rate, over = ways._way(rates, source, to)
+        one, two = (*over, -1, -1)[:2]
+        assert found.ways[source * count + to] == (rates.max() / rate, one, two)

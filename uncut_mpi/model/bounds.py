@@ -241,7 +241,7 @@ def _terms_of_host(reads: list[_Use], writes: list[_Use], node: int, machine: Ma
     host, several = machine.num_ranks + node, machine.num_nodes > 1
     ends = _nodes_of_ends(machine)
     devices, elsewhere = np.flatnonzero(ends[: machine.num_ranks] == node), np.flatnonzero(ends != node)
-    demands, ports = [], _ports_of(machine, node)
+    demands, ports = [], _ports_of_nodes(machine)[node]
     ways = (("host to devices", _on_host(reads), False), ("devices to host", _on_host(writes), True))
     for name, uses, back in ways:
         if not uses:
@@ -278,10 +278,16 @@ def _node_of(location: Location, machine: Machine) -> int:
     return int(machine.node_of[location.rank or 0])
 
 
-def _ports_of(machine: Machine, node: int) -> list[Port]:
-    """Return the ports all of whose links begin or end at a node; others would tell little of what it can do."""
-    ends = _nodes_of_ends(machine)
-    return [port for port in machine.ports if (ends[np.array(port.links)] == node).any(axis=1).all()]
+@functools.lru_cache(maxsize=64)
+def _ports_of_nodes(machine: Machine) -> list[list[Port]]:
+    """Return of each node the ports all of whose links begin or end there; others tell little of what it can do."""
+    ends, found = _nodes_of_ends(machine), [list[Port]() for _ in range(machine.num_nodes)]
+    for port in machine.ports:
+        nodes = ends[np.array(port.links)]
+        for node in {*nodes[0].tolist()}:
+            if (nodes == node).any(axis=1).all():
+                found[node].append(port)
+    return found
 
 
 def _on_host(uses: list[_Use]) -> list[_Use]:
@@ -302,7 +308,7 @@ def _transfer_term(
 
 def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], machine: Machine) -> Iterator[_Term]:
     rates = machine.gemm_rate(problem.arithmetic)
-    ports = [_ports_of(machine, node) for node in range(machine.num_nodes)]
+    ports = _ports_of_nodes(machine)
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])
@@ -366,7 +372,7 @@ def _rate_over_net(machine: Machine, node: int, *, out: bool) -> float:
     ends = _nodes_of_ends(machine)
     here, elsewhere = (np.flatnonzero(where).tolist() for where in (ends == node, ends != node))
     links = [(one, other) if out else (other, one) for one in here for other in elsewhere]
-    return 1e9 / least_time([(links, 1e9)], machine.bandwidth_gb_per_s, _ports_of(machine, node))
+    return 1e9 / least_time([(links, 1e9)], machine.bandwidth_gb_per_s, _ports_of_nodes(machine)[node])
 
 
 def _least(done: Callable[[float], float], wanted: float, most: float) -> float:

@@ -7,6 +7,7 @@ chunks that follow each other. A piece that several ranks need passes from one t
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -59,25 +60,34 @@ def ways_of(machine: Machine) -> Ways:
     count = machine.num_ranks
     rates = machine.bandwidth_gb_per_s[:count, :count].astype(np.float64)
     np.fill_diagonal(rates, 0.0)
-    between = rates[~np.eye(count, dtype=bool)]
-    if count < 3 or between.min() <= 0 or between.max() < RELAY_GAIN * between.min():
+    of_links = rates[~np.eye(count, dtype=bool)]
+    if count < 3 or of_links.min() <= 0 or of_links.max() < RELAY_GAIN * of_links.min():
         return Ways()
-    fastest = float(between.max())
-    ways = []
-    for source in range(count):
-        for to in range(count):
-            rate, relays = _way(rates, source, to) if source != to else (fastest, ())
-            one, two = (*relays, -1, -1)[:2]
-            ways.append((fastest / rate, one, two))
+    fastest = float(of_links.max())
+    ways = [(1.0, -1, -1)] * count**2
+    of_nodes = [np.flatnonzero(machine.node_of == node) for node in range(machine.num_nodes)]
+    found: dict[bytes, list[tuple[float, tuple[int, ...]]]] = {}
+    for here, there in itertools.product(of_nodes, repeat=2):
+        # A relay is on one of the two nodes. Nodes whose links are alike have ways alike.
+        near = here if here is there else np.concatenate((here, there))
+        between_near = rates[np.ix_(near, near)]
+        first = len(near) - len(there)
+        pairs = itertools.product(range(len(here)), range(first, len(near)))
+        key = b"%d %d " % (len(here), first) + between_near.tobytes()
+        if key not in found:
+            found[key] = [_way(between_near, one, other) if one != other else (fastest, ()) for one, other in pairs]
+        ends = itertools.product(here.tolist(), there.tolist())
+        for (source, to), (rate, over) in zip(ends, found[key], strict=True):
+            one, two = (*(int(near[relay]) for relay in over), -1, -1)[:2]
+            ways[source * count + to] = fastest / rate, one, two
     links = np.divide(fastest, rates, out=np.ones_like(rates), where=rates > 0)
     sends, receives = np.zeros(count), np.zeros(count)
     for port in machine.ports:
-        ends = {link for link in port.links if max(link) < count}
-        for rank in range(count):
-            if ends >= {(rank, to) for to in range(count) if to != rank}:
-                sends[rank] = fastest / port.expected_gb_per_s
-            if ends >= {(source, rank) for source in range(count) if source != rank}:
-                receives[rank] = fastest / port.expected_gb_per_s
+        between = {link for link in port.links if max(link) < count and link[0] != link[1]}
+        for end, of in ((0, sends), (1, receives)):
+            for rank, others in collections.Counter(link[end] for link in between).items():
+                if others == count - 1:
+                    of[rank] = fastest / port.expected_gb_per_s
     inward = machine.links(sharing=tuple(range(count)))[machine.host_of, range(count)]
     from_host = np.divide(fastest, inward, out=np.ones(count), where=inward > 0)
     return Ways(ways, links.ravel().tolist(), sends.tolist(), receives.tolist(), from_host.tolist())
