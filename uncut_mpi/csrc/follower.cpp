@@ -204,8 +204,8 @@ void Follower::check_awaits(const TaskTables &tables, const TaskRecord &task) co
 }
 
 void Follower::send() {
+    read(operands_[0]);
     sent_ = operands_[0];
-    read(sent_);
     message_.clear();
     for (const auto &[rect, fragment] : tiles_) {
         if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(sent_);
