@@ -24,17 +24,24 @@ from uncut_mpi.segments import Segment
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.host_backend]
 
 
-@pytest.fixture(params=["each alone", "two by two"])
+@pytest.fixture(params=["each alone", "two by two", "all but one"])
 def per_node(comm, request):
-    each = 1 if request.param == "each alone" else 2
-    if comm.size % each or comm.size == each:
+    each = {"each alone": 1, "two by two": 2, "all but one": comm.size - 1}[request.param]
+    if comm.size <= max(each, 2 if request.param == "all but one" else 1):
         pytest.skip(f"{comm.size} ranks on nodes of {each}")
     return each
 
 
+def machine_of(size, each):
+    """Return a machine of nodes with so many ranks, the last with what is left."""
+    node_of = [rank // each for rank in range(size)]
+    nodes = [um.Machine.uniform(node_of.count(node)) for node in range(node_of[-1] + 1)]
+    return um.Machine.joined(nodes, node_of, Net(10.0, 5e-6))
+
+
 @pytest.fixture
 def open_nodes(comm, per_node):
-    machine = um.Machine.cluster(um.Machine.uniform(per_node), comm.size // per_node, Net(10.0, 5e-6))
+    machine = machine_of(comm.size, per_node)
     return functools.partial(um.Session, comm, backend="host", machine=machine, ranks_per_node=per_node, timeout_s=20)
 
 
@@ -246,7 +253,7 @@ def test_the_environment_names_ranks_per_node_where_a_session_does_not(comm, mon
     with um.Session(comm, backend="host") as session:
         nodes, ends = session.machine.num_nodes, len(session.machine.latency_s)
         net = session.machine.bandwidth_gb_per_s[0, comm.size - 1]
-    collective_assert(comm, nodes == comm.size // per_node and ends == comm.size + nodes, f"{nodes} nodes")
+    collective_assert(comm, nodes == -(-comm.size // per_node) and ends == comm.size + nodes, f"{nodes} nodes")
     collective_assert(comm, 0 < net < math.inf, net)
     monkeypatch.setenv("UNCUT_MPI_RANKS_PER_NODE", "few")
     said = outcome(lambda: um.Session(comm, backend="host"))

@@ -20,7 +20,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine, machine_names
 from uncut_mpi.model.placement import Placement
-from uncut_mpi.model.ports import fair_rates
+from uncut_mpi.model.ports import Net, fair_rates
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan_several
@@ -269,3 +269,30 @@ def test_nodes_and_host_memory_are_kept_and_nodes_with_gaps_are_refused() -> Non
     for wrong in ([-1], [1, 1]):
         with pytest.raises(ParamError, match="host_bytes"):
             dataclasses.replace(machine, host_bytes=np.array(wrong))
+
+
+def test_nodes_that_differ_are_joined_in_whatever_order_their_ranks_are() -> None:
+    four, one = load_machine("h200-4x"), Machine.uniform(1, memory_bytes=7 * 10**9)
+    node_of = [0, 1, 0, 0, 0]
+    made = Machine.joined([four, one], node_of, Net(25.0, 3e-6))
+    own = [0, 2, 3, 4, 5]  # of the first node, its host last
+    assert made.bandwidth_gb_per_s[np.ix_(own, own)].tolist() == four.bandwidth_gb_per_s.tolist()
+    assert made.latency_s[np.ix_([1, 6], [1, 6])].tolist() == one.latency_s.tolist()
+    assert made.memory_bytes.tolist() == [*four.memory_bytes[:1], 7 * 10**9, *four.memory_bytes[1:]]
+    assert made.gemm_tflop_per_s["f64"][1] == one.gemm_tflop_per_s["f64"][0]
+    assert made.gemm_tflop_per_s["f64"][[0, 2, 3, 4]].tolist() == four.gemm_tflop_per_s["f64"].tolist()
+    to_host, from_host = {}, {}
+    for node, its in ((four, own[:-1]), (one, [1])):
+        to_host |= dict(zip(its, node.latency_s[:-1, -1], strict=True))
+        from_host |= dict(zip(its, node.latency_s[-1, :-1], strict=True))
+    for source, to in ((0, 1), (1, 4), (5, 6), (6, 0)):
+        wanted = to_host.get(source, 0.0) + from_host.get(to, 0.0) + 3e-6
+        assert made.latency_s[source, to] == pytest.approx(wanted)
+        assert made.bandwidth_gb_per_s[source, to] == 25.0
+    ends = {link for port in made.ports if port.name.startswith("node 1") for link in port.links}
+    assert ends <= {(1, 6), (6, 1), *((here, there) for here in (1, 6) for there in own)} | {
+        (there, here) for here in (1, 6) for there in own
+    }
+    for wrong in ([0, 1, 0, 0], [0, 0, 1, 1, 0]):
+        with pytest.raises(ParamError, match="do not fit"):
+            Machine.joined([four, one], wrong, Net(25.0, 3e-6))

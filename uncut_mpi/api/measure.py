@@ -28,7 +28,7 @@ import numpy as np
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.memory import Arena, PeerMappings
 from uncut_mpi.device.interface import Backend, DeviceIdentity, Timeable
-from uncut_mpi.errors import TopologyError, UncutError, agreed, raised_by_all
+from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
@@ -133,21 +133,15 @@ def obtain_machine(
 def _of_nodes(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]) -> Machine:
     """Return the machine of ranks on several nodes: what one of them is, and what the net between them does."""
     memory = np.array([one.memory_bytes for one in identities], np.int64)
-    each = [group.node_of.count(node) for node in range(group.num_nodes)]
-    with raised_by_all():
-        if min(each) < max(each) or list(group.node_of) != sorted(group.node_of):
-            raise TopologyError(
-                f"the nodes have {', '.join(map(str, each))} ranks (ranks' nodes: {list(group.node_of)}): "
-                "so far ranks are as many on each node, and those of a node follow one another"
-            )
     within = group.of_node()
     try:
         node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
     finally:
         within.free()
     net = _measure_net(group)
-    made = group.from_root(lambda: Machine.cluster(node, group.num_nodes, net).to_json())
-    return dataclasses.replace(Machine.from_json(made), memory_bytes=memory)
+    told = group.allgather_objects(node.to_json() if group.local_rank == 0 else None)
+    nodes = [Machine.from_json(one) for one in told if one is not None]  # in the order of their first ranks
+    return dataclasses.replace(Machine.joined(nodes, group.node_of, net), memory_bytes=memory)
 
 
 def _measure_net(group: Group) -> Net:

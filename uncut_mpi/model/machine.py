@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -469,45 +469,83 @@ class Machine(Remade):
             If `node` has several nodes already, or there were more than 4,096 ranks.
         """
         num_nodes, each = count("num_nodes", num_nodes), node.num_ranks
-        if node.num_nodes > 1 or not 1 <= num_nodes * each <= MOST_RANKS:
+        if not 1 <= num_nodes * each <= MOST_RANKS:
             raise ParamError(
-                f"{counted(num_nodes, 'node')} of {counted(node.num_nodes, 'node')} with {counted(each, 'rank')} were "
-                f"asked for: a cluster has 1 to {MOST_RANKS} ranks, and is made of one node"
+                f"{counted(num_nodes, 'node')} with {counted(each, 'rank')} were asked for: a cluster has 1 to "
+                f"{MOST_RANKS} ranks"
             )
         if num_nodes == 1:
             return node
-        total = num_nodes * each
-        node_of_end = np.concatenate((np.repeat(np.arange(num_nodes), each), np.arange(num_nodes)))
-        within = np.concatenate((np.tile(np.arange(each), num_nodes), np.full(num_nodes, each)))
+        made = cls.joined([node] * num_nodes, np.repeat(np.arange(num_nodes), each).tolist(), net)
+        return dataclasses.replace(made, name=f"{num_nodes} × {node.name}", key=f"{num_nodes} × {node.key}")
+
+    @classmethod
+    def joined(cls, nodes: Sequence[Machine], node_of: Sequence[int], net: Net) -> Machine:
+        """
+        Return a machine of several nodes, which may differ, joined by a net; as `cluster`.
+
+        Parameters
+        ----------
+        nodes : sequence of Machine
+            What was measured of each. What holds for all ranks (shapes of products, costs of issuing) is the first's.
+        node_of : sequence of int
+            Node of each rank; those of a node are its machine's, in their order.
+        net : Net
+            What was measured between them.
+
+        Raises
+        ------
+        ParamError
+            If one of `nodes` has several, or not as many ranks as `node_of` says.
+        """
+        placed = [[rank for rank, node in enumerate(node_of) if node == at] for at in range(len(nodes))]
+        if any(one.num_nodes > 1 or one.num_ranks != len(its) for one, its in zip(nodes, placed, strict=True)):
+            found = ", ".join(f"{one.num_ranks} on {counted(one.num_nodes, 'node')}" for one in nodes)
+            raise ParamError(f"machines with ranks {found} were to be joined as nodes {list(node_of)}: they do not fit")
+        total = len(node_of)
+        numbers = [[*its, total + at] for at, its in enumerate(placed)]  # of each node's memories, the host's last
         tables = {}
         for name, of_net, join, nowhere in (
             ("bandwidth_gb_per_s", net.gb_per_s, np.minimum, math.inf),
             ("latency_s", net.latency_s, np.add, 0.0),
         ):
-            table = getattr(node, name)
-            # To the host of its node, and from that of the other one; what lies there is there.
-            out, come = (np.where(within == each, nowhere, way[within]) for way in (table[:, each], table[each]))
-            over = join(join.outer(out, come), of_net)
-            tables[name] = np.where(node_of_end[:, None] == node_of_end, table[np.ix_(within, within)], over)
-        numbers = [[*range(at * each, (at + 1) * each), total + at] for at in range(num_nodes)]
+            out, come = np.full((2, total + len(nodes)), nowhere)
+            for node, here in zip(nodes, numbers, strict=True):
+                # To the host of its node, and from that of the other one; what lies there is there.
+                table, ranks = getattr(node, name), here[:-1]
+                out[ranks], come[ranks] = table[:-1, -1], table[-1, :-1]
+            over: np.ndarray = join(join.outer(out, come), of_net)
+            for node, here in zip(nodes, numbers, strict=True):
+                over[np.ix_(here, here)] = getattr(node, name)
+            tables[name] = over
         ports = [
             dataclasses.replace(
                 port, name=f"node {at}, {port.name}", links=tuple((here[source], here[to]) for source, to in port.links)
             )
-            for at, here in enumerate(numbers)
+            for at, (node, here) in enumerate(zip(nodes, numbers, strict=True))
             for port in node.ports
         ]
-        arrays = (name for name in (*_SIZED, "memory_bytes") if name != "node_of")
-        changes: dict[str, Any] = tables | {name: np.tile(getattr(node, name), num_nodes) for name in arrays}
+        order = np.argsort(np.concatenate(placed), kind="stable")
+
+        def of_ranks(values: Iterable[np.ndarray]) -> np.ndarray:
+            together: np.ndarray = np.concatenate([*values])[order]
+            return together
+
+        changes: dict[str, Any] = tables | {"host_bytes": np.concatenate([node.host_bytes for node in nodes])}
+        for name in ("memory_bytes", *(name for name in _PER_RANK if name != "node_of")):
+            changes[name] = of_ranks(getattr(node, name) for node in nodes)
         for name in _RATES:
-            changes[name] = {key: np.tile(rate, num_nodes) for key, rate in getattr(node, name).items()}
+            several = [getattr(node, name) for node in nodes]
+            shared = [key for key in several[0] if all(key in one for one in several)]
+            changes[name] = {key: of_ranks(one[key] for one in several) for key in shared}
         return dataclasses.replace(
-            node,
-            name=f"{num_nodes} × {node.name}",
-            key=f"{num_nodes} × {node.key}",
+            nodes[0],
+            name=" + ".join(node.name for node in nodes),
+            key=" + ".join(node.key for node in nodes),
             ports=(*ports, *net.ports(numbers)),
-            node_of=np.repeat(np.arange(num_nodes), each),
+            node_of=np.array(node_of, np.int64),
             whole=False,
+            steady=all(node.steady for node in nodes),
             **changes,
         )
 
