@@ -293,6 +293,8 @@ def test_nodes_that_differ_are_joined_in_whatever_order_their_ranks_are() -> Non
     assert ends <= {(1, 6), (6, 1), *((here, there) for here in (1, 6) for there in own)} | {
         (there, here) for here in (1, 6) for there in own
     }
-    for wrong in ([0, 1, 0, 0], [0, 0, 1, 1, 0]):
+    for wrong in ([0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0, 2], [0, 1, 0, 0, 0, -1]):
         with pytest.raises(ParamError, match="do not fit"):
             Machine.joined([four, one], wrong, Net(25.0, 3e-6))
+    with pytest.raises(ParamError, match="do not fit"):
+        Machine.joined([], [], Net(25.0, 3e-6))

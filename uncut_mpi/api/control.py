@@ -1,8 +1,8 @@
 """
-How the ranks of a session signal each other: all their words in host memory, which they share.
+How the ranks of a session signal each other: all their words in host memory, which those of a node share.
 
-Gate, turns, flags of the host, board and abort word have theirs from here. A form for ranks that share no memory has to
-replace what this module makes (`CallExchange`, `ProgressBoard`, arrays of words), and nothing else.
+Gate, turns, flags of the host, board and abort word have theirs from here. Ranks of other nodes do not see them. They
+meet by messages (`CallExchange`), and hear that others get on (`Group.beat`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ class Control:
     """
     The words of the ranks, the first thing that they share. Collective.
 
-    Each word is written by one rank, whose row or entry it is in, and read by all; the abort word any rank writes. From
-    here on a rank that leaves is seen by those who wait for it.
+    Each word is written by one rank, whose row or entry it is in, and read by all; the abort word any rank writes. On
+    the board the ranks of a node also count up the rows of other nodes' ranks, when they hear from them. From here on a
+    rank that leaves is seen by those of its node who wait for it, and by all in the next exchange.
 
     Attributes
     ----------
@@ -31,7 +32,7 @@ class Control:
     verdicts : Verdicts
         By which they end a product.
     turns : ndarray of uint64, shape (num_ranks,)
-        How far each rank is in taking its device for a call; zeros at first.
+        How far each rank of the node, these first, is in taking its device for a call; zeros at first.
     flags : ndarray of uint32, shape (num_ranks, MAX_LANES)
         How far each lane of the host is, and each that these wait for: `FlagTable.host`.
     board : ProgressBoard

@@ -108,7 +108,7 @@ def obtain_machine(
             raise agreed(
                 TopologyError(
                     f"machine {given.name} has its ranks on nodes {given.node_of.tolist()}, the session on "
-                    f"{list(group.node_of)}: leave the machine out, or compose it with Machine.cluster"
+                    f"{list(group.node_of)}: leave it out, or compose it with Machine.cluster or Machine.joined"
                 )
             )
         check_hardware(given, key)

@@ -1,4 +1,4 @@
-// Waiting that leaves the core to its other thread for a while.
+// Waiting on a core, which leaves it to its other thread between two looks.
 #pragma once
 
 #include <chrono>

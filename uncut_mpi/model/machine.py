@@ -499,7 +499,8 @@ class Machine(Remade):
             If one of `nodes` has several, or not as many ranks as `node_of` says.
         """
         placed = [[rank for rank, node in enumerate(node_of) if node == at] for at in range(len(nodes))]
-        if any(one.num_nodes > 1 or one.num_ranks != len(its) for one, its in zip(nodes, placed, strict=True)):
+        fit = all(one.num_nodes == 1 and one.num_ranks == len(its) for one, its in zip(nodes, placed, strict=True))
+        if not nodes or not fit or sum(map(len, placed)) != len(node_of):
             found = ", ".join(f"{one.num_ranks} on {counted(one.num_nodes, 'node')}" for one in nodes)
             raise ParamError(f"machines with ranks {found} were to be joined as nodes {list(node_of)}: they do not fit")
         total = len(node_of)

@@ -1,5 +1,5 @@
 """
-Where the ranks of a node meet: each gives a record to all others through memory that they share.
+Where ranks meet: each gives a record to all others, through memory that they share or by messages between nodes.
 
 A call opens by such an exchange, and a product closes by one.
 """
@@ -340,7 +340,7 @@ class Verdicts(CallExchange):
         self.mine["status"], statuses = 0, self.everyone["status"]
         lost = bool((statuses == _LOST).any())
         if self._group.num_nodes > 1:
-            return self._group.allgather_objects(None if error is None else to_wire(error), "closing barrier"), lost
+            return self._group.allgather_objects(error and to_wire(error), "closing barrier", timeout_s), lost
         wires: list[Wire | None] = [self._wire(rank) if status else None for rank, status in enumerate(statuses)]
         if error is not None:
             wires[self._rank] = to_wire(error)
