@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -234,6 +234,19 @@ class Outcome(Protocol):
         """As of `ExecutionReport`."""
 
 
+class Columns(NamedTuple):
+    """How bytes lie: columns of `width` bytes, one every `pitch` bytes."""
+
+    width: int
+    columns: int
+    pitch: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of all columns."""
+        return self.width * self.columns
+
+
 class Transport(Protocol):
     """
     Carries bytes between this rank and those of other nodes; see `uncut_mpi.spmd.transport.MpiTransport`.
@@ -250,11 +263,11 @@ class Transport(Protocol):
     def name(self, rank: int, /) -> str:
         """Return a rank with its node, as an error names it."""
 
-    def send(self, data: np.ndarray, rank: int, /) -> Callable[[], bool]:
-        """Begin to send bytes (uint8, contiguous)."""
+    def send(self, data: np.ndarray, rank: int, columns: Columns | None = None, /) -> Callable[[], bool]:
+        """Begin to send host memory (uint8), or columns in it, which are to stay as they are until that is over."""
 
-    def receive(self, data: np.ndarray, rank: int, /) -> Callable[[], bool]:
-        """Begin to receive bytes (uint8, contiguous)."""
+    def receive(self, data: np.ndarray, rank: int, columns: Columns | None = None, /) -> Callable[[], bool]:
+        """Begin to receive into host memory (uint8), or columns in it, as many bytes as are sent."""
 
 
 class Chain(enum.IntEnum):

@@ -1,80 +1,117 @@
 """
 Lanes of the net: what a rank sends to ranks of other nodes, and receives, while its executor does the rest of a list.
 
-They wait and tell by flags in host memory, as all lanes of the host. A message of device memory goes through an array
-of the host. Whoever runs the list lets them get on in the thread that uses MPI, and never waits for one of them alone.
+A message goes in fragments, several at a time. MPI takes host memory as it lies. Device memory goes through bounce
+buffers: host memory that is registered once. While one fragment is on its way, others are copied to buffers and from
+them. All fragments from one rank to another go in one order, and buffers serve in that order. Each lane has its own, so
+none waits for those of another. To receive into a buffer nothing is awaited: what comes may come before its place is
+free.
+
+Lanes wait and tell by flags in host memory, as all lanes of the host. Whoever runs the list lets them get on in the
+thread that uses MPI, and never waits for one of them alone.
 """
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 import numpy as np
 
-from uncut_mpi.device.interface import Backend, FlagTable, Transport
-from uncut_mpi.device.views import matrix_at
+from uncut_mpi.device.interface import Columns, FlagTable, Transport
+from uncut_mpi.device.views import bytes_at
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, LaneKind
 
+FRAGMENT_BYTES: Final = 1 << 20
+"""Of a fragment, at most. All ranks cut a message alike."""
+
+_MOST_BUFFERS, _LEAST_BUFFERS, _BUFFERS_OF_ALL = 8, 2, 128  # of a lane, and about of all of a rank
 _HALF, _MASK = 0x80000000, 0xFFFFFFFF
 _BEATS = 8  # while others would take a rank for lost
 
+Over = Callable[[], bool]
+"""Says whether what has begun is over, and lets it get on; once it is, nobody asks again."""
 
-class Message:
+BeginCopy = Callable[[bool, int, int, int, int, int, int], Over]
+"""
+Begins a copy between device memory and a buffer: whether to the device, then as `Backend.copy_columns`. Copies in one
+direction end in the order in which they began.
+"""
+
+
+def at_once() -> bool:
+    """Say that something is over."""
+    return True
+
+
+class BounceBuffers:
     """
-    Half of a copy between nodes: a region that is sent to another rank, or received from one.
+    Memory for fragments of messages, which lanes of all lists of one backend use, one list at a time.
 
     Parameters
     ----------
-    address, ld : int
-        Of the region, column-major (elements).
-    shape : (int, int)
-        Its rows and columns.
-    on_device : Backend or None
-        Whose memory it is, if the host cannot read it.
-
-    Attributes
-    ----------
-    rank, nbytes : int
-        The other rank, and how many bytes go.
+    make : callable
+        Returns so many bytes of host memory (uint8), registered for the device.
     """
 
-    def __init__(
-        self, rank: int, address: int, ld: int, shape: tuple[int, int], dtype: DType, on_device: Backend | None
-    ) -> None:
-        self.rank, self._address, self._ld, self._device = rank, address, ld, on_device
-        if on_device is None:
-            self._region = matrix_at(address, *shape, ld, dtype.numpy)
-        self._shape, self._dtype = shape, dtype
-        self.nbytes = shape[0] * shape[1] * dtype.itemsize
+    def __init__(self, make: Callable[[int], np.ndarray]) -> None:
+        self._make, self._made = make, list[np.ndarray]()
 
-    def send(self, transport: Transport) -> Callable[[], bool]:
-        """Begin to send it, and return what says whether that is over."""
-        if self._device is None:
-            data = np.asfortranarray(self._region)
-        else:
-            data = np.empty(self._shape, self._dtype.numpy, order="F")
-            self._device.to_host(self._address, self._ld, data)
-        return transport.send(data.reshape(-1, order="F").view(np.uint8), self.rank)
+    def first(self, count: int) -> list[np.ndarray]:
+        """Return the first so many buffers, of `FRAGMENT_BYTES` each. Nothing may be in flight."""
+        if (lacking := count - len(self._made)) > 0:
+            self._made.extend(self._make(lacking * FRAGMENT_BYTES).reshape(lacking, FRAGMENT_BYTES))
+        return self._made[:count]
 
-    def receive(self, transport: Transport) -> Callable[[], bool]:
-        """Begin to receive it, and return what says whether it is there."""
-        data = np.empty(self._shape, self._dtype.numpy, order="F")
-        came = transport.receive(data.reshape(-1, order="F").view(np.uint8), self.rank)
 
-        def placed() -> bool:
-            if not came():
-                return False
-            if self._device is None:
-                self._region[...] = data
-            else:
-                self._device.from_host(self._address, self._ld, data)
-            return True
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Fragment:
+    """Columns of bytes that go as one message of MPI: of host memory, which is `memory`, or of a device's."""
 
-        return placed
+    columns: Columns
+    address: int
+    memory: np.ndarray | None
+    ends: int
+    """The bytes of its message, if it is the last fragment."""
+
+
+def _fragments(address: int, all_of_it: Columns, *, in_host: bool) -> Iterator[_Fragment]:
+    """Cut a message: columns that together, or parts of a column that alone, have `FRAGMENT_BYTES` at most."""
+    width, columns, pitch = all_of_it
+    at_a_time = max(1, FRAGMENT_BYTES // width)
+    for column in range(0, columns, at_a_time):
+        for row in range(0, width, FRAGMENT_BYTES):
+            start, wide = address + column * pitch + row, min(FRAGMENT_BYTES, width - row)
+            many = min(at_a_time, columns - column)
+            memory = bytes_at(start, pitch * (many - 1) + wide) if in_host else None
+            last = column + many == columns and row + wide == width
+            yield _Fragment(Columns(wide, many, pitch), start, memory, width * columns if last else 0)
+
+
+_Step = tuple[int, _Fragment | memoryview, int, int]
+"""Code, what, its value, and the task that it is for."""
+
+
+class _NetLane:
+    """What one rank sends to another, or receives from it, in order."""
+
+    def __init__(self, peer: int, *, receives: bool) -> None:
+        self.peer, self.receives = peer, receives
+        self.steps: list[_Step] = []
+        self.buffers: list[np.ndarray] = []
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether fragments may come before their places are free: all into buffers, since they come in one order."""
+        return self.receives and all(
+            fragment.memory is None for _, fragment, _, _ in self.steps if isinstance(fragment, _Fragment)
+        )
 
 
 class NetLanes:
@@ -87,8 +124,10 @@ class NetLanes:
         As for `Backend.executable`.
     transport : Transport or None
         What messages take.
-    device : Backend, optional
-        Whose device memory messages may lie in, if the host cannot read it.
+    buffers : BounceBuffers
+        Of the backend.
+    copy : callable, optional
+        How what lies in device memory gets to buffers and from them, if the host cannot read it.
     """
 
     def __init__(
@@ -97,30 +136,35 @@ class NetLanes:
         addresses: np.ndarray,
         flags: FlagTable,
         transport: Transport | None,
-        device: Backend | None = None,
+        buffers: BounceBuffers,
+        copy: BeginCopy | None = None,
     ) -> None:
-        self.transport, of_host = transport, flags.host.reshape(-1).data
+        self.rank, self.transport, self.copy = program.rank, transport, copy
         of_net = np.flatnonzero(program.lanes["kind"] == LaneKind.NET)
         if len(of_net) and self.transport is None:
             raise DeviceError("an operation list has copies between nodes, and there is no transport to another one")
-        self.queues: list[list[tuple[int, Message | memoryview, int]]] = []
-        self.tasks: list[list[int]] = []  # of their steps
-        self.rank = program.rank
-        in_host = program.in_host()
-        for lane in of_net.tolist():
-            queue = list[tuple[int, Message | memoryview, int]]()
-            self.tasks.append(program.operations["task"][program.operations["lane"] == lane].tolist())
-            for operation in program.operations[program.operations["lane"] == lane].tolist():
-                code, _, _, _, _, at, value, peer, first = operation
+        of_host, in_host = flags.host.reshape(-1).data, program.in_host()
+        self.lanes: list[_NetLane] = []
+        for number in of_net.tolist():
+            source, destination = (int(program.lanes[number][end]) for end in ("source", "destination"))
+            receives = destination == self.rank
+            lane = _NetLane(source if receives else destination, receives=receives)
+            for operation in program.operations[program.operations["lane"] == number].tolist():
+                code, _, _, _, task, at, value, peer, first = operation
                 if code in (Code.SEND, Code.RECV):
                     buffer, kind, _, _, _, offset, rows, cols, ld = program.operands[first].tolist()
-                    there = None if in_host[buffer] else device
-                    about = int(addresses[buffer]) + offset, ld, (rows, cols), DType(kind), there
-                    queue.append((code, Message(peer, *about), 0))
+                    size, start = DType(kind).itemsize, int(addresses[buffer]) + offset
+                    there = copy is None or bool(in_host[buffer])
+                    fragments = _fragments(start, Columns(rows * size, cols, ld * size), in_host=there)
+                    lane.steps += [(code, fragment, 0, task) for fragment in fragments]
                 else:
-                    at += (program.rank if code == Code.SIGNAL else peer) * MAX_LANES
-                    queue.append((code, of_host[at : at + 1], value))
-            self.queues.append(queue)
+                    at += (self.rank if code == Code.SIGNAL else peer) * MAX_LANES
+                    lane.steps.append((code, of_host[at : at + 1], value, task))
+            self.lanes.append(lane)
+        of_lane = max(_LEAST_BUFFERS, min(_MOST_BUFFERS, _BUFFERS_OF_ALL // max(1, len(self.lanes))))
+        memory = buffers.first(of_lane * len(self.lanes))
+        for number, lane in enumerate(self.lanes):
+            lane.buffers = memory[number * of_lane : (number + 1) * of_lane]
 
     def beat(self, timeout_s: float) -> None:
         """Tell ranks of other nodes often enough that this one gets on, if there are any."""
@@ -140,75 +184,148 @@ class NetRun:
     ----------
     tasks, copy_bytes : int
         Messages that are over, and their bytes.
-    over : bool
-        Whether all are.
     listens : bool
         Whether there are other nodes to hear.
+    failed : bool
+        Whether an error has ended the call: nothing is awaited or copied any more, and messages go on as they are.
     """
 
     def __init__(self, lanes: NetLanes, epoch: int) -> None:
-        self._lanes, self._epoch = lanes, epoch
-        self._at = [0] * len(lanes.queues)
-        self._flying: dict[int, Callable[[], bool]] = {}
+        self._lanes, self.epoch = lanes, epoch
         self.tasks = self.copy_bytes = 0
-        self.over = not any(lanes.queues)
+        self.failed = False
+        self._moving = [_NetLaneRun(self, lanes, lane) for lane in lanes.lanes if lane.steps]
         self.listens = lanes.transport is not None
 
-    def advance(self) -> bool:
-        """Get on without waiting, and return whether anything did."""
-        moved = False
+    @property
+    def over(self) -> bool:
+        """Whether all are."""
+        return not self._moving
+
+    def advance(self, turns: int = 1) -> bool:
+        """Get on without waiting, and return whether anything did. Some MPIs move a little in each turn."""
         if self._lanes.transport is not None:
             self._lanes.transport.listen()
-        for lane, queue in enumerate(self._lanes.queues):
-            while self._at[lane] < len(queue) and self._step(lane, *queue[self._at[lane]]):
-                self._at[lane] += 1
-                moved = True
-        self.over = all(at == len(queue) for at, queue in zip(self._at, self._lanes.queues, strict=True))
+        moved = False
+        for _ in range(turns):
+            for lane in self._moving:
+                moved |= lane.advance()
+        if moved:
+            self._moving = [lane for lane in self._moving if not lane.over]
         return moved
-
-    def _step(self, lane: int, code: int, what: Message | memoryview, value: int) -> bool:
-        """Make the next step of a lane, or get on with it; return whether it is over."""
-        if isinstance(what, Message):
-            if lane not in self._flying:
-                self._flying[lane] = self._begin(code, what)
-            if not self._flying[lane]():
-                return False
-            del self._flying[lane]
-            self.tasks += 1
-            self.copy_bytes += what.nbytes
-        elif code == Code.WAIT_FLAG:
-            return (what[0] - self._epoch - value) & _MASK < _HALF
-        else:
-            what[0] = (self._epoch + value) & _MASK
-        return True
-
-    def _begin(self, code: int, message: Message) -> Callable[[], bool]:
-        transport = self._lanes.transport
-        assert transport is not None
-        return message.send(transport) if code == Code.SEND else message.receive(transport)
 
     def waits(self) -> list[str]:
         """Say which messages are awaited, and with whom."""
-        lanes, found = self._lanes, list[str]()
-        for lane in self._flying:
-            code, message, _ = lanes.queues[lane][self._at[lane]]
-            if isinstance(message, Message) and lanes.transport is not None:
-                other, task = lanes.transport.name(message.rank), lanes.tasks[lane][self._at[lane]]
-                does = f"sends task {task} to {other}" if code == Code.SEND else f"awaits task {task} from {other}"
-                found.append(f"rank {lanes.rank} {does}")
-        return found
+        return [text for lane in self._moving if (text := lane.awaited())]
 
     def finish(self, timeout_s: float) -> None:
         """Send and receive what is left after an error, whatever it is, and tell: nobody may wait for ever."""
-        left = [*self._flying.values()]
-        for lane, queue in enumerate(self._lanes.queues):
-            rest = queue[self._at[lane] + (lane in self._flying) :]
-            left += [self._begin(code, what) for code, what, _ in rest if isinstance(what, Message)]
-        until_s = time.monotonic() + timeout_s
-        while left and time.monotonic() < until_s:
-            left = [is_over for is_over in left if not is_over()]
-        for lane, queue in enumerate(self._lanes.queues):
-            for code, what, value in queue[self._at[lane] :]:
-                if code == Code.SIGNAL:
-                    self._step(lane, code, what, value)
-        self.over = True
+        self.failed, until_s = True, time.monotonic() + timeout_s
+        while self._moving and time.monotonic() < until_s:
+            self.advance()
+        for lane in self._moving:
+            lane.tell_all()
+        self._moving = []
+
+
+class _NetLaneRun:
+    """
+    One run of a lane, whose steps pass three gates, each in order.
+
+    A fragment that is sent is copied to its buffer when its flags allow; then it is posted; then it has gone. One that
+    is received is posted when its buffer is free; when it is there and its flags allow, it is copied; then
+    it is in place.
+    """
+
+    def __init__(self, run: NetRun, lanes: NetLanes, lane: _NetLane) -> None:
+        self._run, self._lanes, self._lane, self._steps = run, lanes, lane, lane.steps
+        self._flags_gate = 1 if lane.is_ahead else 0
+        self._passed = [0, 0, 0]  # steps, by each gate
+        self._begun: collections.deque[tuple[np.ndarray, Over]] = collections.deque()
+        self._going: collections.deque[Over] = collections.deque()
+        self._count = 0  # of fragments that have begun
+
+    @property
+    def over(self) -> bool:
+        """Whether all steps have passed all gates."""
+        return self._passed[2] == len(self._steps)
+
+    def advance(self) -> bool:
+        """Get on without waiting, and return whether anything did."""
+        passed, before = self._passed, sum(self._passed)
+        for gate, may_pass in enumerate((self._begin, self._go_on, self._end)):
+            ahead = passed[gate - 1] if gate else len(self._steps)
+            while passed[gate] < ahead:
+                code, what, value, _ = self._steps[passed[gate]]
+                if isinstance(what, _Fragment):
+                    if not may_pass(what):
+                        break
+                elif code == Code.WAIT_FLAG:
+                    if gate == self._flags_gate and not self._is_there(what, value):
+                        break
+                elif gate == 2:
+                    what[0] = (self._run.epoch + value) & _MASK
+                passed[gate] += 1
+        return sum(passed) > before
+
+    def _is_there(self, flag: memoryview, value: int) -> bool:
+        return self._run.failed or (flag[0] - self._run.epoch - value) & _MASK < _HALF
+
+    def _begin(self, fragment: _Fragment) -> bool:
+        buffers = self._lane.buffers
+        if len(self._begun) + len(self._going) == len(buffers):
+            return False
+        buffer = buffers[self._count % len(buffers)]
+        self._count += 1
+        self._begun.append((buffer, (self._post if self._lane.receives else self._copy)(fragment, buffer)))
+        return True
+
+    def _go_on(self, fragment: _Fragment) -> bool:
+        buffer, is_over = self._begun[0]
+        if not is_over():
+            return False
+        self._begun.popleft()
+        self._going.append((self._copy if self._lane.receives else self._post)(fragment, buffer))
+        return True
+
+    def _end(self, fragment: _Fragment) -> bool:
+        if not self._going[0]():
+            return False
+        self._going.popleft()
+        if fragment.ends:
+            self._run.tasks += 1
+            self._run.copy_bytes += fragment.ends
+        return True
+
+    def _post(self, fragment: _Fragment, buffer: np.ndarray) -> Over:
+        transport, lane = self._lanes.transport, self._lane
+        assert transport is not None
+        begin = transport.receive if lane.receives else transport.send
+        if fragment.memory is not None:
+            return begin(fragment.memory, lane.peer, fragment.columns)
+        return begin(buffer[: fragment.columns.nbytes], lane.peer)
+
+    def _copy(self, fragment: _Fragment, buffer: np.ndarray) -> Over:
+        inbound, copy = self._lane.receives, self._lanes.copy
+        if fragment.memory is not None or self._run.failed:
+            return at_once
+        assert copy is not None
+        width, columns, pitch = fragment.columns
+        ends = (fragment.address, pitch), (buffer.ctypes.data, width)
+        return copy(inbound, *ends[not inbound], *ends[inbound], width, columns)
+
+    def awaited(self) -> str:
+        """Say which message is awaited, and with whom, if one is."""
+        gate, transport = (1, self._begun) if self._lane.receives else (2, self._going), self._lanes.transport
+        passed = self._passed[gate[0]]
+        if not gate[1] or transport is None or not isinstance(self._steps[passed][1], _Fragment):
+            return ""  # what it waits for is on its own node
+        does, to = ("awaits", "from") if self._lane.receives else ("sends", "to")
+        task = self._steps[passed][3]
+        return f"rank {self._lanes.rank} {does} task {task} {to} {transport.name(self._lane.peer)}"
+
+    def tell_all(self) -> None:
+        """Write the flags of all steps that are left."""
+        for code, what, value, _ in self._steps[self._passed[2] :]:
+            if code == Code.SIGNAL and isinstance(what, memoryview):
+                what[0] = (self._run.epoch + value) & _MASK

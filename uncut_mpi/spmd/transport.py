@@ -10,8 +10,7 @@ import numpy as np
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import MPI
 
-_MOST_BYTES: Final = 1 << 30
-"""Of one message; MPI counts them in 31 bits."""
+Columns = tuple[int, int, int]
 
 _TAG: Final = 1
 """Of all messages: two ranks exchange them in one order, which MPI keeps."""
@@ -19,7 +18,7 @@ _TAG: Final = 1
 
 class MpiTransport:
     """
-    Point-to-point messages of a session's ranks. Not collective; one thread at a time uses it.
+    Point-to-point messages of a session's ranks, of less than 2 GiB each. Not collective; one thread at a time uses it.
 
     Nothing is cancelled: whoever begins a message waits for its end, also after an error.
 
@@ -37,23 +36,31 @@ class MpiTransport:
         """Return a rank as an error names it."""
         return f"rank {rank} on {self._hosts[rank]}"
 
-    def send(self, data: np.ndarray, rank: int) -> Callable[[], bool]:
-        """Begin to send bytes (uint8, contiguous), which are to stay as they are until what is returned is true."""
-        return _all_done([self._comm.Isend((part, MPI.BYTE), rank, _TAG) for part in _parts(data)])
+    def send(self, data: np.ndarray, rank: int, columns: Columns | None = None) -> Callable[[], bool]:
+        """
+        Begin to send bytes (uint8, contiguous), which are to stay as they are until what is returned is true.
 
-    def receive(self, data: np.ndarray, rank: int) -> Callable[[], bool]:
-        """Begin to receive as many bytes as an array has (uint8, contiguous); there when what is returned is true."""
-        return _all_done([self._comm.Irecv((part, MPI.BYTE), rank, _TAG) for part in _parts(data)])
+        That is when the other rank receives them: so nothing comes that nobody has asked for, however small it is.
+
+        Parameters
+        ----------
+        columns : (int, int, int), optional
+            Of them, to send columns: bytes of a column, how many columns, and bytes from one to the next.
+        """
+        return _begin(self._comm.Issend, data, rank, columns)
+
+    def receive(self, data: np.ndarray, rank: int, columns: Columns | None = None) -> Callable[[], bool]:
+        """Begin to receive as many bytes as are sent, parameters as of `send`; there when what is returned is true."""
+        return _begin(self._comm.Irecv, data, rank, columns)
 
 
-def _parts(data: np.ndarray) -> list[np.ndarray]:
-    return [data[at : at + _MOST_BYTES] for at in range(0, len(data), _MOST_BYTES)]
-
-
-def _all_done(requests: list[MPI.Request]) -> Callable[[], bool]:
-    def done() -> bool:
-        while requests and requests[0].Test():
-            del requests[0]
-        return not requests
-
-    return done
+def _begin(
+    begin: Callable[..., MPI.Request], data: np.ndarray, rank: int, columns: Columns | None
+) -> Callable[[], bool]:
+    if columns is None:
+        return begin((data, MPI.BYTE), rank, _TAG).Test
+    width, count, pitch = columns
+    kind = MPI.BYTE.Create_vector(count, width, pitch).Commit()
+    request = begin((data, 1, kind), rank, _TAG)
+    kind.Free()  # which MPI does when the message is over
+    return request.Test

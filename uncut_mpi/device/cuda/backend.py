@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import mmap
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +41,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Timeable,
 )
-from uncut_mpi.device.net_lanes import NetLanes
+from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes, Over
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
@@ -104,6 +105,9 @@ class CudaBackend(Backend):
         self._allocations: dict[int, int] = {}
         self._pinned, self._pins = pinned_memory(self._runtime), object()
         self.files = FileWindows()
+        self._bounce_buffers = BounceBuffers(self._page_locked)
+        self._net_streams: list[Any] = []  # from the device, and to it
+        self._net_events: list[Any] = []  # that no copy uses now
         self._preparation = Preparation(self._native, self._description(), self._malloc, self.files)
 
     # -- identity ----------------------------------------------------------------------------
@@ -307,9 +311,39 @@ class CudaBackend(Backend):
                 executable = self._preparation.bind(program, addresses, flags, board, on_close=on_close)
             self._preparation.warm_up(program, addresses)
             if self.transport is not None:
-                executable.move(NetLanes(program, addresses, flags, self.transport, self))
+                self._net_streams = self._net_streams or [self._cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+                lanes = NetLanes(program, addresses, flags, self.transport, self._bounce_buffers, self._begin_copy)
+                executable.move(lanes, self._messages)
             made.pop_all()
         return executable
+
+    def _page_locked(self, nbytes: int) -> np.ndarray:
+        memory = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        memory.fill(0)
+        self._pinned.pin(self._pins, memory.ctypes.data, nbytes)
+        return memory
+
+    def _begin_copy(
+        self, inbound: bool, destination: int, destination_pitch: int, source: int, source_pitch: int, *extent: int
+    ) -> Over:
+        """See `net_lanes.BeginCopy`; the device is current."""
+        stream = self._net_streams[inbound]
+        event = self._net_events.pop() if self._net_events else self._cupy.cuda.Event(disable_timing=True)
+        self._runtime.memcpy2DAsync(
+            destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, stream.ptr
+        )
+        event.record(stream)
+
+        def is_over() -> bool:
+            if not event.done:
+                return False
+            self._net_events.append(event)
+            return True
+
+        return is_over
+
+    def _messages(self) -> contextlib.AbstractContextManager[None]:
+        return self._current("moving messages")
 
     def _forget_flags(self, address: int) -> None:
         if not self._native.abandoned:  # else lanes still wait for them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -23,11 +24,13 @@ from uncut_mpi.device.interface import (
     TaskTimes,
     lane_name,
 )
-from uncut_mpi.device.net_lanes import NetLanes
+from uncut_mpi.device.net_lanes import NetLanes, NetRun
 from uncut_mpi.errors import DataFileError, DeviceError, StallError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import LaneKind
+
+_TURNS = 8  # of messages, for one of the rest
 
 
 class NoFlagsError(DeviceError):
@@ -94,27 +97,41 @@ class CudaExecutable(Executable):
             )
         self.runner = self._native.run  # one native call, without the interpreter lock
 
-    def move(self, net: NetLanes) -> None:
-        """Have runs move lanes of the net, which streams wait for, in the thread that makes them."""
+    def move(self, net: NetLanes, within: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Have runs move lanes of the net, which streams wait for, in the thread that makes them and in a context."""
 
         def run(alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool) -> _native.CudaRunResult:
             native = _native.CudaRun(self._open(), alpha, beta, epoch, timeout_s, traced, int(ALONE))
-            messages, moved_s, words, seen = net.start(epoch), time.monotonic(), self.board.words, b""
-            while not (over := native.poll()) or not messages.over:
-                if messages.advance() or words.tobytes() != seen:  # here, or where ranks have told that they get on
-                    moved_s, seen = time.monotonic(), words.tobytes()
-                    net.beat(timeout_s)
-                elif over and not native.finish().went_well:
+            messages = net.start(epoch)
+            try:
+                with within():
+                    self._finish(native, net, messages, timeout_s)
+            except BaseException as error:
+                if not isinstance(error, StallError):
                     messages.finish(timeout_s)
-                elif over and time.monotonic() - moved_s > timeout_s:
-                    raise StallError(f"nothing finished for {timeout_s:.4g} s: {'; '.join(messages.waits())}")
-                else:
-                    os.sched_yield()
+                raise
             result = native.finish()
             result.add(messages.tasks, messages.copy_bytes)
             return result
 
         self.runner = run
+
+    def _finish(self, native: _native.CudaRun, net: NetLanes, messages: NetRun, timeout_s: float) -> None:
+        """Go on with a run and its messages until both are over."""
+        moved_s, words, seen = time.monotonic(), self.board.words, b""
+        while not (over := native.poll()) or not messages.over:
+            if messages.advance(_TURNS):
+                moved_s = time.monotonic()
+                net.beat(timeout_s)
+            elif words.tobytes() != seen:  # here, or where ranks have told that they get on
+                moved_s, seen = time.monotonic(), words.tobytes()
+                net.beat(timeout_s)
+            elif over and not native.finish().went_well:
+                messages.finish(timeout_s)
+            elif over and time.monotonic() - moved_s > timeout_s:
+                raise StallError(f"nothing finished for {timeout_s:.4g} s: {'; '.join(messages.waits())}")
+            else:
+                os.sched_yield()
 
     def start(
         self, *, alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool = False, chain: Chain = ALONE

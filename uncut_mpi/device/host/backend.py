@@ -26,6 +26,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Timeable,
 )
+from uncut_mpi.device.net_lanes import BounceBuffers
 from uncut_mpi.device.views import Array, BufferExtent, bytes_at
 from uncut_mpi.errors import DeviceError, ParamError
 from uncut_mpi.free_memory import available_bytes
@@ -56,6 +57,7 @@ class HostBackend(Backend):
             raise ParamError(f"local rank {local_rank} of {ranks_on_node} ranks on the node does not exist")
         self._local_rank, self._ranks_on_node = local_rank, ranks_on_node
         self.files = FileWindows()
+        self._bounce_buffers = BounceBuffers(lambda nbytes: np.empty(nbytes, np.uint8))
         cores = usable_cores()
         self._blas = BlasThreads(max(1, cores // ranks_on_node))
         # With fewer cores than ranks a spinning rank keeps the one it waits for from running.
@@ -180,7 +182,8 @@ class HostBackend(Backend):
     ) -> Executable:
         """See `Backend.executable`."""
         how: dict[str, Any] = {"blas": self._blas, "spins": self._spins, "files": self.files}
-        return HostExecutable(program, addresses, flags, board, **how, transport=self.transport)
+        how |= {"transport": self.transport, "bounce_buffers": self._bounce_buffers}
+        return HostExecutable(program, addresses, flags, board, **how)
 
     def copy_probe(self, destination: int, source: int, nbytes: int, at_once: int = 4) -> Timeable:
         """See `Backend.copy_probe`; nothing is issued, so it is one at a time."""

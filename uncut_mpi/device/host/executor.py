@@ -37,7 +37,7 @@ from uncut_mpi.device.interface import (
     Transport,
     lane_name,
 )
-from uncut_mpi.device.net_lanes import NetLanes
+from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes
 from uncut_mpi.device.views import Array, words_at
 from uncut_mpi.errors import DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
@@ -68,7 +68,8 @@ class HostExecutable(Executable):
         blas: BlasThreads,
         spins: bool,
         files: FileWindows,
-        transport: Transport | None = None,
+        transport: Transport | None,
+        bounce_buffers: BounceBuffers,
     ) -> None:
         lane_of = program.operations["lane"]
         of_net = program.lanes["kind"] == LaneKind.NET  # which others move
@@ -84,7 +85,7 @@ class HostExecutable(Executable):
         self.tasks: list[int] = operations["task"].tolist()
         self.peers: list[int] = operations["peer"].tolist()
         self.bodies = bind_bodies(program, addresses, files)
-        self.net = NetLanes(program, addresses, flags, transport)
+        self.net = NetLanes(program, addresses, flags, transport, bounce_buffers)
         self.words = self._words(flags)
         self.counts = board.words[board.rank].data
         self.abort = board.abort.data

@@ -1,0 +1,50 @@
+"""Messages between nodes in fragments, from host and device memory and to it: products of what comes so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from uncut_mpi.device import net_lanes
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.ports import Net
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+LAYOUTS = {"rows": um.Layout.rows(), "cols": um.Layout.cols(), "cyclic": um.Layout.block_cyclic(7, 5, grid=(1, 2))}
+
+
+@pytest.fixture(params=[(1, 1), (2, 8)], ids=["one buffer", "several"])
+def buffers(monkeypatch, request):
+    """Few bytes are a fragment, so that a message has many and columns have parts; buffers are as few, or as many."""
+    least, most = request.param
+    monkeypatch.setattr(net_lanes, "FRAGMENT_BYTES", 160)
+    monkeypatch.setattr(net_lanes, "_LEAST_BUFFERS", least)
+    monkeypatch.setattr(net_lanes, "_MOST_BUFFERS", most)
+
+
+@pytest.mark.parametrize("memory", ["device", "host"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["f64", "c128"])
+def test_messages_of_many_fragments_bring_all(comm, open_session, buffers, layout, memory, dtype):
+    if layout == "cyclic" and comm.size != 2:
+        pytest.skip("a grid of two ranks")
+    machine = um.Machine.cluster(um.Machine.uniform(1), comm.size, Net(10.0, 5e-6))
+    values = np.random.default_rng(5)
+    numpy_type = DType[dtype].numpy
+    with open_session(comm, machine=machine, ranks_per_node=1) as session:
+        m, n, k = 31, 27, 23
+        given = [values.uniform(-1, 1, shape).astype(numpy_type) for shape in ((m, k), (k, n), (m, n))]
+        dealt = [session.scatter(one if comm.rank == 0 else None, LAYOUTS[layout], memory=memory) for one in given]
+        with session.plan(*dealt) as plan:
+            moved = sum(comm.allgather(sum(plan.execute(beta=0.5).copy_bytes for _ in range(3))))
+        found = session.gather(dealt[2])
+    a, b, c = given
+    for _ in range(3):
+        c = a @ b + 0.5 * c
+    # k + 3 roundings in each product (Higham, section 3.5); complex ones have four times the real ones.
+    bound = 8 * (k + 3) * np.finfo(numpy_type).eps * (np.abs(a) @ np.abs(b) + np.abs(given[2]))
+    right = comm.rank != 0 or bool((np.abs(found - c) <= bound).all())
+    collective_assert(comm, right and moved > 0, f"{moved} bytes moved, the result right: {right}")
