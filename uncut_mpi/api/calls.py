@@ -126,7 +126,7 @@ class Calls:
     def run(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> CallResult:
         """Make a product and return what this rank did; parameters are those of `open`. Collective."""
         binding = self.binder.find(plan, request.matrices)
-        if binding is None or not self.gate.may_go or not self._may_go(request, binding):
+        if binding is None or not self._may_go(request, binding):
             return self.make(request, plan, keep).result
         flags = self.binder.flags
         self._going = executable = binding.executable

@@ -99,7 +99,7 @@ class Gate:
         self._arrival_timeout_s = arrival_timeout_s
         self._missing, self._progress = turns.missing, control.progress
         self._exchange, self._verdicts, self._abort = control.exchange, control.verdicts, control.abort
-        self._passage = meetings.passage(control.exchange, control.verdicts, turns.turn)
+        self._passage = _native.Passage(control.exchange.meeting, control.verdicts.meeting, turns.turn)
         self._spin_s = group.spin_s
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
@@ -302,7 +302,7 @@ class Gate:
             self._turns.arrive()
         patience_s = None if waits_for_ever else self._arrival_timeout_s
         try:
-            outcome = self._passage.outcome if begun and self._passage is not None else None
+            outcome = self._passage.outcome if begun else None
             records = self._exchange.exchange(call, patience_s, self._missing, outcome)
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=False)
@@ -343,7 +343,6 @@ class Gate:
         self.epoch = epoch
         self._exchange.fill(request.call, binding.mixed, epoch, flags=meetings.READY, status=0)
         passage, executable, (alpha, beta) = self._passage, binding.executable, request.scalars
-        assert passage is not None
         self._opened = True  # too early rather than too late, for an interrupt
         try:
             done = passage.go(settle, executable.runner, alpha, beta, epoch, timeout_s, self._spin_s)
@@ -364,14 +363,9 @@ class Gate:
         return cast("Outcome | None", done)
 
     @property
-    def may_go(self) -> bool:
-        """Whether `go` is possible: whether the ranks share memory."""
-        return self._passage is not None
-
-    @property
     def stage(self) -> Stage:
         """How far `go` got with its product, or has got."""
-        return Stage.OUTSIDE if self._passage is None else self._passage.stage
+        return self._passage.stage
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""

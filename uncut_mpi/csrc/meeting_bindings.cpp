@@ -56,8 +56,8 @@ void bind_meeting(nb::module_ &m) {
         .value("CLOSING", Stage::closing)
         .value("OVER", Stage::over);
     passage
-        .def(nb::init<Meeting &, Meeting &, Turn &>(), nb::arg("opening"), nb::arg("closing"), nb::arg("turn"),
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+        .def(nb::init<nb::object, nb::object, Turn &>(), nb::arg("opening"), nb::arg("closing"), nb::arg("turn"),
+             nb::keep_alive<1, 4>())
         .def("go", &Passage::go, nb::arg("settle"), nb::arg("run"), nb::arg("alpha"), nb::arg("beta"), nb::arg("epoch"),
              nb::arg("timeout_s"), nb::arg("spin_s"),
              "Pass through a product; return what its run did, if that is over.")

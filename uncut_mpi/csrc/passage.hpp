@@ -22,7 +22,9 @@ enum class Stage : int {
 
 class Passage {
   public:
-    Passage(Meeting &opening, Meeting &closing, Turn &turn) : opening_(opening), closing_(closing), turn_(turn) {}
+    // Of meetings, or of what does as they do.
+    Passage(nb::object opening, nb::object closing, Turn &turn)
+        : opening_(std::move(opening)), closing_(std::move(closing)), turn_(turn) {}
 
     nb::object go(nb::handle settle, nb::handle run, nb::handle alpha, nb::handle beta, std::uint32_t epoch,
                   double timeout_s, double spin_s) {
@@ -51,7 +53,17 @@ class Passage {
     int outcome() const { return outcome_; }
 
   private:
-    Meeting &opening_, &closing_;
+    struct Where {
+        explicit Where(nb::object of) : any(std::move(of)) { nb::try_cast(any, meeting); }
+
+        bool pending() const { return meeting ? meeting->pending() : nb::cast<bool>(any.attr("pending")); }
+        int meet(double spin_s) { return meeting ? meeting->meet(spin_s) : nb::cast<int>(any.attr("meet")(spin_s)); }
+
+        nb::object any;
+        Meeting *meeting = nullptr;
+    };
+
+    Where opening_, closing_;
     Turn &turn_;
     Stage stage_ = Stage::outside;
     int outcome_ = Meeting::waiting;

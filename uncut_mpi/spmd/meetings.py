@@ -47,14 +47,6 @@ def memory_bytes(group: Group) -> int:
     return _native.Meeting.memory_bytes(group.size)
 
 
-def passage(opening: CallExchange, closing: CallExchange, turn: _native.Turn) -> _native.Passage | None:
-    """Return what takes products through both exchanges and a turn; None where ranks share no memory. Local."""
-    one, other = opening.meeting, closing.meeting
-    if isinstance(one, NetMeeting) or isinstance(other, NetMeeting):
-        return None
-    return _native.Passage(one, other, turn)
-
-
 class NetMeeting:
     """
     As `Meeting`, by messages of MPI: where ranks are on several nodes. One thread uses it, that of the group.

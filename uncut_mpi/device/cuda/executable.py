@@ -25,7 +25,7 @@ from uncut_mpi.device.interface import (
     lane_name,
 )
 from uncut_mpi.device.net_lanes import NetLanes, NetRun
-from uncut_mpi.errors import DataFileError, DeviceError, StallError
+from uncut_mpi.errors import DataFileError, DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import LaneKind
@@ -100,16 +100,21 @@ class CudaExecutable(Executable):
     def move(self, net: NetLanes, within: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         """Have runs move lanes of the net, which streams wait for, in the thread that makes them and in a context."""
 
-        def run(alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool) -> _native.CudaRunResult:
+        def run(
+            alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool
+        ) -> _native.CudaRunResult | ExecutionReport:
             native = _native.CudaRun(self._open(), alpha, beta, epoch, timeout_s, traced, int(ALONE))
             messages = net.start(epoch)
             try:
                 with within():
                     self._finish(native, net, messages, timeout_s)
-            except BaseException as error:
+            except BaseException as error:  # an interrupt too: a rank that left alone would strand its peers
+                release_frames(error)
                 if not isinstance(error, StallError):
+                    self.board.abort[0] = epoch + 1
                     messages.finish(timeout_s)
-                raise
+                    native.finish()
+                return ExecutionReport(error=error.with_traceback(None))
             result = native.finish()
             result.add(messages.tasks, messages.copy_bytes)
             return result
@@ -148,8 +153,12 @@ class CudaExecutable(Executable):
     def _refuse(self, *unused: object) -> NoReturn:
         raise DeviceError("a closed executable was asked to run; make a new plan")
 
-    def report_of(self, result: _native.CudaRunResult, timeout_s: float, *, traced: bool) -> ExecutionReport:
+    def report_of(
+        self, result: _native.CudaRunResult | ExecutionReport, timeout_s: float, *, traced: bool
+    ) -> ExecutionReport:
         """See `Executable.report_of`."""
+        if isinstance(result, ExecutionReport):
+            return result
         report = ExecutionReport(*result.figures)
         if not result.went_well:
             report.error = self._error_of(result, timeout_s)
