@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+import uncut_mpi as um
 from tests.helpers.jobs import ROOT, begin, ended, launcher
 
 TOOL = ROOT / "launch" / "test-nodes"
@@ -220,3 +221,39 @@ with um.Session(MPI.COMM_WORLD, backend="host", machine=machine, timeout_s=2) as
     assert status != 0
     assert "StallError" in errors
     assert re.search(r"rank 0 sends task \d+ to rank 1 on test1|rank 1 awaits task \d+ from rank 0 on test0", errors)
+
+
+def test_a_calibration_of_two_nodes_measures_what_joins_them():
+    words = ["--backend", "host", "--quick", "--output", "-"]
+    status, output, errors = ended(start(launcher(), "-n", 2, sys.executable, "-m", "uncut_mpi.calibrate", *words))
+    assert status == 0, errors
+    machine = um.Machine.from_json(output)
+    assert machine.node_of.tolist() == [0, 1]
+    ports = {port.name: port.capacity_gb_per_s for port in machine.ports}
+    ways = [f"node {node}, adapter 0 {way}" for node in (0, 1) for way in ("sends", "receives")]
+    assert len({ports[way] for way in ways}) == 1
+    assert {one["kind"] for one in json.loads(output)["net"]} == {"alone", "nodes"}
+    # A message over TCP takes longer than a copy within a node.
+    assert machine.latency_s[0, 1] > machine.latency_s[0, 0]
+
+
+def test_a_node_that_is_cut_off_ends_the_measurement_of_the_net_with_the_names_of_both():
+    program = """
+from mpi4py import MPI
+from uncut_mpi.api import net_probe
+from uncut_mpi.spmd.group import Group
+
+net_probe._LIMIT_S = 2.0
+group = Group(MPI.COMM_WORLD)
+net_probe.measure_net(group)
+if group.rank == 0:
+    print("begun", flush=True)
+while True:
+    net_probe.measure_net(group)
+"""
+    process = start(launcher(), "-n", 2, sys.executable, "-m", "mpi4py", "-c", program)
+    assert process.stdout.readline() == "begun\n"
+    link(process, "--cut")
+    status, _, errors = ended(process)
+    assert status != 0
+    assert "StallError: measuring the net between nodes (test0, test1): a message or a rank did not come" in errors

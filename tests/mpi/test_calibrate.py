@@ -17,18 +17,18 @@ import pytest
 
 import uncut_mpi as um
 import uncut_mpi.api.start as start
+from tests.helpers.calibrating import make_small
 from tests.helpers.collective import allgather, collective_assert, expect, once
 from tests.helpers.commands import in_process
 from uncut_mpi.api import measure as measuring
 from uncut_mpi.calibrate import main
-from uncut_mpi.calibration import disk, litmus, power, probes, workbench
+from uncut_mpi.calibration import disk, power, probes, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
 from uncut_mpi.calibration.disk import measure_disk
 from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.samples import ProductSample, Samples
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
-from uncut_mpi.command import rehearsal
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.costs import Disk
@@ -41,28 +41,7 @@ SHORT = ["--backend", "host", "--time-limit", "1e-3"]
 @pytest.fixture(autouse=True)
 def small(mpi_tmp_path, monkeypatch):
     """Small probes and products, and machines measured here stay here."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(mpi_tmp_path / "cache"))
-    effort = dataclasses.replace(
-        EFFORTS["host"],
-        area_bytes=64 << 10,
-        target_s=1e-4,
-        widths_bytes=(64, 4096),
-        device_widths_bytes=(512,),
-        shapes=((16, 16, 16), (32, 32, 32), (32, 32, 64), (64, 64, 64)),
-        added=((32, 32, 16), (64, 64, 32)),
-        combine=(32, 32),
-        litmus_bytes=(4096,),
-    )
-    monkeypatch.setitem(EFFORTS, "host", effort)
-    monkeypatch.setattr(litmus, "_MOST_BLOCKS", 2)
-    monkeypatch.setattr(power, "_IDLE_S", 0.01)
-    edges = {DType.f64: (32, 64, 96, 128), DType.f32: (128,), DType.f16: (64,)}
-    monkeypatch.setitem(rehearsal._EDGES, "host", edges)
-    for name, value in (("_TINY", 16), ("_WARMUP", 1), ("_CALLS", 3)):
-        monkeypatch.setattr(rehearsal, name, value)
-    monkeypatch.setitem(measuring._PROBE_BYTES, "host", 256 << 10)
-    monkeypatch.setitem(measuring._GEMM_EDGE, "host", 64)
-    monkeypatch.setattr(measuring, "_SAMPLE_S", 1e-4)
+    make_small(monkeypatch, mpi_tmp_path)
 
 
 @pytest.fixture

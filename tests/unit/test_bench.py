@@ -38,13 +38,14 @@ def test_every_flag_reaches_its_field() -> None:
         "--dataset paralia --only square,devices --sample 7 --scale 0.5 --dtypes f32,bf16 --seed 3 "
         "--methods kblocks,parsec:64+3,one --compute 1,2 "
         "--backend cuda --devices 0,1 --allow-shared-gpu --warmup 0 --repeat 4 --rounds 2 --time-cap 0.5 --no-check "
-        "--time-limit 90 "
+        "--time-limit 90 --ranks-per-node 2 "
         "--device-memory 4GiB --tune-products --output o.jsonl --plot p.png"
     )
     assert parse_bench(words.split()) == BenchArguments(
         dataset="paralia", only=("square", "devices"), sample=7, scale=0.5,
         dtypes=(DType.f32, DType.bf16), seed=3, methods=("kblocks", "parsec:64+3", "one"),
-        compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, warmup=0, repeat=4, rounds=2,
+        compute=(1, 2), backend="cuda", devices=(0, 1), allow_shared_gpu=True, ranks_per_node=2,
+        warmup=0, repeat=4, rounds=2,
         time_cap_s=0.5, time_limit_s=90.0,
         device_memory=4 << 30,
         tune_products=True, check=False, output="o.jsonl", plot="p.png",

@@ -23,9 +23,11 @@ def test_no_words_ask_for_everything():
 
 
 def test_every_flag_reaches_its_field():
-    words = "--backend cuda --devices 1,0 --allow-shared-gpu --time-limit 7.5 --output m.json --json facts.json"
+    words = "--backend cuda --devices 1,0 --allow-shared-gpu --time-limit 7.5 --output m.json --json facts.json "
+    words += "--ranks-per-node 2"
     given = parse_calibrate(words.split())
     assert (given.backend, given.devices, given.allow_shared_gpu) == ("cuda", (1, 0), True)
+    assert (given.ranks_per_node, parse_calibrate([]).ranks_per_node) == (2, None)
     assert (given.time_limit_s, given.output, given.json_path) == (7.5, "m.json", "facts.json")
     assert parse_calibrate(["--quick"]).quick
     assert parse_calibrate(["--disk", "/data"]).disk == "/data"

@@ -19,7 +19,6 @@ import hashlib
 import logging
 import os
 import pathlib
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,6 +26,7 @@ import numpy as np
 
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.memory import Arena, PeerMappings
+from uncut_mpi.api.net_probe import measure_net
 from uncut_mpi.device.interface import Backend, DeviceIdentity, Timeable
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
@@ -35,12 +35,12 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.evened import evened
 from uncut_mpi.model.locations import host_index, num_ends
 from uncut_mpi.model.machine import QUICK, Machine
-from uncut_mpi.model.ports import Net, Port
+from uncut_mpi.model.net import NetSample, fit_net
+from uncut_mpi.model.ports import Port
 from uncut_mpi.model.usual import ISSUED_S, usual_figures
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement, exchange
 from uncut_mpi.spmd.group import Group
-from uncut_mpi.spmd.transport import MpiTransport
 from uncut_mpi.unfinished import replace_file
 
 logger = logging.getLogger("uncut_mpi")
@@ -50,7 +50,6 @@ logger = logging.getLogger("uncut_mpi")
 _PROBE_BYTES = {"cuda": 64 << 20, "host": 4 << 20}
 _GEMM_EDGE = {"cuda": 4096, "host": 384}
 _LATENCY_BYTES = 4096
-_NET_BYTES = 4 << 20
 
 # How keys of measured machines begin; others were assumed or put together, and go with any hardware.
 _MEASURED = ("cuda-", "host-")
@@ -63,14 +62,21 @@ _SAMPLE_S = 0.01
 _STEADY_SPREAD = 0.15
 
 
-def machine_key(identities: Sequence[DeviceIdentity]) -> str:
+def machine_key(identities: Sequence[DeviceIdentity], hosts: Sequence[str], node_of: Sequence[int]) -> str:
     """
-    Return the key of the hardware: what and which the devices are, in rank order.
+    Return the key of the hardware: what and which the devices are, in rank order, and on which nodes. Local.
 
     A GPU has an identity of its own, which no restart or container changes; the host backend's device
     is the node, known by its name.
+
+    Parameters
+    ----------
+    identities, hosts, node_of : sequence
+        Of every rank: its device, the name of its machine and the number of its node.
     """
-    text = "|".join(f"{one.name}/{one.uuid if one.backend == 'cuda' else platform.node()}" for one in identities)
+    which = [one.uuid if one.backend == "cuda" else host for one, host in zip(identities, hosts, strict=True)]
+    nodes = [f"/{node}" if any(node_of) else "" for node in node_of]
+    text = "|".join(f"{one.name}/{its}{node}" for one, its, node in zip(identities, which, nodes, strict=True))
     return f"{identities[0].backend}-{len(identities)}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
 
 
@@ -93,7 +99,7 @@ def obtain_machine(
     RankMismatchError
         If ranks give different machines.
     """
-    key = machine_key(identities)
+    key = machine_key(identities, group.hosts, group.node_of)
     described = None if given is None else f"{given.name} of {counted(given.num_ranks, 'rank')}"
     agreement.agree(group, given.to_json().encode() if given is not None else b"", lambda: {"machine": described})
     if given is not None:
@@ -113,14 +119,20 @@ def obtain_machine(
             )
         check_hardware(given, key)
         return given
-    if group.num_nodes > 1:
-        return _of_nodes(group, backend, identities)
     path = cache_directory() / f"{key}.json"
     kept = group.from_root(lambda: _load(path, key, group.size))
     if kept:
         # Memory is a fact of this run (the host backend's is what is free now), links and rates are kept.
         memory = np.array([one.memory_bytes for one in identities], np.int64)
         return dataclasses.replace(Machine.from_json(kept), memory_bytes=memory)
+    if group.num_nodes > 1:
+        within = group.of_node()
+        try:
+            with agreement.collective(group, "measuring each node"):
+                node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
+        finally:
+            within.free()
+        return join_nodes(group, node, key, measure_net(group))
     started = time.perf_counter()
     machine = measure(group, backend, identities, key)
     machine = dataclasses.replace(machine, disk=group.from_root(lambda: kept_disk(path)))
@@ -130,38 +142,25 @@ def obtain_machine(
     return machine
 
 
-def _of_nodes(group: Group, backend: Backend, identities: Sequence[DeviceIdentity]) -> Machine:
-    """Return the machine of ranks on several nodes: what one of them is, and what the net between them does."""
-    memory = np.array([one.memory_bytes for one in identities], np.int64)
-    within = group.of_node()
-    try:
-        node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
-    finally:
-        within.free()
-    net = _measure_net(group)
+def join_nodes(group: Group, node: Machine, key: str, samples: Sequence[NetSample]) -> Machine:
+    """
+    Return the machine of several nodes. Collective.
+
+    Parameters
+    ----------
+    node : Machine
+        What was measured of this rank's node, the same on its ranks.
+    key : str
+        As `machine_key`.
+    samples : sequence of NetSample
+        What was measured between nodes.
+    """
     told = group.allgather_objects(node.to_json() if group.local_rank == 0 else None)
     nodes = [Machine.from_json(one) for one in told if one is not None]  # in the order of their first ranks
-    return dataclasses.replace(Machine.joined(nodes, group.node_of, net), memory_bytes=memory)
-
-
-def _measure_net(group: Group) -> Net:
-    """Return what a message between the first ranks of two nodes takes: a short one, and a long one. Collective."""
-    first, second = (group.node_of.index(node) for node in (0, 1))
-    transport, seconds = MpiTransport(group), []
-    for nbytes in (8, _NET_BYTES):
-        data, taken = np.zeros(nbytes, np.uint8), []
-        for _ in range(1 + _REPEATS):
-            group.barrier("measuring the net")
-            start = time.perf_counter()
-            for sends in (True, False):  # there and back
-                if group.rank in (first, second):
-                    begin = transport.send if sends == (group.rank == first) else transport.receive
-                    over = begin(data, second if group.rank == first else first)
-                    group.watch(over, "measuring the net", None)
-            taken.append(0.5 * (time.perf_counter() - start))
-        seconds.append(min(taken[1:]))
-    short_s, long_s = group.from_root(lambda: seconds)
-    return Net(_NET_BYTES / 1e9 / max(long_s - short_s, 1e-9), short_s)
+    joined = Machine.joined(nodes, group.node_of, fit_net(samples, group.node_of))
+    longest = max(one.nbytes for one in samples)
+    said = f"{joined.provenance}; net between {group.num_nodes} nodes: messages of up to {longest >> 10} KiB"
+    return dataclasses.replace(joined, key=key, provenance=said)
 
 
 def _tell(machine: Machine, seconds: float, *, again: bool) -> None:

@@ -44,8 +44,8 @@ class Session(Multiplies):
     Parameters
     ----------
     comm : mpi4py.MPI.Comm
-        The ranks that multiply together; duplicated, so that no message of the program is touched.
-        All of them on one node.
+        The ranks that multiply together, on one node or several; duplicated, so that no message of the program is
+        touched.
     backend : str or callable, default "auto"
         ``"cuda"`` (one GPU per rank; never falls back), ``"host"`` (numpy), or ``"auto"``. That is cuda if every rank
         can have a GPU of its own or `devices` are named, else host; `backend_reason` says why. A callable ``(local

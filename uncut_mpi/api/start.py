@@ -100,8 +100,8 @@ def start_backend(
         If ranks ask for different backends or devices.
     TopologyError
         If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own. If two ranks
-        would share one without `allow_shared_gpu`, or if the ranks are on several nodes. With `check_peers`, if what a
-        rank writes into another one's device memory does not arrive.
+        would share one without `allow_shared_gpu`. With `check_peers`, if what a rank writes into another one's device
+        memory on its node does not arrive.
     """
     named: list[int] | None = None
     with agreement.collective(group, "choosing the backend"):

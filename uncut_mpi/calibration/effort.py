@@ -8,6 +8,9 @@ from typing import Final
 from uncut_mpi.calibration.probes import GemmProbe
 from uncut_mpi.model.dtypes import DType
 
+NET_BYTES: Final = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
+"""Of messages between nodes."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -12,8 +13,12 @@ from uncut_mpi.calibration.refine import Refinement
 from uncut_mpi.calibration.samples import Samples, link_text
 from uncut_mpi.model.costs import HELD, Disk, GemmShape
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.net import NetSample
+from uncut_mpi.model.ports import Net
+from uncut_mpi.units import bytes_text
 
 _MOST_PAIRS: Final = 12
+_MOST_FLOWS: Final = 8
 
 
 def machine_text(machine: Machine) -> str:
@@ -46,6 +51,23 @@ def disk_text(disk: Disk, folder: str) -> str:
         f"disk of {folder}, all ranks at once: reads {disk.read_gb_per_s:.2f} GB/s, writes "
         f"{disk.write_gb_per_s:.2f} GB/s, {disk.call_s * 1e6:.0f} us for each run of bytes besides\n"
     )
+
+
+def net_text(samples: Sequence[NetSample], net: Net) -> str:
+    """Return what was measured between nodes, and the net that it makes."""
+    lines = ["net between nodes, messages through host memory: rates of all at once, without their latency"]
+    for one in samples:
+        flows = ", ".join(link_text(flow, -1) for flow in one.flows[:_MOST_FLOWS])
+        more = f" and {len(one.flows) - _MOST_FLOWS} more" if len(one.flows) > _MOST_FLOWS else ""
+        lines.append(
+            f"  {one.kind}, {bytes_text(one.nbytes)} each: {one.median_s * 1e6:.1f} us, "
+            f"{one.rate_gb_per_s(net.latency_s):.2f} GB/s; ranks {flows}{more}"
+        )
+    lines.append(
+        f"latency {net.latency_s * 1e6:.1f} us, adapters {net.adapters} of {net.gb_per_s:.2f} GB/s each way at best, "
+        f"{net.typical_gb_per_s:.2f} where all nodes send and receive"
+    )
+    return "\n".join(lines) + "\n"
 
 
 def samples_text(samples: Samples, machine: Machine) -> str:

@@ -53,8 +53,7 @@ class GemmArguments(RankArguments):
     timeout_s : float
         A call fails when no task finishes anywhere for so long (seconds).
     tune_products : bool
-    ranks_per_node : int or None
-        As `Session` takes them.
+        As `Session` takes it.
     check : bool
         Whether the result is verified.
     overwrite : bool
@@ -83,7 +82,6 @@ class GemmArguments(RankArguments):
     warmup: int
     repeat: int
     timeout_s: float
-    ranks_per_node: int | None
     tune_products: bool
     check: bool
     overwrite: bool

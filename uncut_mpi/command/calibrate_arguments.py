@@ -18,7 +18,8 @@ DEFAULT_TIME_LIMIT_S: Final = 45.0
 _EPILOG: Final = """\
 Every probe is repeated until the 95 % confidence interval of its mean is within 5 % of the mean, at least 10 times. The
 result is the machine that sessions on the same hardware plan with; it replaces the quick one that the first session
-measures. The exit status is 0 only if no word was wrong in the litmus.
+measures. Of several nodes each is measured, and then the net between them. The exit status is 0 only if no word was
+wrong in the litmus.
 
 examples:
   mpiexec -n 4 python -m uncut_mpi.calibrate

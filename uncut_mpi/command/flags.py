@@ -334,11 +334,14 @@ class RankArguments:
         Device ordinal of each rank.
     allow_shared_gpu : bool
         Let ranks share a GPU.
+    ranks_per_node : int or None
+        Take so many ranks of a node for one of their own.
     """
 
     backend: BackendName
     devices: tuple[int, ...] | None
     allow_shared_gpu: bool
+    ranks_per_node: int | None
 
     @property
     def of_ranks(self) -> dict[str, Any]:
@@ -357,6 +360,8 @@ def add_machine(group: argparse._ArgumentGroup) -> None:
     )
     add("--devices D0,D1,…", numbers, "device of each rank; default: process i of the node takes device i")
     group.add_argument("--allow-shared-gpu", action="store_true", help="let several ranks use one GPU")
+    text = "take so many ranks of a node for one that shares nothing with others; default all, or the environment's"
+    add("--ranks-per-node R", whole(1), text)
 
 
 def add_tune_products(group: argparse._ArgumentGroup) -> None:
@@ -445,8 +450,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     add("--repeat N", whole(1), f"timed calls; default {USUAL_REPEAT}, with files none: one product and no measurement")
     add("--timeout S", positive, "longest time without progress; default %(default)g", default=60.0, dest="timeout_s")
-    text = "take so many ranks of a node for one that shares nothing with others; default all, or the environment's"
-    add("--ranks-per-node R", whole(1), text)
     add_tune_products(group)
     group.add_argument("--no-check", dest="check", action="store_false", help="do not verify the result")
     group.add_argument("--overwrite", action="store_true", help="replace OUT.npy if it exists")

@@ -71,7 +71,6 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
         timeout_s=arguments.timeout_s,
         arrival_timeout_s=arguments.timeout_s,
         tune_products=arguments.tune_products,
-        ranks_per_node=arguments.ranks_per_node,
         machine=machine,
     ) as session:
         with session.together("checking the placement"):

@@ -89,17 +89,21 @@ class Net:
         Time of a message of few bytes.
     adapters : int
         Of each node. Its ranks are dealt to them evenly, in order; the host uses all.
+    typical_gb_per_s : float
+        What to expect of `gb_per_s` where all nodes send and receive at once, at most as much; 0: all of it.
     """
 
     gb_per_s: float
     latency_s: float = 5e-6
     adapters: int = 1
+    typical_gb_per_s: float = 0.0
 
     def __post_init__(self) -> None:
         good = np.isfinite([self.gb_per_s, self.latency_s]).all() and self.gb_per_s > 0 and self.latency_s >= 0
-        if not good or self.adapters < 1:
+        if not good or self.adapters < 1 or not 0 <= self.typical_gb_per_s <= self.gb_per_s:
             raise ParamError(
-                f"{self} was given: rates are positive, latencies not negative, and a node has an adapter at least"
+                f"{self} was given: rates are positive, what to expect is no more than the best, latencies are not "
+                "negative, and a node has an adapter at least"
             )
 
     def ports(self, numbers: Sequence[Sequence[int]]) -> list[Port]:
@@ -116,7 +120,7 @@ class Net:
                 }
                 name = f"node {at}, adapter {adapter}"
                 found += [
-                    Port(f"{name} {way}", self.gb_per_s, tuple(links), tuple(links.values()))
+                    Port(f"{name} {way}", self.gb_per_s, tuple(links), tuple(links.values()), self.typical_gb_per_s)
                     for way, links in ways.items()
                 ]
         return found
