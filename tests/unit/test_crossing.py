@@ -70,7 +70,7 @@ def test_an_await_that_a_half_lacks_is_found(half: str) -> None:
     needed = np.flatnonzero((schedule.tasks["kind"] == Kind[half]) & (schedule.tasks["num_awaits"] > (half == "RECV")))
     assert len(needed) > 10
     found = 0
-    for task in needed[:: len(needed) // 10].tolist():
+    for task in needed.tolist():
         tasks, awaits = schedule.tasks.copy(), schedule.awaits.copy()
         first, its = int(tasks["first_await"][task]), schedule.awaited(task).tolist()
         left = [one for one in its if one == task - 1]
@@ -81,7 +81,7 @@ def test_an_await_that_a_half_lacks_is_found(half: str) -> None:
         except ScheduleError as error:
             assert "without awaiting" in str(error)  # noqa: PT017  # those that another await implies are not found
             found += 1
-    assert found >= 5
+    assert found > len(needed) // 2
 
 
 def changed(schedule: Schedule, table: str, at: int, **fields: int) -> Schedule:

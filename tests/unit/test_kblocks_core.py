@@ -104,9 +104,9 @@ PROBLEM = {
 }
 
 
-def ways_with(one: tuple[float, int, int], pairs: int = 4) -> Ways:
-    """Return ways between two ranks, all of them like this one."""
-    return Ways([one] * pairs, [1.0] * 4, *([1.0] * 2 for _ in range(3)))
+def ways_with(one: tuple[float, int, int], pairs: int = 4, last: int = 1) -> Ways:
+    """Return ways between two ranks, all of them like this one, of which the last leads to a place of its node."""
+    return Ways([0, 2], [0, last], [one] * pairs, [1.0] * pairs, *([1.0] * 2 for _ in range(3)))
 
 
 HOW = {one.name: getattr(COMPLETE, one.name) for one in dataclasses.fields(Blocking)}
@@ -162,6 +162,7 @@ def test_the_request_that_others_vary_is_good() -> None:
         *(("devices", ranks) for ranks in ([], [2], [-1])),
         ("num_ranks", 1),
         ("ways", ways_with((1.0, -1, -1), pairs=3)),
+        *(("ways", ways_with((1.0, -1, -1), last=place)) for place in (2, -3)),
         *(("ways", ways_with((1.0, *relays))) for relays in ((2, -1), (-1, 0))),
         ("rounds", []),
         ("rounds", [CUT, []]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
 from tests.helpers.planned import search
@@ -16,7 +15,7 @@ from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks, ways
+from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Role, Schedule
@@ -116,12 +115,16 @@ def test_a_chain_of_three_takes_little_longer_than_one_link() -> None:
 
 
 @pytest.mark.parametrize("name", ["vulcan-8xv100", "karolina-8xa100", "meluxina-4xa100"])
-def test_ways_of_several_nodes_are_those_over_all_ranks(name: str) -> None:
-    machine = Machine.cluster(load_machine(name), 3, Net(12.5, 2e-6, 2))
-    found, count = ways_of(machine), machine.num_ranks
-    rates = machine.bandwidth_gb_per_s[:count, :count].copy()
-    np.fill_diagonal(rates, 0.0)
-    for source, to in np.argwhere(rates > 0).tolist():
-        rate, over = ways._way(rates, source, to)
-        one, two = (*over, -1, -1)[:2]
-        assert found.ways[source * count + to] == (rates.max() / rate, one, two)
+def test_ways_of_several_nodes_are_those_of_each(name: str) -> None:
+    node = load_machine(name)
+    alone, found = ways_of(node), ways_of(Machine.cluster(node, 3, Net(12.5, 2e-6, 2)))
+    assert found.even == alone.even
+    count = node.num_ranks
+    for first, source, to in itertools.product(range(0, 3 * count, count), range(count), range(count)):
+        if not alone.even:
+            cost, *relays = alone.ways[alone.first[source] + alone.place[to]]
+            moved = [relay + first if relay >= 0 else relay for relay in relays]
+            assert found.ways[found.first[first + source] + found.place[first + to]] == (cost, *moved)
+            assert found.links[found.first[first + source] + to] == alone.links[alone.first[source] + to]
+    for name in ("sends", "receives", "from_host"):
+        assert getattr(found, name) == 3 * getattr(alone, name)

@@ -31,10 +31,9 @@ void take(nb::handle from, const char *name, Value &value) {
 #define TAKE(from, name) take(from, #name, made.name);
 
 // `Ways` of planning/ways.py.
-KWays ways_of(nb::handle ways, int num_ranks) {
+KWays ways_of(nb::handle ways) {
     KWays made;
-    made.num_ranks = num_ranks;
-    FOR_EACH(TAKE, ways, links, sends, receives, from_host)
+    FOR_EACH(TAKE, ways, first, place, links, sends, receives, from_host)
     for (const auto &[cost, first, second] : nb::cast<std::vector<std::tuple<double, int, int>>>(ways.attr("ways")))
         made.ways.push_back({cost, {first, second}});
     return made;
@@ -57,7 +56,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                               step,
                               min_slice_bytes,
                               relay_bytes,
-                              ways_of(ways, num_ranks)};
+                              ways_of(ways)};
                 place(made, locations, buffers, pieces);
                 new (self) KProblem(std::move(made));
             },

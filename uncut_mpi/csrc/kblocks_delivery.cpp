@@ -11,28 +11,30 @@ static constexpr std::int64_t least_chunks = 8;
 // But shorter ones take longer to begin than to copy.
 static constexpr std::int64_t least_bytes_of_chunk = std::int64_t{1} << 20;
 
-// Of all copies that could be next the one that can begin first is, again and again. What ports do besides (C) is
-// not counted: products decide when.
+// Of all copies of a node that could be next the one that can begin first is, again and again. What ports do besides
+// (C) is not counted: products decide when.
 void Scheduler::deliver() {
-    for (NextCopy next = next_copy(); next.piece; next = next_copy()) {
-        Delivery &of = *next.piece;
-        const auto some = [&](const Region &run) { return of.columns.size() > 0 ? run.columns(of.columns) : run; };
-        const int by = sender(next), to = rank_of(next.to->block, of.step);
-        for (const Run &run : of.runs) {
-            const Region there = some(here(next.to->block, of.step, run.what));
-            if (next.from) {
-                const Region held = some(here(next.from->block, of.step, run.what));
-                next.to->task = push(by, to, there, held, next.from->task);
-            } else {
-                next.to->task = copy_in(of.origin, to, there, some(source_of(run)));
-            }
-            arrives(next.to->block, of.step, run.what, next.to->task);
+    for (std::vector<Delivery> &of_node : deliveries_)
+        for (NextCopy next = next_copy(of_node); next.piece; next = next_copy(of_node)) {
+            Delivery &of = *next.piece;
+            pass(of, next.from, *next.to);
+            next.to->there = occupy(sender(next), rank_of(next.to->block, of.step), next.begins, of.bytes);
+            if (--of.left == 0) of_node.erase(of_node.begin() + (next.piece - of_node.data()));
+            begin_residents();
         }
-        if (next.from) sent_[by] += of.elements;
-        next.to->there = occupy(by, to, next.begins, of.bytes);
-        if (--of.left == 0) deliveries_.erase(deliveries_.begin() + (next.piece - deliveries_.data()));
-        begin_residents();
+}
+
+void Scheduler::pass(const Delivery &what, const Delivery::Taker *from, Delivery::Taker &to) {
+    const auto some = [&](const Region &run) { return what.columns.size() > 0 ? run.columns(what.columns) : run; };
+    const int by = rank_of(to.block, what.step);
+    for (const Run &run : what.runs) {
+        const Region there = some(here(to.block, what.step, run.what));
+        to.task = from ? push(rank_of(from->block, what.step), by, there, some(here(from->block, what.step, run.what)),
+                              from->task)
+                       : copy_in(what.origin, by, there, some(source_of(run)));
+        arrives(to.block, what.step, run.what, to.task);
     }
+    if (from) sent_[static_cast<std::size_t>(rank_of(from->block, what.step))] += what.elements;
 }
 
 int Scheduler::sender(const NextCopy &copy) const {
@@ -65,18 +67,18 @@ double Scheduler::occupy(int from, int to, double begins, double bytes) {
 // most from the origin alone, and of these to one that sends least. What is handed on goes to the others' ports, so
 // that the origin's next copy finds its target's port free. Where links differ, of copies that could be next the one
 // that ends first is. What it takes longer than on the fastest link counts as if it began later.
-Scheduler::NextCopy Scheduler::next_copy() {
+Scheduler::NextCopy Scheduler::next_copy(std::vector<Delivery> &deliveries) {
     const bool even = problem_.ways.even();
     NextCopy best;
     std::tuple<double, std::int64_t, std::size_t, std::int64_t, std::int64_t> least;
-    for (std::size_t number = 0; number < deliveries_.size(); ++number) {
-        Delivery &of = deliveries_[number];
+    for (std::size_t number = 0; number < deliveries.size(); ++number) {
+        Delivery &of = deliveries[number];
         NextCopy copy{&of};
         double ready = 0;
         const auto choose_sender = [&](int to) {
             copy.from = nullptr;
-            // Every byte leaves its origin once where links are alike; host memory has sent it already.
-            bool any = !of.origin.on_host;
+            // Every byte leaves its origin once where links are alike.
+            bool any = of.origin_sends;
             if (any) ready = could_begin(of.origin.rank, to, 0, of.bytes);
             for (Delivery::Taker &holder : of.takers) {
                 if (!holder.has_it()) continue;

@@ -157,9 +157,9 @@ void Scheduler::fetch_rows(int matrix, const Blocks &blocks, const KStep &step, 
         // Of several holders they take turns.
         const std::span<const KPiece> holders(&first, first.holders);
         const KPiece &from = holders[static_cast<std::size_t>(step.first_k / how_.first) % holders.size()];
-        const Run run{{matrix, of_rows ? rows : cols, of_rows ? cols : rows}, &from};
+        const Run run{{matrix, of_rows ? rows : cols, of_rows ? cols : rows}, &from, holders};
         if (!runs_.empty() && !go_together(runs_.back(), run)) hand_out(step);
-        find_takers(run, holders, blocks, step, found_);
+        find_takers(run, blocks, step, found_);
         if (!runs_.empty() && found_ != takers_) hand_out(step);
         takers_.swap(found_);
         if (!takers_.empty()) runs_.push_back(run);
@@ -175,8 +175,7 @@ bool Scheduler::go_together(const Run &one, const Run &other) const {
     return (problem_.serial_copies || how_.earliest) && is_short(one) && is_short(other);
 }
 
-void Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step,
-                            Blocks &takers) {
+void Scheduler::find_takers(const Run &run, const Blocks &blocks, const KStep &step, Blocks &takers) {
     const Rectangle &what = run.what;
     takers.clear();
     if (source_of(run).empty()) return;
@@ -184,9 +183,9 @@ void Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, con
         const KPart &part = member(block, step.split);
         if (part.panel[what.matrix] < 0) continue;
         const auto own =
-            std::ranges::find_if(holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
+            std::ranges::find_if(run.holders, [&](const KPiece &one) { return one.origin.on_device_of(part.rank); });
         if (!store_.brings(block_of(block), part, what)) continue;
-        if (own == holders.end()) {
+        if (own == run.holders.end()) {
             takers.push_back(block);
         } else if (!part.reads_in_place(what.matrix, what.across, what.k)) {
             const Region held = store_.users(what.matrix, *own, rows_of(what), cols_of(what));
@@ -196,9 +195,13 @@ void Scheduler::find_takers(const Run &run, std::span<const KPiece> holders, con
 }
 
 void Scheduler::hand_out(const KStep &step) {
-    const bool from_device = !runs_.front().from->origin.on_host;
-    if (how_.earliest && from_device) {
-        deliveries_.push_back(to_deliver({}, step));
+    const KOrigin &origin = runs_.front().from->origin;
+    const bool from_device = !origin.on_host;
+    const auto goes_on = [&](std::size_t taker) { return problem_.node_of(rank_of(taker, step)) != node_of(origin); };
+    if (std::ranges::any_of(takers_, goes_on)) {
+        hand_out_over_nodes(step);
+    } else if (how_.earliest && from_device) {
+        deliveries_[static_cast<std::size_t>(node_of(origin))].push_back(to_deliver(runs_, {}, step));
     } else if (problem_.serial_copies && from_device) {
         hand_out_whole(step);
     } else {
@@ -207,15 +210,16 @@ void Scheduler::hand_out(const KStep &step) {
     runs_.clear();
 }
 
-Delivery Scheduler::to_deliver(Extent columns, const KStep &step) const {
+Delivery Scheduler::to_deliver(std::span<const Run> runs, Extent columns, const KStep &step) const {
     std::int64_t elements = 0;
-    for (const Run &run : runs_) {
+    for (const Run &run : runs) {
         const Region source = source_of(run);
         elements += source.rows * (columns.size() > 0 ? columns.size() : source.cols);
     }
-    const std::int64_t bytes = elements * problem_.itemsize(runs_.front().what.matrix);
-    Delivery one{runs_, step,          runs_.front().from->origin, columns, static_cast<double>(bytes), elements,
-                 {},    takers_.size()};
+    const std::int64_t bytes = elements * problem_.itemsize(runs.front().what.matrix);
+    const KOrigin &origin = runs.front().from->origin;
+    Delivery one{{runs.begin(), runs.end()}, step,     origin, !origin.on_host, columns,
+                 static_cast<double>(bytes), elements, {},     takers_.size()};
     one.takers.reserve(takers_.size());
     for (const std::size_t taker : takers_)
         one.takers.push_back({taker});
@@ -257,9 +261,7 @@ void Scheduler::hand_out_in_slices(const Run &run, const KStep &step) {
     const KOrigin &origin = run.from->origin;
     const Region source = source_of(run);
     const auto count = static_cast<std::int64_t>(takers_.size());
-    const std::int64_t size = source.elements() * problem_.itemsize(what.matrix);
-    const std::int64_t parts =
-        std::max<std::int64_t>(1, std::min({count, source.cols, size / problem_.min_slice_bytes}));
+    const std::int64_t parts = count_slices(run, count);
     const std::int64_t turn = step.first_k / how_.first + (what.matrix == matrix_a ? step.top : 0);
     for (std::int64_t part = 0; part < parts; ++part) {
         const Extent slice = part_of(source.cols, parts, part);
@@ -270,11 +272,11 @@ void Scheduler::hand_out_in_slices(const Run &run, const KStep &step) {
         const std::int32_t came = copy_in(origin, by, held, source.columns(slice));
         arrives(first, step, what, came);
         if (how_.earliest && !problem_.ways.even()) {
-            Delivery one = to_deliver(slice, step);
+            Delivery one = to_deliver({&run, 1}, slice, step);
             const auto at = static_cast<std::size_t>(by);
             one.takers[chosen].task = came;
             one.takers[chosen].there = host_until_[at] += one.bytes * problem_.ways.from_host[at];
-            if (--one.left > 0) deliveries_.push_back(std::move(one));
+            if (--one.left > 0) deliveries_[static_cast<std::size_t>(problem_.node_of(by))].push_back(std::move(one));
             continue;
         }
         for (const std::size_t other : takers_)
@@ -282,6 +284,85 @@ void Scheduler::hand_out_in_slices(const Run &run, const KStep &step) {
                 arrives(other, step, what,
                         push(by, rank_of(other, step), here(other, step, what).columns(slice), held, came));
     }
+}
+
+std::int64_t Scheduler::count_slices(const Run &run, std::int64_t most) const {
+    const Region source = source_of(run);
+    const std::int64_t size = source.elements() * problem_.itemsize(run.what.matrix);
+    return std::max<std::int64_t>(1, std::min({most, source.cols, size / problem_.min_slice_bytes}));
+}
+
+void Scheduler::hand_out_over_nodes(const KStep &step) {
+    const Run &front = runs_.front();
+    const int nodes = problem_.locations.num_nodes(), home = node_of(front.from->origin);
+    const auto rounds = [&](std::size_t taker) {  // how far round from the origin
+        const int rank = rank_of(taker, step);
+        return std::pair{(problem_.node_of(rank) - home + nodes) % nodes, rank};
+    };
+    std::ranges::sort(takers_, {}, rounds);
+    std::vector<std::size_t> ends;  // of the takers of each node
+    std::size_t most = 1;
+    for (std::size_t at = 1; at <= takers_.size(); ++at)
+        if (at == takers_.size() || rounds(takers_[at]).first != rounds(takers_[at - 1]).first) {
+            most = std::max(most, at - (ends.empty() ? 0 : ends.back()));
+            ends.push_back(at);
+        }
+    const std::size_t count = runs_.size();
+    const auto parts = count > 1 ? static_cast<std::int64_t>(std::min(most, count))
+                                 : count_slices(front, static_cast<std::int64_t>(most));
+    const std::int64_t turn = step.first_k / how_.first + (front.what.matrix == matrix_a ? step.top : 0);
+    for (std::int64_t part = 0; part < parts; ++part) {
+        const Extent some = part_of(static_cast<std::int64_t>(count), count > 1 ? parts : 1, count > 1 ? part : 0);
+        const Extent columns = count > 1 || parts == 1 ? Extent{} : part_of(source_of(front).cols, parts, part);
+        Delivery slice = to_deliver(
+            std::span(runs_).subspan(static_cast<std::size_t>(some.first), static_cast<std::size_t>(some.size())),
+            columns, step);
+        const Delivery::Taker *from = nullptr;
+        std::size_t begin = 0;
+        for (const std::size_t end : ends) {
+            const auto here = std::span(slice.takers).subspan(begin, end - begin);
+            begin = end;
+            const int node = node_of(here.front(), step);
+            const KPiece &near = problem_.nearest(front.holders.front(), node);
+            if (node != home && count == 1 && node_of(near.origin) == node) {  // which has it
+                Delivery own = slice;
+                own.runs.front().from = &near, own.origin = near.origin;
+                Delivery::Taker *first = first_of_node(here, own, part + turn);
+                if (first) pass(own, nullptr, *first);
+                hand_on(own, here, first);
+                continue;
+            }
+            Delivery::Taker *first = first_of_node(here, slice, part + turn);
+            if (first) pass(slice, from, *first), from = first;
+            hand_on(slice, here, first);
+        }
+    }
+}
+
+Delivery::Taker *Scheduler::first_of_node(std::span<Delivery::Taker> takers, const Delivery &slice,
+                                          std::int64_t turn) const {
+    const KOrigin &origin = slice.origin;
+    const auto count = static_cast<std::int64_t>(takers.size());
+    if (origin.on_host || node_of(origin) != node_of(takers.front(), slice.step))
+        return &takers[static_cast<std::size_t>(turn % count)];
+    // The origin has its place among them.
+    const auto before = std::ranges::count_if(
+        takers, [&](const Delivery::Taker &one) { return rank_of(one.block, slice.step) < origin.rank; });
+    const std::int64_t at = turn % (count + 1);
+    return at == before ? nullptr : &takers[static_cast<std::size_t>(at - (at > before))];
+}
+
+void Scheduler::hand_on(const Delivery &slice, std::span<Delivery::Taker> takers, const Delivery::Taker *from) {
+    if (how_.earliest) {
+        Delivery one = slice;
+        one.origin_sends = !from;
+        one.takers.assign(takers.begin(), takers.end());
+        one.left = takers.size() - (from ? 1 : 0);
+        if (one.left > 0) deliveries_[static_cast<std::size_t>(node_of(takers.front(), slice.step))].push_back(one);
+        return;
+    }
+    for (Delivery::Taker &other : takers)
+        if (&other != from) pass(slice, from, other);
 }
 
 }  // namespace uncut::kblocks

@@ -234,7 +234,7 @@ class Maker {
     // column. That is so where C is rounded, and with rows of a C that is elsewhere.
     void turn(KBlock &block, const KRequest::Block &asked) {
         const int matrix = one_by_one();
-        if (matrix == no_matrix || asked.alignment.front().copies[matrix]) return;
+        if (matrix == no_matrix || asked.alignment.front().copies[matrix] || problem_.on_nodes()) return;
         const bool some = std::ranges::any_of(
             direct_, [](const Direct &direct) { return direct.any && (direct.down > 0 || direct.along > 0); });
         const int rank = asked_.places[asked.place].front();
@@ -315,7 +315,8 @@ class Maker {
                        [&] { return panel(part.rank, rows, cols, matrix_c, dtype, panel_role); });
     }
 
-    // What a rank reads in place of what it holds in part, and where along k it begins: with what saves most.
+    // What a rank reads in place of what it holds in part, and where along k it begins: with what saves most. On
+    // several nodes all begin with the first of k, so that what several ranks of a node need enters it once.
     void hold(KPart &part, const KBlock &block, const KAlignment &alignment) {
         std::int64_t most = 0;
         for (const int matrix : {matrix_a, matrix_b}) {
@@ -328,7 +329,7 @@ class Maker {
             }
             const Extent k = KProblem::k_of(matrix, *piece).common(part.k);
             part.holds[matrix] = piece, part.held[matrix] = k, part.held_across[matrix] = across;
-            if (k.size() * across.size() > most) {
+            if (k.size() * across.size() > most && !problem_.on_nodes()) {
                 most = k.size() * across.size();
                 part.begins = k.first - part.k.first;
             }
@@ -365,7 +366,9 @@ class Maker {
             return;
         }
         problem_.each_piece(matrix_c, block.rows, block.cols, [&](const KPiece &piece, Extent rows, Extent cols) {
-            add_adder(block, piece.origin.rank, rows, 0, asked_.first_at_worker,
+            const KPiece &near = problem_.nearest(piece, problem_.node_of(ranks.front()));
+            const KPiece &owner = near.origin.on_host ? piece : near;
+            add_adder(block, owner.origin.rank, rows, 0, asked_.first_at_worker,
                       [&](Extent of) { return of.common(cols); });
         });
         if (asked_.first_at_worker < count) add_adders(block, ranks, asked_.first_at_worker, count);

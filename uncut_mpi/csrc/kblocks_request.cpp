@@ -42,10 +42,16 @@ void check(const KProblem &problem, const KBlocking &how) {
     require(!how.in_rings() || (how.order == by_k && how.rows == 1 && !how.from_held && how.block >= 1),
             "there are rings in the order by k, from the first of it");
     const KWays &ways = problem.ways;
-    const auto ranks = static_cast<std::size_t>(problem.num_ranks), pairs = ranks * ranks;
-    require(ways.even() || (ways.ways.size() == pairs && ways.links.size() == pairs && ways.sends.size() == ranks &&
-                            ways.receives.size() == ranks && ways.from_host.size() == ranks),
-            "there are ways between all ranks or none");
+    const auto ranks = static_cast<std::size_t>(problem.num_ranks);
+    require(ways.even() || (ways.links.size() == ways.ways.size() &&
+                            std::ranges::all_of(std::array{ways.first.size(), ways.place.size(), ways.sends.size(),
+                                                           ways.receives.size(), ways.from_host.size()},
+                                                [&](std::size_t size) { return size == ranks; })),
+            "there are ways of all ranks or none");
+    for (int from = 0; from < problem.num_ranks && !ways.even(); ++from)
+        for (int to = 0; to < problem.num_ranks; ++to)
+            require(problem.node_of(from) != problem.node_of(to) || ways.at(from, to) < ways.ways.size(),
+                    "there are ways between all ranks of a node");
     require(std::ranges::all_of(ways.ways,
                                 [&](const KWay &way) {
                                     return (way.relay[0] >= 0 || way.relay[1] < 0) &&
@@ -211,7 +217,7 @@ KRequest::KRequest(const KProblem &of, const KBlocking &blocking, std::vector<st
         for (const KPlaces &round : cut_in_rounds(*one, problem, how))
             add_round(*this, round, devices);
     }
-    if (how.from_held) how.held = least_held(*this);
+    if (how.from_held && !problem.on_nodes()) how.held = least_held(*this);
     steps.reserve(splits());
     for (std::size_t part = 0; part < splits(); ++part) {
         const Extent k{k_starts[part], k_starts[part + 1]};

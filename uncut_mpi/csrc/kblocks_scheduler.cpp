@@ -15,6 +15,7 @@ Scheduler::Scheduler(const KLayout &layout, Store &store, std::int64_t most_task
       sums_(static_cast<std::size_t>(problem_.num_ranks), 0),
       sent_(static_cast<std::size_t>(problem_.num_ranks), 0),
       workers_(layout.workers.size()),
+      deliveries_(static_cast<std::size_t>(problem_.locations.num_nodes())),
       sends_until_(static_cast<std::size_t>(problem_.num_ranks), 0),
       receives_until_(static_cast<std::size_t>(problem_.num_ranks), 0),
       link_until_(problem_.ways.links.size(), 0),
@@ -107,7 +108,8 @@ void Scheduler::bring_c(std::size_t number, const KStep &step) {
 template <typename There>
 TaskList Scheduler::copy_c_in(int rank, Extent rows, Extent cols, const There &there) {
     TaskList copies{static_cast<std::int32_t>(c_copies_.size()), 0};
-    problem_.each_piece(matrix_c, rows, cols, [&](const KPiece &from, Extent of_rows, Extent of_cols) {
+    problem_.each_piece(matrix_c, rows, cols, [&](const KPiece &first, Extent of_rows, Extent of_cols) {
+        const KPiece &from = problem_.nearest(first, problem_.node_of(rank));
         const Region source = store_.users(matrix_c, from, of_rows, of_cols);
         c_copies_.push_back(copy_in(from.origin, rank, there(of_rows, of_cols), source));
         ++copies.count;

@@ -53,9 +53,10 @@ struct Summand {
 struct Run {
     Rectangle what;
     const KPiece *from;
+    std::span<const KPiece> holders;  // those who have it: one of them
 };
 
-// Some of A or B on its way from a device to those that need it.
+// Some of A or B on its way to those that need it, of one node where they are handed it in turn.
 struct Delivery {
     struct Taker {
         std::size_t block;
@@ -66,7 +67,8 @@ struct Delivery {
     std::vector<Run> runs;
     KStep step;
     KOrigin origin;
-    Extent columns;  // of the run as it is stored, if it is a slice of one
+    bool origin_sends;  // whether they may get it from there: host memory and other nodes have sent it already
+    Extent columns;     // of the run as it is stored, if it is a slice of one
     double bytes;
     std::int64_t elements;
     std::vector<Taker> takers;
@@ -156,7 +158,7 @@ class Scheduler {
     }
     // Over other ranks where the link is slow, in chunks; returns the last copy of the last lane.
     std::int32_t send(LaneKind kind, int rank, int to, const Region &there, const Region &source, Tasks awaits) {
-        if (problem_.ways.has_relays(rank, to)) return relay(kind, rank, to, there, source, awaits);
+        if (beside(rank, to) && problem_.ways.has_relays(rank, to)) return relay(kind, rank, to, there, source, awaits);
         return copy(lane_to(rank, kind, to), there, source, awaits);
     }
     std::int32_t relay(LaneKind kind, int rank, int to, const Region &there, const Region &source, Tasks awaits);
@@ -166,8 +168,10 @@ class Scheduler {
     }
     // The ends of lanes that are no device have their names here alone.
     std::int32_t lane_to(int rank, LaneKind kind, int to) {
-        return out_.lane(rank, kind, rank, problem_.serial_copies && to != rank ? any_device : to);
+        return out_.lane(rank, kind, rank, problem_.serial_copies && to != rank && beside(rank, to) ? any_device : to);
     }
+    // Whether two ranks are on one node.
+    bool beside(int one, int other) const { return problem_.node_of(one) == problem_.node_of(other); }
     std::int32_t host_lane(const KOrigin &host, int rank, bool in) {
         const int by = host.rank == nobody ? rank : host.rank;
         return in ? out_.lane(by, copy_lane, host.end, rank) : out_.lane(by, copy_lane, rank, host.end);
@@ -231,16 +235,30 @@ class Scheduler {
         return store_.users(run.what.matrix, *run.from, rows_of(run.what), cols_of(run.what));
     }
     // Finds who needs a run from another one, and has those that hold it copy it where they use it.
-    void find_takers(const Run &run, std::span<const KPiece> holders, const Blocks &blocks, const KStep &step,
-                     Blocks &takers);
+    void find_takers(const Run &run, const Blocks &blocks, const KStep &step, Blocks &takers);
     // Whether two runs, one after the other, are brought as one.
     bool go_together(const Run &one, const Run &other) const;
     // Brings runs that go together to those who take them.
     void hand_out(const KStep &step);
     void hand_out_whole(const KStep &step);
     void hand_out_in_slices(const Run &run, const KStep &step);
-    // Some columns of the runs, or all.
-    Delivery to_deliver(Extent columns, const KStep &step) const;
+    // The same where some who take them are on other nodes than the origin. Each slice goes round the nodes, so that it
+    // enters each once and leaves each once; the rank of a node that gets it hands it on there.
+    void hand_out_over_nodes(const KStep &step);
+    // Who of a node gets a slice first, by turns; null if it is the origin's turn, which is there.
+    Delivery::Taker *first_of_node(std::span<Delivery::Taker> takers, const Delivery &slice, std::int64_t turn) const;
+    // What all who are on the node of one that has it get from there; null: from the origin.
+    void hand_on(const Delivery &slice, std::span<Delivery::Taker> takers, const Delivery::Taker *from);
+    // In how many slices of a few bytes at least a run is cut, for so many who get one.
+    std::int64_t count_slices(const Run &run, std::int64_t most) const;
+    int node_of(const Delivery::Taker &taker, const KStep &step) const {
+        return problem_.node_of(rank_of(taker.block, step));
+    }
+    int node_of(const KOrigin &origin) const { return problem_.node_of(origin); }
+    // Some columns of some runs, or all.
+    Delivery to_deliver(std::span<const Run> runs, Extent columns, const KStep &step) const;
+    // Brings it to one of those who take it: from one that has it, or null: from the origin.
+    void pass(const Delivery &what, const Delivery::Taker *from, Delivery::Taker &to);
 
     int rank_of(std::size_t block, const KStep &step) const { return member(block, step.split).rank; }
     // What a step brings to a block; of A these rows.
@@ -269,7 +287,7 @@ class Scheduler {
         double begins = 0;
     };
     void deliver();
-    NextCopy next_copy();
+    NextCopy next_copy(std::vector<Delivery> &deliveries);
     int sender(const NextCopy &copy) const;
     // When a copy to a rank (-1: to whomever) could begin, and how much later it ends than on the fastest link.
     double could_begin(int from, int to, double there, double bytes) const;
@@ -365,7 +383,7 @@ class Scheduler {
     std::vector<std::int64_t> edges_;
     std::vector<Summand> summands_;  // of one part of C
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
-    std::vector<Delivery> deliveries_;
+    std::vector<std::vector<Delivery>> deliveries_;  // on each node
     std::vector<double> sends_until_, receives_until_, link_until_, host_until_;
     // What each rank hands on for others: the slot that comes next, and who read each of them last.
     struct Slots {

@@ -71,6 +71,15 @@ struct PlacedProblem {
     void place(std::span<const LocationRecord> memories, std::span<const BufferRecord> buffers,
                std::span<const PieceRecord> records);
     std::uint8_t accumulator() const { return accumulator_of(dtypes[matrix_a]); }
+    bool on_nodes() const { return locations.num_nodes() > 1; }
+    int node_of(int rank) const { return locations.node(rank); }
+    int node_of(const KOrigin &origin) const { return locations.node(origin.location); }
+    // Of those who have a piece, from the first on, the first that is on a node, else the first.
+    const KPiece &nearest(const KPiece &first, int node) const {
+        const std::span<const KPiece> holders(&first, first.holders);
+        const auto near = std::ranges::find_if(holders, [&](const KPiece &one) { return node_of(one.origin) == node; });
+        return near == holders.end() ? first : *near;
+    }
     std::int64_t itemsize(int matrix) const { return bytes_of(dtypes[static_cast<std::size_t>(matrix)]); }
     bool rounds_c() const { return dtypes[matrix_c] != accumulator(); }  // once, when all is summed
     bool transposed(int matrix) const { return matrix == matrix_a ? op_a != op_n : matrix == matrix_b && op_b != op_n; }

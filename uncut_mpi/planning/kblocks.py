@@ -11,9 +11,10 @@ is computed. `schedule` says how, who issues a copy, and which lanes there are.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Hashable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import Cut, DealtPanels, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
 from uncut_mpi.planning.limits import MAX_TASKS
+from uncut_mpi.planning.node_grid import grid_over_nodes
 from uncut_mpi.planning.option_fields import declared
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import cut_to_fit
@@ -159,6 +161,7 @@ class Planner:
             Whether ranks have room for all they need, unless the options say otherwise. Else what does not fit is cut
             so that it does (`uncut_mpi.planning.out_of_core`), where that is possible.
         """
+        options = self._over_nodes(options)
         how, dealt = self._deal(options)
         check_steps(dealt, how)
         aligns = aligns and self.aligns
@@ -178,6 +181,18 @@ class Planner:
         smaller = cut_to_fit(dealt, how, options.blocking)
         check_steps(dealt, smaller)
         return Prepared(self, dealt, options, smaller, aligns=False, is_open=is_open)
+
+    def _over_nodes(self, options: ScheduleOptions) -> ScheduleOptions:
+        """Return options with the grid of several nodes, where nobody says how C is cut among which ranks."""
+        asked = (options.grid, options.devices, options.row_shares, options.col_shares, options.k_shares, options.areas)
+        if self.machine.num_nodes == 1 or asked != (None,) * 6 or self.problem.part is not None:
+            return options
+        splits = choose(self.problem, self.placement, self.machine.num_ranks, options).splits
+        return options if splits > 1 else changed(options, **self._grid_over_nodes)
+
+    @functools.cached_property
+    def _grid_over_nodes(self) -> dict[str, Any]:
+        return grid_over_nodes(self.setting)
 
     def _deal(self, options: ScheduleOptions) -> tuple[Blocking, DealtPanels]:
         """Return how a rank's part is cut, where it has room for all of it, and the problem as it is dealt to ranks."""

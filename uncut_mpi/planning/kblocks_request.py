@@ -128,6 +128,18 @@ class DealtPanels:
         """Parts of k."""
         return len(self.k_starts) - 1
 
+    @property
+    def ranks_that_share(self) -> tuple[int, int]:
+        """How many ranks of a node share the columns of B that the first one needs, and how many its rows of A."""
+        node_of, blocks = self.setting.machine.node_of, self.cut.partitions[0].blocks
+        beside = [
+            block
+            for rank, block in zip(self.devices, blocks, strict=False)
+            if node_of[rank] == node_of[self.devices[0]]
+        ]
+        rows, cols = blocks[0]
+        return sum(block[1] == cols for block in beside), sum(block[0] == rows for block in beside)
+
     def request(self, how: Blocking, *, aligns: bool) -> _native.KBlocksRequest:
         """
         Return what the core is asked for.

@@ -10,7 +10,8 @@ formula says which take least time. A search then tries what is near.
 The formula has what decides. Of a k-block's product, its way over the host link and its way on to other ranks the
 longest counts, or all in turn where slots are few. Short rows of host memory are slow, so k-blocks of few steps are.
 While a block of C leaves and the next one comes, the link is busy both ways. What of that no products hide is added.
-Two blocks in a row share rows or columns, so that what is there of these need not enter again.
+Two blocks in a row share rows or columns, so that what is there of these need not enter again. On several nodes what is
+within a few per cent of the fastest is as good, if less enters a node.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ _LONGER: Final = (1, 1.5, 2)
 _TRIED: Final = 12
 """Ways to cut whose panels are looked at, those that take least time first, before the smallest blocks are taken."""
 
+_AS_FAST: Final = 1.1
+"""On several nodes the cut of which least enters a node, of those that take up to so many times as long as the best."""
+
 _GROWTHS: Final = 24
 """How often more blocks are tried, where alignment takes more than was thought."""
 
@@ -74,6 +78,10 @@ def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
 
     best, least = None, math.inf
     found = {one: model.seconds(one) for one in {*_candidates(model, asked)} if model.steps(one) <= MAX_STEPS}
+    if model.several_nodes and found:
+        near = [one for one, seconds in found.items() if seconds <= _AS_FAST * min(found.values())]
+        few = min(map(model.enters, near))
+        found = {one: found[one] for one in near if model.enters(one) == few}
     for seconds, one in sorted((seconds, one) for one, seconds in found.items())[:_TRIED]:
         made = _made(model, how, asked, one, fits) if seconds < least else None
         if made is not None and (seconds := model.seconds(made[0])) < least:
@@ -114,14 +122,18 @@ class _Model:
         For its panels (bytes).
     step : int
         What depths are multiples of (elements).
+    several_nodes : bool
+        Whether its ranks are on several nodes.
     """
 
     def __init__(self, dealt: DealtPanels, how: Blocking) -> None:
         problem, ranks = dealt.problem, list(dealt.devices)
         placement, machine = dealt.setting.placement, dealt.setting.machine
         (self.rows, self.cols), self.k = dealt.cut.largest, problem.k
-        # Ranks that share its columns of B, and its rows of A: each fetches a part of these and hands it on.
+        self.several_nodes = len({*machine.node_of[ranks].tolist()}) > 1
+        # Ranks that share its columns of B, and its rows of A; those of its node each fetch a part, and hand it on.
         self._ranks_down, self._ranks_along = dealt.cut.grid
+        self._sharing_down, self._sharing_along = dealt.ranks_that_share
         self.room = min(dealt.setting.room[rank] for rank in ranks)
         self._problem, self._b_slots, self._columns = problem, how.b_slots, how.columns
         self.step = elements_aligned(problem)
@@ -142,13 +154,19 @@ class _Model:
         self._host = [[float(rates.min()) * 1e9 for rates in way] for way in zip(one, alone, both, strict=True)]
         rows = (machine.row_rates.host_in, machine.row_rates.host_out)
         self._rows = [[] if machine.on_disk else [*table] for table in rows]
-        self._peer = float(links[np.ix_(ranks, ranks)].min()) * 1e9
+        beside = [rank for rank in ranks if machine.node_of[rank] == machine.node_of[ranks[0]]]
+        self._peer = float(links[np.ix_(beside, beside)].min()) * 1e9
         owners = [() if placement.in_host(one) else placement.devices(one) for one in MATRICES]
         self._from_devices = [_sent_by(of_one, ranks, machine) for of_one in owners]
 
     def steps(self, cut: _Sizes) -> int:
         """Return how many k-blocks and column blocks a rank takes, in all blocks of C."""
         return cut.down * cut.along * (math.ceil(self.k / cut.depth) + 1)
+
+    def enters(self, cut: _Sizes) -> int:
+        """Return what comes of A and B for all blocks of C (bytes): A for those along, B for those down."""
+        item_a, item_b, _ = self._items
+        return self.k * (cut.along * self.rows * item_a + cut.down * self.cols * item_b)
 
     def bytes_of(self, depth: int, slots: int, c_slots: int) -> tuple[int, int, int]:
         """Return what an element of a block of C takes, a row of the k-blocks of A, and a column of those of B."""
@@ -195,7 +213,7 @@ class _Model:
         there = min(1.0, cut.slots * depth / self.k)  # of the next block's k-blocks, where it shares them
         keeps_columns = cols * self._ranks_along >= rows * self._ranks_down
         # What of a k-block and of C crosses the link, and what is handed on.
-        part_a, part_b = 1 / self._ranks_along, 1 / self._ranks_down
+        part_a, part_b = 1 / self._sharing_along, 1 / self._sharing_down
         of_a = (rows, depth * part_a) if self._problem.trans_a == "N" else (depth, rows * part_a)
         of_b = (depth, cols * part_b) if self._problem.trans_b == "N" else (cols, depth * part_b)
         a, b = self._crossing(Matrix.A, *of_a), self._crossing(Matrix.B, *of_b)
@@ -204,7 +222,7 @@ class _Model:
         c_out = self._crossing(Matrix.C, rows, cols, outward=True)
         item_a, item_b, _ = self._items
         handed = depth * (rows * item_a * (1 - part_a) + cols * item_b * (1 - part_b))
-        hands_on = (self._ranks_down + self._ranks_along - 2) * self._copy_s + handed / self._peer
+        hands_on = (self._sharing_down + self._sharing_along - 2) * self._copy_s + handed / self._peer
         total = min(product, a[0] + b[0])  # at one of the ends
         # The first block of C, those that have what is kept in common with the one before it, and those the other: how
         # many k-blocks come while C does, what leaves meanwhile, and what comes of each k-block.
@@ -240,8 +258,18 @@ class _Model:
 
 
 def _sent_by(owners: Collection[int], ranks: list[int], machine: Machine) -> float:
-    """Return at which rate each rank gets what devices send to all others; 0 where there are none."""
-    links = [(owner, rank) for owner in owners for rank in ranks if owner != rank]
+    """
+    Return at which rate each rank gets what devices send to all others; 0 where there are none.
+
+    On several nodes what each gets of it from another node, which is the slowest part of its way.
+    """
+    nodes = machine.node_of[ranks]
+    here = [rank for rank, node in zip(ranks, nodes.tolist(), strict=True) if node == nodes[0]]
+    there = [rank for rank in ranks if rank not in here]
+    if there and owners:
+        ranks, links = here, [(there[at % len(there)], rank) for at, rank in enumerate(here)]
+    else:
+        links = [(owner, rank) for owner in owners for rank in ranks if owner != rank]
     rates = fair_rates(links, [float(machine.bandwidth_gb_per_s[link]) for link in links], machine.ports)
     return float(rates.sum()) * 1e9 / len(ranks) if links else math.inf if owners else 0.0
 

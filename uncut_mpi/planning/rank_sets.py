@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.planning.grid import ProcessGrid, grids
+from uncut_mpi.planning.node_grid import in_tiles
 from uncut_mpi.planning.options import COMBINES, ScheduleOptions, changed
 from uncut_mpi.planning.partition import sizes_of_columns
 from uncut_mpi.planning.ranks import ranks_by_use
@@ -77,9 +78,11 @@ class RankSets:
 
     def _place(self, ranks: tuple[int, ...], grid: tuple[int, int] | None) -> dict[str, Any]:
         rates = self._machine.typical_gemm_rate(self._problem.arithmetic)[list(ranks)]
-        devices = self.in_order(ranks)
         transposed = self._problem.swapped
         places = ProcessGrid.choose(math.prod(grid) if grid else len(ranks), grid, transposed=transposed)
+        if grid and self._machine.num_nodes > 1:  # else the scheduler chooses both
+            ranks = in_tiles(self._problem, self._machine, sorted(ranks), places)
+        devices = self.in_order(ranks)
         if rates.max() <= (1 + SHARE_TOLERANCE) * rates.min() or places.size != len(ranks):
             return {**devices, "row_shares": None, "col_shares": None, "areas": None}
         arranged, shares = arrange(ranks, rates.tolist(), places)

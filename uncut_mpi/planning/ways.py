@@ -1,8 +1,9 @@
 """
-Ways between devices whose links differ: what a byte takes, and over whom it goes where a link is slow.
+Ways between devices of a node whose links differ: what a byte takes, and over whom it goes where a link is slow.
 
 On some nodes a few devices are joined by NVLink and the rest by PCIe. There a copy goes over one or two other ranks, in
-chunks that follow each other. A piece that several ranks need passes from one to the next over fast links.
+chunks that follow each other. A piece that several ranks need passes from one to the next over fast links. Between
+nodes no rank leads a copy round.
 """
 
 from __future__ import annotations
@@ -27,21 +28,25 @@ _CHUNKS: Final = 8
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ways:
     """
-    Ways between devices; all empty where links are alike.
+    Ways between devices of a node; all empty where links are alike on each node.
 
     Attributes
     ----------
+    first, place : list of int
+        Of each rank: where its ways begin in those below, and which of those of a node leads to it.
     ways : list of (float, int, int)
-        [from * ranks + to]: what a byte costs, 1 on the fastest link, and up to two ranks that hand it on in turn, -1
-        for none.
+        What a byte costs, 1 on the fastest link of the node, and up to two ranks that hand it on in turn, -1 for none.
     links : list of float
         The same of the link itself.
     sends, receives : list of float
-        What a byte costs at the port that all links from a device share, or to it; 0 where there is none.
+        Of each rank: what a byte costs at the port that all links from its device to the node's others share, or to it;
+        0 where there is none.
     from_host : list of float
         What a byte costs from shared host memory to each device.
     """
 
+    first: list[int] = dataclasses.field(default_factory=list)
+    place: list[int] = dataclasses.field(default_factory=list)
     ways: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
     links: list[float] = dataclasses.field(default_factory=list)
     sends: list[float] = dataclasses.field(default_factory=list)
@@ -50,47 +55,46 @@ class Ways:
 
     @property
     def even(self) -> bool:
-        """Whether links between devices are alike."""
+        """Whether links between devices of a node are alike."""
         return not self.ways
 
 
 @functools.lru_cache(maxsize=8)
 def ways_of(machine: Machine) -> Ways:
     """Return the ways of a machine: of those that are as fast the shorter, then the one over the lowest ranks."""
-    count = machine.num_ranks
-    rates = machine.bandwidth_gb_per_s[:count, :count].astype(np.float64)
-    np.fill_diagonal(rates, 0.0)
-    of_links = rates[~np.eye(count, dtype=bool)]
-    if count < 3 or of_links.min() <= 0 or of_links.max() < RELAY_GAIN * of_links.min():
-        return Ways()
-    fastest = float(of_links.max())
-    ways = [(1.0, -1, -1)] * count**2
     of_nodes = [np.flatnonzero(machine.node_of == node) for node in range(machine.num_nodes)]
-    found: dict[bytes, list[tuple[float, tuple[int, ...]]]] = {}
-    for here, there in itertools.product(of_nodes, repeat=2):
-        # A relay is on one of the two nodes. Nodes whose links are alike have ways alike.
-        near = here if here is there else np.concatenate((here, there))
-        between_near = rates[np.ix_(near, near)]
-        first = len(near) - len(there)
-        pairs = itertools.product(range(len(here)), range(first, len(near)))
-        key = b"%d %d " % (len(here), first) + between_near.tobytes()
-        if key not in found:
-            found[key] = [_way(between_near, one, other) if one != other else (fastest, ()) for one, other in pairs]
-        ends = itertools.product(here.tolist(), there.tolist())
-        for (source, to), (rate, over) in zip(ends, found[key], strict=True):
-            one, two = (*(int(near[relay]) for relay in over), -1, -1)[:2]
-            ways[source * count + to] = fastest / rate, one, two
-    links = np.divide(fastest, rates, out=np.ones_like(rates), where=rates > 0)
-    sends, receives = np.zeros(count), np.zeros(count)
-    for port in machine.ports:
-        between = {link for link in port.links if max(link) < count and link[0] != link[1]}
-        for end, of in ((0, sends), (1, receives)):
-            for rank, others in collections.Counter(link[end] for link in between).items():
-                if others == count - 1:
-                    of[rank] = fastest / port.expected_gb_per_s
+    between = [machine.bandwidth_gb_per_s[np.ix_(ranks, ranks)].astype(np.float64) for ranks in of_nodes]
+    if all(map(_alike, between)):
+        return Ways()
+    count = machine.num_ranks
+    first, places, ways, costs = [0] * count, [0] * count, list[tuple[float, int, int]](), list[float]()
+    sends, receives, from_host = np.zeros(count), np.zeros(count), np.ones(count)
     inward = machine.links(sharing=tuple(range(count)))[machine.host_of, range(count)]
-    from_host = np.divide(fastest, inward, out=np.ones(count), where=inward > 0)
-    return Ways(ways, links.ravel().tolist(), sends.tolist(), receives.tolist(), from_host.tolist())
+    for ranks, rates in zip(of_nodes, between, strict=True):
+        np.fill_diagonal(rates, 0.0)
+        fastest = float(rates.max()) if len(ranks) > 1 else 1.0
+        for place, rank in enumerate(ranks.tolist()):
+            first[rank], places[rank] = len(ways), place
+            for to in range(len(ranks)):
+                rate, over = _way(rates, place, to) if place != to else (fastest, ())
+                one, two = (*(int(ranks[relay]) for relay in over), -1, -1)[:2]
+                ways.append((fastest / rate, one, two))
+        costs += np.divide(fastest, rates, out=np.ones_like(rates), where=rates > 0).ravel().tolist()
+        of_node = set(ranks.tolist())
+        for port in machine.ports:
+            links = {link for link in port.links if of_node.issuperset(link) and link[0] != link[1]}
+            for end, of in ((0, sends), (1, receives)):
+                for rank, others in collections.Counter(link[end] for link in links).items():
+                    if others == len(ranks) - 1:
+                        of[rank] = fastest / port.expected_gb_per_s
+        from_host[ranks] = np.divide(fastest, inward[ranks], out=np.ones(len(ranks)), where=inward[ranks] > 0)
+    return Ways(first, places, ways, costs, sends.tolist(), receives.tolist(), from_host.tolist())
+
+
+def _alike(rates: np.ndarray) -> bool:
+    """Return whether no link of a node is so slow that its copies had better go over others."""
+    of_links = rates[~np.eye(len(rates), dtype=bool)]
+    return len(rates) < 3 or of_links.min() <= 0 or bool(of_links.max() < RELAY_GAIN * of_links.min())
 
 
 def _way(rates: np.ndarray, source: int, to: int) -> tuple[float, tuple[int, ...]]:
