@@ -73,7 +73,7 @@ def test_an_await_that_a_half_lacks_is_found(half: str) -> None:
     for task in needed.tolist():
         tasks, awaits = schedule.tasks.copy(), schedule.awaits.copy()
         first, its = int(tasks["first_await"][task]), schedule.awaited(task).tolist()
-        left = [one for one in its if one == task - 1]
+        left = [one for one in its if half == "RECV" and one == task - 1]  # its SEND
         awaits[first : first + len(left)] = left
         tasks["num_awaits"][task] = len(left)
         try:
@@ -81,7 +81,7 @@ def test_an_await_that_a_half_lacks_is_found(half: str) -> None:
         except ScheduleError as error:
             assert "without awaiting" in str(error)  # noqa: PT017  # those that another await implies are not found
             found += 1
-    assert found > len(needed) // 2
+    assert found > len(needed) // 3
 
 
 def changed(schedule: Schedule, table: str, at: int, **fields: int) -> Schedule:
