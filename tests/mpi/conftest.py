@@ -20,7 +20,7 @@ FILES = {
         complex gemm_files messages odd_arguments out_of_core spmd_abort""",
     # What one rank does, and the others are told.
     (3,): """api_cut_short api_epochs api_flags api_life api_matrices api_memory api_opening api_trace
-        file_matrices gemm_errors interop mixed_calls parts_memory peers same_memory sessions spmd_agreement
+        file_matrices gemm_errors interop mixed_calls nodes_left parts_memory peers same_memory sessions spmd_agreement
         spmd_exchange spmd_group spmd_turns unpinned_memory""",
     (2, 3): "api_start",
     (1, 2, 3): "calibrate",

@@ -2,7 +2,7 @@
 How the ranks of a session signal each other: all their words in host memory, which those of a node share.
 
 Gate, turns, flags of the host, board and abort word have theirs from here. Ranks of other nodes do not see them. They
-meet by messages (`CallExchange`), and hear that others get on (`Group.beat`).
+meet by messages (`CallExchange`), and hear by words that others get on, have left or failed (`Group.on_word`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Control:
 
     Each word is written by one rank, whose row or entry it is in, and read by all; the abort word any rank writes. On
     the board the ranks of a node also count up the rows of other nodes' ranks, when they hear from them. From here on a
-    rank that leaves is seen by those of its node who wait for it, and by all in the next exchange.
+    rank that leaves is seen by all who wait for it.
 
     Attributes
     ----------
@@ -52,27 +52,38 @@ class Control:
         kind = np.dtype(fields, align=True)
         self._segment = exchange.shared_segment(group, kind.itemsize, "the progress board", timeout_s=SETTLING_S)
         (words,) = self._segment.array(kind, 1)
-        self.exchange = meetings.CallExchange(group, words["exchange"])
         try:
+            self.exchange = meetings.CallExchange(group, words["exchange"])
             self.verdicts = meetings.Verdicts(group, words["verdicts"])
             self.turns, self.flags = words["turns"], words["flags"]
             self.board = ProgressBoard(words["board"], group.rank)
-            group.on_beat = self._note_beat
+            group.on_word = self._hear
             group.count_steps(words["steps"])
             group.check_left = functools.partial(self.exchange.check_left, OPENING, by_giving_up=False)
             group.barrier(OPENING, SETTLING_S)  # all can mark now that they leave
         except BaseException as error:
-            self.exchange.leave(type(error).__name__)
+            if "exchange" in self.__dict__:
+                self.exchange.leave(type(error).__name__)
             self.close()
             raise
 
-    def _note_beat(self, rank: int) -> None:
-        """Let a rank of another node be seen to get on by those of this one, who write its row."""
-        self.board.words[rank, 0] += 1
+    def _hear(self, rank: int, word: bytes) -> None:
+        """Take note of what a rank tells: in its row that it gets on, where ranks of this node look."""
+        if not word:
+            self.board.words[rank, 0] += 1
+            return
+        about, number, text = meetings.WORD.unpack(word)
+        if about == meetings.ABORT:
+            self.board.abort[0] = number + 1
+        for one in (self.exchange, self.verdicts):
+            if about == one.about:
+                one.hear(rank, number, text.rstrip(b"\0").decode())
 
     def abort(self, epoch: int) -> None:
         """End what other ranks run of the call with this epoch. Local."""
         self.board.abort[0] = epoch + 1
+        if self._group.num_nodes > 1:
+            self._group.tell(meetings.WORD.pack(meetings.ABORT, epoch, b""))
 
     def reset(self, epoch: int) -> None:
         """Set this rank's flags to the epoch and the abort word to 0, while no call runs. Local."""
@@ -86,8 +97,10 @@ class Control:
     def close(self) -> None:
         """Let go of the memory; no call is possible any more. Not collective."""
         self._group.check_left = None
-        self._group.on_beat = lambda rank: None
+        self._group.on_word = lambda rank, word: None
         self._group.count_steps(None)
+        for name in {"exchange", "verdicts"} & self.__dict__.keys():
+            self.__dict__[name].close()
         # Arrays of the segment would keep it mapped.
         for name in ("exchange", "verdicts", "board", "turns", "flags"):
             self.__dict__.pop(name, None)

@@ -113,7 +113,10 @@ class Holdings:
             self.group.check_left = check_left
         with contextlib.ExitStack() as last:  # also after an error, of a file that is unfinished
             last.callback(self.group.free)
-            if not in_use:
+            if in_use:
+                # Messages of what is in flight may still come. So that no other communicator gets them:
+                self.group.stalled = True
+            else:
                 last.callback(self.calls.backend.close)
                 last.callback(self.calls.store.close)
                 self.calls.flight.drain()  # a rank that has left may have calls in flight
@@ -258,7 +261,7 @@ def opening(comm: Any, arrival_timeout_s: object, ranks_per_node: object = None)
         together = is_agreed(error) and not held.group.stalled
         if held.control is not None and not together:
             held.control.exchange.leave(type(error).__name__)
-        held.over = True
+        held.over, held.group.stalled = True, not together
         if held.whole:
             calls = held.calls
             del held.calls

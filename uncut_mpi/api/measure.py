@@ -131,6 +131,7 @@ def obtain_machine(
             with agreement.collective(group, "measuring each node"):
                 node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
         finally:
+            group.stalled |= within.stalled
             within.free()
         return join_nodes(group, node, key, measure_net(group))
     started = time.perf_counter()

@@ -132,6 +132,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
                 devices = arguments.devices and tuple(arguments.devices[rank] for rank in group.here)
                 node = _measure_node(within, dataclasses.replace(arguments, devices=devices), progress)
         finally:
+            group.stalled |= within.stalled
             within.free()
         assert node is not None
         # Of each node, told by its first rank.

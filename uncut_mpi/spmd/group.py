@@ -51,6 +51,8 @@ PATIENCE_S = 30.0
 _GRACE_S = 1.0
 """How long a wait for ranks goes on, some of which have left: what is awaited may have been on its way before."""
 
+_LAST_LOOKS: Final = 100
+
 Progress = Callable[[], bytes]
 """Returns something that changes while ranks get on with their work."""
 
@@ -65,10 +67,15 @@ _FIRST_BYTES: Final = 1 << 14
 _EACH_BYTES: Final = 512
 """What each rank tells at once: some names and numbers."""
 
-_BEAT: Final = 2
-"""Tag of the messages by which ranks hear that one of another node gets on."""
+_WORD: Final = 2
+"""
+Tag of the words that ranks tell each other whatever they do.
 
-_NOTHING: Final = np.empty(0, np.uint8)
+Nobody has to hear one before the communicator is freed, and MPI may give its number to another one then. So each begins
+with a key of the group.
+"""
+
+_KEY_BYTES, _MOST_WORD_BYTES = 8, 64
 
 _awaited: dict[int, object] = {}
 """The buffers of operations that somebody waits for, or whose beginning an interrupt has ended."""
@@ -146,6 +153,8 @@ class Group:
         How long this rank waits for others to make the same call; by default for ever.
     ranks_per_node : int, optional
         Take the ranks of a node, in their order, for nodes of so many, which share nothing.
+    check_left : callable, optional
+        See below; by default there is none yet.
 
     Attributes
     ----------
@@ -173,8 +182,8 @@ class Group:
         Returns whether MPI is finalised.
     check_left : callable or None
         Raises if a rank has left for good; waits ask it.
-    on_beat : callable
-        Told of a rank of another node that gets on.
+    on_word : callable
+        Given each word that comes, after the rank that tells it; an empty one says that the rank gets on.
 
     Raises
     ------
@@ -188,7 +197,13 @@ class Group:
         share nothing yet by which one could see the others.
     """
 
-    def __init__(self, comm: Any, timeout_s: float | None = None, ranks_per_node: int | None = None) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        timeout_s: float | None = None,
+        ranks_per_node: int | None = None,
+        check_left: Callable[[], None] | None = None,
+    ) -> None:
         require_mpi()
         if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
             raise ParamError(
@@ -203,10 +218,10 @@ class Group:
         self.stalled = False
         self._freed = False
         self.bytes_broadcast = 0
-        self.check_left: Callable[[], None] | None = None
+        self.check_left = check_left
         self._steps: memoryview | None = None
         self.is_gone: Callable[[], bool] = MPI.Is_finalized
-        self.on_beat: Callable[[int], object] = lambda rank: None
+        self.on_word: Callable[[int, bytes], object] = lambda rank, word: None
         self._beats: list[MPI.Request] = []
         self._beat_s, self.num_nodes = time.monotonic(), 1  # until they are known
         # Nonblocking, so that waiting for a rank that opens no session is told and bounded like any other wait; and
@@ -223,9 +238,9 @@ class Group:
             raise
 
     def _find_nodes(self, ranks_per_node: int | None) -> None:
-        own = node_identity(), os.sched_getaffinity(0), ranks_per_node, platform.node()
+        own = node_identity(), os.sched_getaffinity(0), ranks_per_node, platform.node(), os.urandom(_KEY_BYTES)
         facts = self.allgather_objects(own, OPENING, SETTLING_S)
-        self.hosts = tuple(fact[3] for fact in facts)
+        self.hosts, self._key = tuple(fact[3] for fact in facts), facts[0][4]
         each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
         names = list[tuple[str, int]]()
         for (machine, *_), most in zip(facts, each, strict=True):
@@ -255,11 +270,18 @@ class Group:
 
     def of_node(self) -> Group:
         """Return a group of the ranks on this node, to be freed. Collective."""
+        self.barrier(OPENING)  # since nothing ends a wait in the split
         comm = self._comm.Split(self.node, self.rank)
         try:
-            return Group(comm)
+            return Group(comm, check_left=self.check_left)
         finally:
             comm.Free()
+
+    def duplicate(self) -> MPI.Comm:
+        """Return a communicator of the same ranks, to be freed, for collectives that need not be over. Collective."""
+        comm, request = self._comm.Idup()
+        self.wait(lambda: request, OPENING, SETTLING_S, comm)
+        return comm
 
     # -- waiting -----------------------------------------------------------------------------
 
@@ -267,14 +289,30 @@ class Group:
         """
         Let MPI get on with messages of the program, if this is the thread that uses the group. Not collective.
 
-        And hear which ranks of other nodes get on (`beat`).
+        And hear what ranks tell (`beat`, `tell`).
         """
         if threading.get_ident() != self._thread or self.is_gone():
             return
         status = MPI.Status() if self.num_nodes > 1 else None
-        while self._comm.Iprobe(tag=_BEAT if status else MPI.ANY_TAG, status=status) and status is not None:
-            self._comm.Recv((_NOTHING, MPI.BYTE), status.source, _BEAT)
-            self.on_beat(status.source)
+        while self._comm.Iprobe(tag=_WORD if status else MPI.ANY_TAG, status=status) and status is not None:
+            word = bytearray(_MOST_WORD_BYTES)
+            self._comm.Recv((word, MPI.BYTE), status.source, _WORD)
+            if word.startswith(self._key):
+                self.on_word(status.source, bytes(word[_KEY_BYTES : status.Get_count(MPI.BYTE)]))
+
+    def tell(self, word: bytes) -> None:
+        """
+        Tell all other ranks a word, of 1 to 56 bytes, which `drive` hears there. Not collective.
+
+        Nothing happens where this thread may not use MPI.
+        """
+        is_other = threading.get_ident() != self._thread
+        if self._freed or self.is_gone() or (is_other and MPI.Query_thread() < MPI.THREAD_MULTIPLE):
+            return
+        told = self._key + word
+        for rank in range(self.size):
+            if rank != self.rank:
+                keep_until_over(self._comm.Isend((told, MPI.BYTE), rank, _WORD), told)
 
     def beat(self, interval_s: float) -> None:
         """Tell ranks of other nodes that this one gets on, unless it has within such a time. Not collective."""
@@ -282,7 +320,7 @@ class Group:
         if now - self._beat_s >= interval_s and all(request.Test() for request in self._beats):
             others = [rank for rank, node in enumerate(self.node_of) if node != self.node]
             self._beat_s = now
-            self._beats = [self._comm.Isend((_NOTHING, MPI.BYTE), rank, _BEAT) for rank in others]
+            self._beats = [self._comm.Isend((self._key, MPI.BYTE), rank, _WORD) for rank in others]
 
     def wait(self, begin: Callable[[], MPI.Request], what: str, timeout_s: float | None, keep: object) -> None:
         """
@@ -372,8 +410,10 @@ class Group:
                 try:
                     self.check_left()
                 except PeerFailedError:
-                    if done():  # what was awaited of that rank was on its way
-                        return
+                    for _ in range(_LAST_LOOKS):  # what is awaited of that rank may be on its way
+                        if done():
+                            return
+                        backoff.pause()
                     self.stalled = True
                     raise
             if waited_s <= min(patience_s, math.inf if timeout_s is None else timeout_s):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
+from typing import Final
 
 import numpy as np
 
@@ -37,9 +38,17 @@ _WAITING, _ALIKE, _MET, _ABANDONED = range(4)  # what a meeting comes to
 _LAST_WORDS_S = 0.3
 _PAUSE_S = 5e-6  # between two looks of a rank with a core of its own
 
-_LEFT = -1  # in the status of a record by messages: the rank takes part in no meeting any more
 _COMMON_BYTES = 56  # digest, call and epoch
 _RECORD_STRUCT = struct.Struct("=16s36sIIi")  # the same, for one write
+
+WORD: Final = struct.Struct("=BQ40s")
+"""
+A word by which ranks of several nodes tell each other what went wrong (`Group.tell`): about what, a number, a text.
+
+About the exchange that opens or closes calls it is the number of the meeting to which a rank does not come, and why.
+"""
+
+OPENING, CLOSING, ABORT = range(3)
 
 
 def memory_bytes(group: Group) -> int:
@@ -51,15 +60,26 @@ class NetMeeting:
     """
     As `Meeting`, by messages of MPI: where ranks are on several nodes. One thread uses it, that of the group.
 
-    A rank that leaves gives a record that says so, to the meeting that it is not in yet.
+    A rank that leaves tells all others so, which hear it wherever they wait. Some may wait in a meeting by then, to
+    which it does not come. So meetings have a communicator of their own: nothing comes after one that is not over.
+
+    Parameters
+    ----------
+    about : int
+        `OPENING` or `CLOSING`, by which others know what a word of this one is about.
     """
 
-    def __init__(self, group: Group, mine: np.ndarray, everyone: np.ndarray) -> None:
-        self._comm, self._mine, self._everyone = group.messages, mine, everyone
-        self._rows, self._records = everyone.reshape(group.size, -1), everyone.view(RECORD)
+    def __init__(self, group: Group, mine: np.ndarray, everyone: np.ndarray, about: int) -> None:
+        self._group, self._mine, self._everyone, self._about = group, mine, everyone, about
+        self._comm, self._rows = group.duplicate(), everyone.reshape(group.size, -1)
         self._request: MPI.Request | None = None
+        self._gone: dict[int, tuple[int, str]] = {}  # by rank: the meeting it does not attend, and why
         self.number = 0
-        self.left: list[tuple[int, str]] = []
+
+    @property
+    def left(self) -> list[tuple[int, str]]:
+        """The ranks that are known to have left, and why."""
+        return [(rank, why) for rank, (_, why) in sorted(self._gone.items())]
 
     @property
     def pending(self) -> bool:
@@ -68,6 +88,7 @@ class NetMeeting:
 
     def meet(self, spin_s: float) -> int:
         """Begin the next meeting with this rank's record, then as `collect`."""
+        self._group.drive()
         self.number += 1
         self._request = self._comm.Iallgather((self._mine, MPI.BYTE), (self._everyone, MPI.BYTE))
         return self.collect(spin_s)
@@ -77,22 +98,35 @@ class NetMeeting:
         assert self._request is not None
         until_s = time.perf_counter() + spin_s
         while not self._request.Test():
+            # Who gives up a meeting has come to it, and others wait for the rest as long as they like.
+            if any(number < self.number or (number == self.number and why) for number, why in self._gone.values()):
+                keep_until_over(self._request, (self._mine, self._everyone))
+                return _ABANDONED
             if time.perf_counter() >= until_s:
                 return _WAITING
         self._request = None
-        gone = np.flatnonzero(self._records["status"] == _LEFT)
-        if len(gone):
-            self.left = [(rank, self._records["call"][rank].decode()) for rank in gone.tolist()]
+        if any(number <= self.number for number, _ in self._gone.values()):
             return _ABANDONED
         return _ALIKE if (self._rows == self._mine).all() else _MET
 
     def leave(self, reason: str) -> None:
-        """Give up all meetings, but the one that was begun."""
+        """Take part in no meeting any more: not in the one that was begun, else not in the next; tell all others."""
         if self._request is None:
-            record = self._mine.view(RECORD)
-            record["status"], record["call"] = _LEFT, reason.encode("ascii", "replace")[:36]
-            self._request = self._comm.Iallgather((self._mine, MPI.BYTE), (self._everyone, MPI.BYTE))
-        keep_until_over(self._request, (self._mine, self._everyone))
+            self.number += 1
+        else:
+            keep_until_over(self._request, (self._mine, self._everyone))
+        if self._group.rank not in self._gone:
+            self._gone[self._group.rank] = self.number, reason
+            self._group.tell(WORD.pack(self._about, self.number, reason.encode()))
+
+    def hear(self, rank: int, number: int, reason: str) -> None:
+        """Take note that another rank does not come to the meeting of this number, nor to any after it, and why."""
+        self._gone[rank] = number, reason
+
+    def close(self) -> None:
+        """Free the communicator, unless some may still wait there."""
+        if not self._gone and self._request is None and not self._group.stalled and not MPI.Is_finalized():
+            self._comm.Free()
 
 
 class CallExchange:
@@ -120,6 +154,8 @@ class CallExchange:
         Whether the last exchange has brought nothing but copies of `mine`.
     """
 
+    about = OPENING
+
     def __init__(self, group: Group, memory: np.ndarray) -> None:
         self._group = group
         self._pause_s = 0.0 if group.oversubscribed else _PAUSE_S
@@ -128,7 +164,7 @@ class CallExchange:
         self.everyone = np.zeros(group.size, RECORD)
         mine, everyone = self.mine.view(np.uint8), self.everyone.view(np.uint8)
         self.meeting: _native.Meeting | NetMeeting = (
-            NetMeeting(group, mine, everyone)
+            NetMeeting(group, mine, everyone, self.about)
             if group.num_nodes > 1
             else _native.Meeting(memory, group.rank, mine, everyone)
         )
@@ -175,7 +211,7 @@ class CallExchange:
 
     def check_left(self, what: str, *, by_giving_up: bool = True) -> None:
         """
-        Check that no rank has left. Local.
+        Check that no rank has left, as far as is known here now. Local.
 
         Parameters
         ----------
@@ -190,6 +226,7 @@ class CallExchange:
         PeerFailedError, StallError
             As `exchange`.
         """
+        self._group.drive()
         left = self.meeting.left
         if not left:
             return
@@ -227,6 +264,16 @@ class CallExchange:
         """
         self.meeting.leave(reason.encode("ascii", "replace").decode())
 
+    def hear(self, rank: int, number: int, reason: str) -> None:
+        """Take note of a rank that has left, where ranks meet by messages: from which meeting on, and why. Local."""
+        if isinstance(self.meeting, NetMeeting):
+            self.meeting.hear(rank, number, reason)
+
+    def close(self) -> None:
+        """Give back what it has taken where ranks meet by messages. Not collective."""
+        if isinstance(self.meeting, NetMeeting):
+            self.meeting.close()
+
     def _watch(
         self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
     ) -> None:
@@ -260,6 +307,8 @@ class Verdicts(CallExchange):
         Zeros in memory that all ranks share.
     """
 
+    about = CLOSING
+
     def __init__(self, group: Group, memory: np.ndarray) -> None:
         ends = memory_bytes(group)
         super().__init__(group, memory[:ends])
@@ -288,11 +337,6 @@ class Verdicts(CallExchange):
             self.mine["status"] = _LOST if lost else _FAILED
         self._outcome = self.meeting.meet(spin_s)
         return self._outcome != _WAITING
-
-    def leave(self, reason: str = "") -> None:
-        """See `CallExchange.leave`. Where ranks meet by messages, who leaves the other exchange is seen in this one."""
-        if not isinstance(self.meeting, NetMeeting):
-            super().leave(reason)
 
     def begun(self, outcome: int) -> None:
         """Note that all was well here and was told (`Passage`), and what the meeting has come to so far. Local."""

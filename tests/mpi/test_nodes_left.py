@@ -1,0 +1,174 @@
+"""A rank that leaves a session on several nodes: whoever waits for it, wherever, hears so and gets one error."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.hostile import interrupt
+from uncut_mpi.api import lifetime, measure
+from uncut_mpi.api.call import Call
+from uncut_mpi.model.ports import Net
+from uncut_mpi.spmd import group
+from uncut_mpi.spmd.group import Group
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.host_backend]
+
+LIMIT_S = 40
+"""Far below what a session waits here without being told."""
+
+
+@pytest.fixture
+def open_alone(comm, monkeypatch):
+    """Opens a session with each rank on a node of its own."""
+    monkeypatch.setattr(group, "_GRACE_S", 0.05)
+    machine = um.Machine.cluster(um.Machine.uniform(1), comm.size, Net(10.0, 5e-6))
+
+    def opened(**options):
+        about = {"backend": "host", "ranks_per_node": 1, "timeout_s": 300, "machine": machine}
+        return um.Session(comm, **{**about, **options})
+
+    return opened
+
+
+@pytest.fixture
+def told(comm):
+    """Checks that the last rank, or another, raised an error, and the rest soon a `PeerFailedError` that names it."""
+    began = time.monotonic()
+
+    def check(said, error, odd=comm.size - 1):
+        wanted = error if comm.rank == odd else "PeerFailedError"
+        named = comm.rank == odd or f"rank {odd} left the session by {error}" in said
+        collective_assert(comm, said.startswith(wanted) and named and time.monotonic() - began < LIMIT_S, said)
+
+    return check
+
+
+WAITS = {
+    "barrier of MPI": lambda its: its.barrier("a barrier"),
+    "gather": lambda its: its.allgather_bytes(np.zeros(3), "a gather"),
+    "gather of objects": lambda its: its.allgather_objects("x" * 5000, "a gather"),
+    "broadcast": lambda its: its.from_root(lambda: 1) if its.rank else its.barrier("a barrier"),
+    "watch": lambda its: its.watch(lambda: False, "something", None),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_who_waits_outside_of_the_exchange_is_told(comm, open_alone, told, wait):
+    odd = comm.rank == comm.size - 1
+
+    def program():
+        with open_alone() as session:
+            if odd:
+                raise ValueError("the program's own")
+            WAITS[wait](session._group)
+
+    told(outcome(program), "ValueError")
+
+
+def test_who_waits_in_the_exchange_is_told_also_of_a_rank_that_was_there_before(comm, open_alone, told):
+    def program():
+        with open_alone() as session:
+            session.barrier()
+            if comm.rank == comm.size - 1:
+                raise ValueError("the program's own")
+            session.gather_values(1)
+
+    told(outcome(program), "ValueError")
+
+
+def test_who_waits_is_told_of_a_session_that_is_dropped(comm, open_alone):
+    session, odd = open_alone(), comm.rank == comm.size - 1
+    if odd:
+        del session
+        gc.collect()
+        said = ""
+    else:
+        said = outcome(session.barrier)
+    collective_assert(comm, odd or "left the session by leaving without close()" in said, said)
+
+
+@pytest.mark.parametrize("place", ["_measure_net", "obtain_machine"])
+def test_who_measures_the_net_is_told_of_a_rank_that_is_interrupted(comm, open_alone, told, monkeypatch, place):
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(measure, place, interrupt)
+        told(outcome(lambda: open_alone(machine=None)), "KeyboardInterrupt")
+    with open_alone() as session:
+        session.barrier()
+
+
+@pytest.mark.mpi(min_size=3)
+def test_who_measures_its_node_is_told_of_a_rank_of_it_that_is_interrupted(comm, open_alone, told, monkeypatch):
+    odd = comm.size - 2
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "_load", lambda *_: "")  # else there is nothing to measure
+        if comm.rank == odd:
+            patch.setattr(measure, "measure", interrupt)
+        said = outcome(lambda: open_alone(machine=None, ranks_per_node=comm.size - 1))
+    told(said, "KeyboardInterrupt", odd)
+    with open_alone() as session:
+        session.barrier()
+        left = [kept for kept in lifetime._kept.values() if kept.over]
+    collective_assert(comm, not left, left)
+
+
+def test_who_runs_a_product_is_told_of_a_rank_that_left_it(comm, open_alone, told, monkeypatch):
+    session = open_alone(timeout_s=3.0)  # what a message from that rank is awaited
+    a, c = (session.empty((48, 48), "f64", um.Layout.rows()) for _ in range(2))
+    a.local[...] = 1.0
+    session.gemm(a, a, c)
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(Call, "start", interrupt)
+        told(outcome(lambda: session.gemm(a, a, c)), "KeyboardInterrupt")
+
+
+def test_a_call_that_one_rank_ends_is_ended_on_the_boards_of_other_nodes(comm, open_alone):
+    with open_alone() as session:
+        if comm.rank == 0:
+            session._calls.control.abort(41)
+        board, until_s = session._calls.control.board, time.monotonic() + LIMIT_S
+        while board.abort[0] != 42 and time.monotonic() < until_s:
+            session._group.drive()
+        said = int(board.abort[0])
+    collective_assert(comm, said == 42, said)
+
+
+def test_words_of_a_session_that_has_ended_are_not_heard_in_the_next(comm, open_alone, monkeypatch):
+    for _ in range(3):
+        session = open_alone()
+        if comm.rank == comm.size - 1:
+            session._gate.leave("leaving first")  # which nobody waits to hear
+        else:
+            session._gate.leave("leaving too")
+        del session
+        gc.collect()
+        with open_alone() as session:
+            values = session.gather_values(comm.rank)
+        collective_assert(comm, values == [*range(comm.size)], str(values))
+
+
+def test_a_key_tells_words_of_two_groups_apart(comm):
+    one = Group(comm, ranks_per_node=1)
+    two = Group(comm, ranks_per_node=1)
+    heard = []
+    two.on_word = lambda rank, word: heard.append((rank, word))
+    two._key, kept = one._key, two._key
+    two.tell(b"of the other group")
+    two._key = kept
+    two.tell(b"of this group")
+    until_s = time.monotonic() + LIMIT_S
+    while len(heard) < comm.size - 1 and time.monotonic() < until_s:
+        two.drive()
+    wanted = [(rank, b"of this group") for rank in range(comm.size) if rank != comm.rank]
+    good = sorted(heard) == wanted
+    allgather(comm, None)
+    one.free()
+    two.free()
+    collective_assert(comm, good, str(heard))
