@@ -12,7 +12,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import interrupt
 from uncut_mpi.api import lifetime, measure
-from uncut_mpi.api.call import Call
+from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.model.ports import Net
 from uncut_mpi.spmd import group
 from uncut_mpi.spmd.group import Group
@@ -93,7 +93,7 @@ def test_who_waits_is_told_of_a_session_that_is_dropped(comm, open_alone):
     collective_assert(comm, odd or "left the session by leaving without close()" in said, said)
 
 
-@pytest.mark.parametrize("place", ["_measure_net", "obtain_machine"])
+@pytest.mark.parametrize("place", ["measure_net", "obtain_machine"])
 def test_who_measures_the_net_is_told_of_a_rank_that_is_interrupted(comm, open_alone, told, monkeypatch, place):
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
@@ -125,7 +125,7 @@ def test_who_runs_a_product_is_told_of_a_rank_that_left_it(comm, open_alone, tol
     session.gemm(a, a, c)
     with monkeypatch.context() as patch:
         if comm.rank == comm.size - 1:
-            patch.setattr(Call, "start", interrupt)
+            patch.setattr(HostExecutable, "start", interrupt)
         told(outcome(lambda: session.gemm(a, a, c)), "KeyboardInterrupt")
 
 

@@ -126,13 +126,8 @@ def obtain_machine(
         memory = np.array([one.memory_bytes for one in identities], np.int64)
         return dataclasses.replace(Machine.from_json(kept), memory_bytes=memory)
     if group.num_nodes > 1:
-        within = group.of_node()
-        try:
-            with agreement.collective(group, "measuring each node"):
-                node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
-        finally:
-            group.stalled |= within.stalled
-            within.free()
+        with agreement.on_each_node(group, "measuring each node") as within:
+            node = obtain_machine(within, backend, [identities[rank] for rank in group.here], None)
         return join_nodes(group, node, key, measure_net(group))
     started = time.perf_counter()
     machine = measure(group, backend, identities, key)

@@ -125,16 +125,9 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
             """Return what shows how far it is: a bar on rank 0, nothing elsewhere."""
             return ProgressBar(title).show if group.rank == 0 else lambda done, total, what: None
 
-        node: _Node | None = None
-        within = group.of_node()
-        try:
-            with agreement.collective(group, "measuring each node"):
-                devices = arguments.devices and tuple(arguments.devices[rank] for rank in group.here)
-                node = _measure_node(within, dataclasses.replace(arguments, devices=devices), progress)
-        finally:
-            group.stalled |= within.stalled
-            within.free()
-        assert node is not None
+        with agreement.on_each_node(group, "measuring each node") as within:
+            devices = arguments.devices and tuple(arguments.devices[rank] for rank in group.here)
+            node = _measure_node(within, dataclasses.replace(arguments, devices=devices), progress)
         # Of each node, told by its first rank.
         every = group.allgather_objects((node.passed, node.told(arguments.disk), node.facts(), node.identities))
         of_nodes = [every[group.node_of.index(number)] for number in range(group.num_nodes)]

@@ -24,6 +24,7 @@ from uncut_mpi.errors import (
     Wire,
     agreed,
     from_wire,
+    is_agreed,
     reason,
     to_wire,
 )
@@ -261,3 +262,29 @@ def collective(group: Group, what: str, timeout_s: float | None = None) -> Itera
             raise
         error = caught
     collective_result(group, error, what, timeout_s)
+
+
+@contextlib.contextmanager
+def on_each_node(group: Group, what: str) -> Iterator[Group]:
+    """
+    Run a block in which the ranks of each node make collective calls among themselves. Collective.
+
+    An error that all ranks of a node have leaves it on all ranks, as of `collective_result`. One that a rank has alone
+    leaves it there only, since those of its node may still wait for it inside.
+
+    Yields
+    ------
+    Group
+        Of this node's ranks; freed at the end.
+    """
+    within, error = group.of_node(), None
+    try:
+        yield within
+    except UncutError as caught:
+        if within.stalled or not is_agreed(caught):
+            raise
+        error = caught
+    finally:
+        group.stalled |= within.stalled
+        within.free()
+    collective_result(group, error, what)
