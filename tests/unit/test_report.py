@@ -29,7 +29,7 @@ ABOUT = Circumstances(
     version="1.2.3",
     command_line="python -m uncut_mpi.gemm -m 1000",
     date="2026-01-02T03:04:05+00:00",
-    host="node7",
+    hosts=("node7",),
     devices=("Model X", "Model X", "Model Y"),
     cores=6,
     mpi="MPICH 5.0.2",
@@ -43,6 +43,7 @@ ABOUT = Circumstances(
         "driver": "580.95.05 (CUDA 13.0)",
     },
     ranks=3,
+    nodes=1,
     backend="cuda",
     backend_reason="every rank has a GPU",
     machine="measured",
@@ -131,6 +132,9 @@ def test_the_text_says_what_was_run_on_what_and_how_it_went():
 def test_ranks_of_the_host_backend_are_not_called_devices():
     host = dataclasses.replace(ABOUT, backend="host", devices=("EPYC",) * 3, cores=1)
     assert host.device == "host backend, 3 ranks on 1 node, EPYC, 1 core"
+    lines = text(dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, nodes=2, hosts=("a", "b")))).splitlines()
+    assert "# hosts     a, b" in lines
+    assert "# MPI       MPICH 5.0.2; 3 ranks on 2 nodes" in lines
     assert f"# devices   {host.device}\n" in text(dataclasses.replace(FACTS, about=host))
 
 

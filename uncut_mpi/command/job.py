@@ -299,13 +299,14 @@ def _about(
     words: Sequence[str],
     found: Sequence[nonfinite.NonFinite],
 ) -> report.Circumstances:
+    where = session.gather_values((platform.node(), os.sched_getaffinity(0)))
     return report.Circumstances(
         version=uncut_mpi.__version__,
         command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        host=platform.node(),
+        hosts=tuple(dict.fromkeys(host for host, _ in where)),
         devices=session.device_names,
-        cores=len(set().union(*session.gather_values(os.sched_getaffinity(0)))),
+        cores=len({(host, core) for host, cores in where for core in cores}),
         mpi=library_version(),
         versions={
             "python": platform.python_version(),
@@ -314,6 +315,7 @@ def _about(
             **session.versions,
         },
         ranks=session.size,
+        nodes=session.machine.num_nodes,
         backend=session.backend_name,
         backend_reason=session.backend_reason
         + ("; ranks share a GPU, which is slow" if session.devices_shared else "")

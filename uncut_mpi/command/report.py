@@ -79,8 +79,8 @@ class Circumstances:
         As it was typed.
     date : str
         Start of the run, ISO 8601 with its offset from UTC.
-    host : str
-        Name of rank 0's node.
+    hosts : sequence of str
+        Names of the nodes, in the order of their first ranks.
     devices : sequence of str
         Device name of every rank; with the host backend the processor's.
     cores : int
@@ -90,8 +90,8 @@ class Circumstances:
     versions : mapping of str to str
         ``"python"``, ``"numpy"``, ``"mpi4py"``, and what computes: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"``
         and ``"driver"``.
-    ranks : int
-        How many, on one node.
+    ranks, nodes : int
+        How many, on how many nodes.
     backend, backend_reason : str
         ``"cuda"`` or ``"host"``, and why.
     machine : str
@@ -103,23 +103,29 @@ class Circumstances:
     version: str
     command_line: str
     date: str
-    host: str
+    hosts: Sequence[str]
     devices: Sequence[str]
     cores: int
     mpi: str
     versions: Mapping[str, str]
     ranks: int
+    nodes: int
     backend: str
     backend_reason: str
     machine: str
     nonfinite: Sequence[NonFinite] = ()
 
     @property
+    def where(self) -> str:
+        """Ranks and nodes, in words."""
+        return f"{counted(self.ranks, 'rank')} on {counted(self.nodes, 'node')}"
+
+    @property
     def device(self) -> str:
         """What computes, in words: ``4 × NVIDIA H200``, or the host backend with its ranks and cores."""
         if self.backend == "host":
             names = ", ".join(dict.fromkeys(self.devices))
-            return f"host backend, {counted(self.ranks, 'rank')} on 1 node, {names}, {counted(self.cores, 'core')}"
+            return f"host backend, {self.where}, {names}, {counted(self.cores, 'core')}"
         return ", ".join(f"{count} × {name}" for name, count in Counter(self.devices).items())
 
 
@@ -297,9 +303,9 @@ def _header(about: Circumstances) -> list[str]:
         ("version", f"uncut_mpi {about.version}"),
         ("command", about.command_line),
         ("date", about.date),
-        ("host", about.host),
+        ("host" if len(about.hosts) == 1 else "hosts", ", ".join(about.hosts)),
         ("devices", about.device),
-        ("MPI", f"{about.mpi}; {counted(about.ranks, 'rank')} on 1 node"),
+        ("MPI", f"{about.mpi}; {about.where}"),
         ("backend", f"{about.backend}: {about.backend_reason}" if about.backend_reason else about.backend),
         ("software", ", ".join(_software(about.versions))),
         ("machine", about.machine),

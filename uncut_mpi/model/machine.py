@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -476,8 +477,7 @@ class Machine(Remade):
             )
         if num_nodes == 1:
             return node
-        made = cls.joined([node] * num_nodes, np.repeat(np.arange(num_nodes), each).tolist(), net)
-        return dataclasses.replace(made, name=f"{num_nodes} × {node.name}", key=f"{num_nodes} × {node.key}")
+        return cls.joined([node] * num_nodes, np.repeat(np.arange(num_nodes), each).tolist(), net)
 
     @classmethod
     def joined(cls, nodes: Sequence[Machine], node_of: Sequence[int], net: Net) -> Machine:
@@ -541,8 +541,8 @@ class Machine(Remade):
             changes[name] = {key: of_ranks(one[key] for one in several) for key in shared}
         return dataclasses.replace(
             nodes[0],
-            name=" + ".join(node.name for node in nodes),
-            key=" + ".join(node.key for node in nodes),
+            name=_together(node.name for node in nodes),
+            key=_together(node.key for node in nodes),
             ports=(*ports, *net.ports(numbers)),
             node_of=np.array(node_of, np.int64),
             whole=False,
@@ -634,6 +634,12 @@ def _host_rates(machine: Machine, ranks: tuple[int, ...], inward: bool, outward:
     result[[way for way, busy in enumerate((inward, outward)) if busy]] = rates.reshape(len(ways), len(ranks))
     result.flags.writeable = False
     return result
+
+
+def _together(names: Iterable[str]) -> str:
+    """Return what nodes have in their order, once for those that follow one another: ``2 × a + b``."""
+    runs = ((name, len([*alike])) for name, alike in itertools.groupby(names))
+    return " + ".join(f"{times} × {name}" if times > 1 else name for name, times in runs)
 
 
 def _seal(data: Mapping[str, Any]) -> str:
