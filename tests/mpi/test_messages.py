@@ -10,6 +10,7 @@ from tests.helpers.collective import collective_assert
 from uncut_mpi.device import net_lanes
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.ports import Net
+from uncut_mpi.spmd.transport import MpiTransport
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -20,7 +21,8 @@ LAYOUTS = {"rows": um.Layout.rows(), "cols": um.Layout.cols(), "cyclic": um.Layo
 def buffers(monkeypatch, request):
     """Few bytes are a fragment, so that a message has many and columns have parts; buffers are as few, or as many."""
     least, most = request.param
-    monkeypatch.setattr(net_lanes, "FRAGMENT_BYTES", 160)
+    monkeypatch.setattr(net_lanes, "FRAGMENT_BYTES", 320)
+    monkeypatch.setattr(net_lanes, "SMALL_BYTES", 96)
     monkeypatch.setattr(net_lanes, "_LEAST_BUFFERS", least)
     monkeypatch.setattr(net_lanes, "_MOST_BUFFERS", most)
 
@@ -48,3 +50,31 @@ def test_messages_of_many_fragments_bring_all(comm, open_session, buffers, layou
     bound = 8 * (k + 3) * np.finfo(numpy_type).eps * (np.abs(a) @ np.abs(b) + np.abs(given[2]))
     right = comm.rank != 0 or bool((np.abs(found - c) <= bound).all())
     collective_assert(comm, right and moved > 0, f"{moved} bytes moved, the result right: {right}")
+
+
+def test_small_messages_go_together(comm, open_session, monkeypatch):
+    machine = um.Machine.cluster(um.Machine.uniform(1), comm.size, Net(10.0, 5e-6))
+    counts = {"add": 0, "send": 0}
+
+    def counted(kind, name):
+        def call(*arguments):
+            counts[name] += 1
+            return plain(*arguments)
+
+        plain = getattr(kind, name)
+        monkeypatch.setattr(kind, name, call)
+
+    values = np.random.default_rng(7).uniform(-1, 1, (100, 90))
+    with open_session(comm, machine=machine, ranks_per_node=1) as session:
+        layout = um.Layout.block_cyclic(3, 3, grid=(comm.size, 1))
+        given = session.scatter(values if comm.rank == 0 else None, layout, memory="device")
+        counted(net_lanes._Parcel, "add")
+        counted(MpiTransport, "send")
+        dealt = session.redistribute(given, um.Layout.block_cyclic(5, 5, grid=(1, comm.size)))
+        added, sent = counts.values()
+        monkeypatch.undo()
+        found = session.gather(dealt)
+    right = comm.rank != 0 or bool((found == values).all())
+    collective_assert(
+        comm, right and added > 100 and sent == comm.size - 1, f"{added} fragments, {sent} messages, right: {right}"
+    )

@@ -1,11 +1,13 @@
 """
 Lanes of the net: what a rank sends to ranks of other nodes, and receives, while its executor does the rest of a list.
 
-A message goes in fragments, several at a time. MPI takes host memory as it lies. Device memory goes through bounce
-buffers: host memory that is registered once. While one fragment is on its way, others are copied to buffers and from
-them. All fragments from one rank to another go in one order, and buffers serve in that order. Each lane has its own, so
-none waits for those of another. To receive into a buffer nothing is awaited: what comes may come before its place is
-free.
+A message goes in fragments, several at a time. MPI takes large ones of host memory as they lie. All others go through
+bounce buffers: host memory that is registered once. While one fragment is on its way, others are copied to buffers and
+from them. All fragments from one rank to another go in one order, and buffers serve in that order. Each lane has its
+own, so none waits for those of another. To receive into a buffer nothing is awaited: what comes may come before its
+place is free.
+
+Small fragments share a buffer, and go together: as many as were ready when the one before was sent.
 
 Lanes wait and tell by flags in host memory, as all lanes of the host. Whoever runs the list lets them get on in the
 thread that uses MPI, and never waits for one of them alone.
@@ -31,6 +33,10 @@ from uncut_mpi.planning.schedule import MAX_LANES, LaneKind
 FRAGMENT_BYTES: Final = 1 << 20
 """Of a fragment, at most. All ranks cut a message alike."""
 
+SMALL_BYTES: Final = 1 << 15
+"""Of fragments that go together, at most."""
+
+_HEADER = np.dtype(np.uint64)  # of small fragments that go together: how many they are
 _MOST_BUFFERS, _LEAST_BUFFERS, _BUFFERS_OF_ALL = 8, 2, 128  # of a lane, and about of all of a rank
 _HALF, _MASK = 0x80000000, 0xFFFFFFFF
 _BEATS = 8  # while others would take a rank for lost
@@ -72,13 +78,57 @@ class BounceBuffers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Fragment:
-    """Columns of bytes that go as one message of MPI: of host memory, which is `memory`, or of a device's."""
+    """
+    Columns of bytes, of host memory or a device's.
+
+    Attributes
+    ----------
+    memory : ndarray of uint8 or None
+        Where it is of host memory, from its first byte to its last one.
+    ends : int
+        The bytes of its message, if it is the last fragment.
+    """
 
     columns: Columns
     address: int
     memory: np.ndarray | None
     ends: int
-    """The bytes of its message, if it is the last fragment."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it goes together with others. Both ranks find the same."""
+        return self.columns.nbytes <= SMALL_BYTES
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether MPI takes it as it lies."""
+        return self.memory is not None and not self.is_small
+
+
+class _Parcel:
+    """A fragment that goes alone, or small ones that go together; what one message of MPI carries."""
+
+    def __init__(self, buffer: np.ndarray, header: int = 0) -> None:
+        self.buffer, self.nbytes = buffer, header
+        self.count = self.copied = self.ended = 0  # fragments in it
+        self.posted: Over | None = None
+        self.is_there = False
+
+    def add(self, fragment: _Fragment) -> np.ndarray:
+        """Return where the next fragment is in the buffer, or comes."""
+        at, self.nbytes, self.count = self.nbytes, self.nbytes + fragment.columns.nbytes, self.count + 1
+        return self.buffer[at : self.nbytes]
+
+    def is_over(self) -> bool:
+        """Whether the message was posted, and has gone or come."""
+        if not self.is_there and self.posted is not None:
+            self.is_there = self.posted()
+        return self.is_there
+
+    @property
+    def header(self) -> np.ndarray:
+        """How many small fragments there are, shape (1,)."""
+        return self.buffer[: _HEADER.itemsize].view(_HEADER)
 
 
 def _fragments(address: int, all_of_it: Columns, *, in_host: bool) -> Iterator[_Fragment]:
@@ -109,9 +159,7 @@ class _NetLane:
     @property
     def is_ahead(self) -> bool:
         """Whether fragments may come before their places are free: all into buffers, since they come in one order."""
-        return self.receives and all(
-            fragment.memory is None for _, fragment, _, _ in self.steps if isinstance(fragment, _Fragment)
-        )
+        return self.receives and not any(what.is_direct for _, what, _, _ in self.steps if isinstance(what, _Fragment))
 
 
 class NetLanes:
@@ -233,17 +281,19 @@ class _NetLaneRun:
     One run of a lane, whose steps pass three gates, each in order.
 
     A fragment that is sent is copied to its buffer when its flags allow; then it is posted; then it has gone. One that
-    is received is posted when its buffer is free; when it is there and its flags allow, it is copied; then
-    it is in place.
+    is received is posted when there is a buffer; when it has come and its flags allow, it is copied; then it is in its
+    place.
     """
 
     def __init__(self, run: NetRun, lanes: NetLanes, lane: _NetLane) -> None:
         self._run, self._lanes, self._lane, self._steps = run, lanes, lane, lane.steps
         self._flags_gate = 1 if lane.is_ahead else 0
         self._passed = [0, 0, 0]  # steps, by each gate
-        self._begun: collections.deque[tuple[np.ndarray, Over]] = collections.deque()
-        self._going: collections.deque[Over] = collections.deque()
-        self._count = 0  # of fragments that have begun
+        self._parcels: collections.deque[_Parcel] = collections.deque()  # that have buffers
+        self._open: _Parcel | None = None  # which may have more small fragments
+        self._begun: collections.deque[tuple[_Parcel, np.ndarray, Over]] = collections.deque()
+        self._going: collections.deque[tuple[_Parcel, Over]] = collections.deque()
+        self._count = 0  # of parcels so far
 
     @property
     def over(self) -> bool:
@@ -272,47 +322,90 @@ class _NetLaneRun:
         return self._run.failed or (flag[0] - self._run.epoch - value) & _MASK < _HALF
 
     def _begin(self, fragment: _Fragment) -> bool:
-        buffers = self._lane.buffers
-        if len(self._begun) + len(self._going) == len(buffers):
-            return False
-        buffer = buffers[self._count % len(buffers)]
-        self._count += 1
-        self._begun.append((buffer, (self._post if self._lane.receives else self._copy)(fragment, buffer)))
+        parcel = self._open
+        if parcel is not None and self._lane.receives:
+            if fragment.is_small and not parcel.is_over():
+                return False  # it may be in this one
+            if not fragment.is_small or parcel.count == parcel.header[0]:
+                parcel = self._open = None
+        elif parcel is not None:
+            full = parcel.nbytes + fragment.columns.nbytes > len(parcel.buffer)
+            if full or not fragment.is_small or parcel.posted is not None:
+                parcel = self._open = None
+        if parcel is None:
+            buffers = self._lane.buffers
+            if len(self._parcels) == len(buffers):
+                return False
+            buffer = buffers[self._count % len(buffers)]
+            self._count += 1
+            if fragment.is_small:
+                parcel = self._open = _Parcel(buffer, _HEADER.itemsize)
+            else:
+                parcel = _Parcel(buffer if fragment.memory is None else fragment.memory)
+            self._parcels.append(parcel)
+            if self._lane.receives:
+                self._post(parcel, fragment)
+        where = parcel.add(fragment)
+        self._begun.append((parcel, where, parcel.is_over if self._lane.receives else self._copy(fragment, where)))
         return True
 
     def _go_on(self, fragment: _Fragment) -> bool:
-        buffer, is_over = self._begun[0]
+        parcel, where, is_over = self._begun[0]
         if not is_over():
             return False
         self._begun.popleft()
-        self._going.append((self._copy if self._lane.receives else self._post)(fragment, buffer))
+        if self._lane.receives:
+            self._going.append((parcel, self._copy(fragment, where)))
+            return True
+        self._going.append((parcel, parcel.is_over))
+        parcel.copied += 1
+        if parcel.copied == parcel.count:  # what is ready was begun before
+            self._post(parcel, fragment)
         return True
 
     def _end(self, fragment: _Fragment) -> bool:
-        if not self._going[0]():
+        parcel, is_over = self._going[0]
+        if not is_over():
             return False
         self._going.popleft()
+        parcel.ended += 1
+        if parcel.ended == (parcel.header[0] if fragment.is_small else 1):
+            self._parcels.popleft()
         if fragment.ends:
             self._run.tasks += 1
             self._run.copy_bytes += fragment.ends
         return True
 
-    def _post(self, fragment: _Fragment, buffer: np.ndarray) -> Over:
+    def _post(self, parcel: _Parcel, fragment: _Fragment) -> None:
         transport, lane = self._lanes.transport, self._lane
         assert transport is not None
         begin = transport.receive if lane.receives else transport.send
-        if fragment.memory is not None:
-            return begin(fragment.memory, lane.peer, fragment.columns)
-        return begin(buffer[: fragment.columns.nbytes], lane.peer)
+        if fragment.is_direct:
+            parcel.posted = begin(parcel.buffer, lane.peer, fragment.columns)
+        elif not fragment.is_small:
+            parcel.posted = begin(parcel.buffer[: fragment.columns.nbytes], lane.peer)
+        elif lane.receives:
+            parcel.posted = begin(parcel.buffer, lane.peer)
+        else:
+            parcel.header[0] = parcel.count
+            parcel.posted = begin(parcel.buffer[: parcel.nbytes], lane.peer)
 
-    def _copy(self, fragment: _Fragment, buffer: np.ndarray) -> Over:
+    def _copy(self, fragment: _Fragment, where: np.ndarray) -> Over:
         inbound, copy = self._lane.receives, self._lanes.copy
-        if fragment.memory is not None or self._run.failed:
-            return at_once
-        assert copy is not None
         width, columns, pitch = fragment.columns
-        ends = (fragment.address, pitch), (buffer.ctypes.data, width)
-        return copy(inbound, *ends[not inbound], *ends[inbound], width, columns)
+        if fragment.is_direct or self._run.failed:
+            return at_once
+        if fragment.memory is None:
+            assert copy is not None
+            ends = (fragment.address, pitch), (where.ctypes.data, width)
+            return copy(inbound, *ends[not inbound], *ends[inbound], width, columns)
+        there = np.ndarray((columns, width), np.uint8, fragment.memory, strides=(pitch, 1))
+        here = where.reshape(columns, width)
+        if inbound:
+            there[...] = here
+        else:
+            here[...] = there
+        return at_once
 
     def awaited(self) -> str:
         """Say which message is awaited, and with whom, if one is."""
