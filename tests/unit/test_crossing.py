@@ -64,6 +64,19 @@ def test_memory_that_is_used_again_is_received_into_when_it_is_free(place: str) 
     check(out_of_core(place))
 
 
+@pytest.mark.parametrize("place", ["h,h,h3", "h3,h3,h"])
+def test_what_is_sent_or_received_lies_in_memory_and_never_in_a_file(place: str) -> None:
+    problem = GemmProblem(50, 40, 0, DType.f64, reads_c=False, copies=True)
+    files, options = [at for at, one in enumerate(place.split(",")) if one == "h3"], ScheduleOptions()
+    schedule = plan_several(problem, Placement.parse(place), 4, cluster(2, 2), options, files, files)[0].schedule
+    verify(schedule)
+    messages = np.flatnonzero(np.isin(schedule.tasks["kind"], (Kind.SEND, Kind.RECV)))
+    ends = np.concatenate([schedule.regions["buffer"][schedule.operands_of(at)["region"]] for at in messages.tolist()])
+    assert len(messages) > 1
+    assert schedule.buffers["medium"].any()
+    assert not schedule.buffers["medium"][ends].any()
+
+
 @pytest.mark.parametrize("half", ["SEND", "RECV"])
 def test_an_await_that_a_half_lacks_is_found(half: str) -> None:
     schedule = out_of_core("h,h,h")

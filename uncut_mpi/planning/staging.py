@@ -62,11 +62,15 @@ def piece_bytes(room: int) -> int:
     return min(max(PIECE_BYTES, room // MANY_PIECES), room // PIECES)
 
 
-def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...]:
-    """Return those of some user buffers that others use than their owner's device, or its worker in host memory."""
+def used_by_others(schedule: Schedule, users: Collection[int], files: Collection[int] = ()) -> tuple[int, ...]:
+    """
+    Return those of some user buffers that others use than their owner's device, or its worker in host memory.
+
+    Of those that are `files` messages between nodes are others too.
+    """
     if not users:
         return ()
-    none_turned = np.zeros(len(schedule.buffers), np.uint8)
+    none_turned, schedule = np.zeros(len(schedule.buffers), np.uint8), _with_files(schedule, files)
     used = _native.Staging(tables_in_core(schedule), none_turned, schedule.problem.reads_c).used_by_others
     return tuple(sorted(user for user in users if used[user]))
 
@@ -91,6 +95,7 @@ def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Sched
         If it has not.
     """
     placement, room, files = setting.placement, setting.options.host_memory, setting.files
+    schedule = _with_files(schedule, files)
     made = _as_stored(schedule, placement)
     turned = np.zeros(len(schedule.buffers), np.uint8)
     turned[made.pieces["buffer"]] = made.pieces["turned"]
@@ -204,6 +209,13 @@ def _shared_room(whole: Mapping[int, int], least: Mapping[int, int], room: int, 
     more = {at: max(0, whole[at] - least[at]) for at in whole}
     left = min(room - needed, sum(more.values()))
     return {at: least[at] + more[at] * left // max(1, sum(more.values())) for at in whole}
+
+
+def _with_files(schedule: Schedule, files: Collection[int]) -> Schedule:
+    """Return a schedule whose buffers say which of them are files."""
+    buffers = schedule.buffers.copy()
+    buffers["medium"][[*files]] = 1
+    return dataclasses.replace(schedule, buffers=buffers)
 
 
 def _as_stored(schedule: Schedule, placement: Placement) -> Schedule:
