@@ -33,6 +33,8 @@ class Control:
         By which they end a product.
     turns : ndarray of uint64, shape (num_ranks,)
         How far each rank of the node, these first, is in taking its device for a call; zeros at first.
+    steps : ndarray of uint64, shape (num_ranks,)
+        How many waits each rank has begun, as far as is known here (`Group.count_steps`).
     flags : ndarray of uint32, shape (num_ranks, MAX_LANES)
         How far each lane of the host is, and each that these wait for: `FlagTable.host`.
     board : ProgressBoard
@@ -55,9 +57,9 @@ class Control:
         try:
             self.exchange = meetings.CallExchange(group, words["exchange"])
             self.verdicts = meetings.Verdicts(group, words["verdicts"])
-            self.turns, self.flags = words["turns"], words["flags"]
-            self.board = ProgressBoard(words["board"], group.rank)
-            group.on_word = self._hear
+            self.turns, self.flags, self.steps = words["turns"], words["flags"], words["steps"]
+            self.board = ProgressBoard(words["board"], group.rank, functools.partial(self._tell, meetings.ABORT))
+            group.on_word, group.on_wait = self._hear, functools.partial(self._tell, meetings.STEPS)
             group.count_steps(words["steps"])
             group.check_left = functools.partial(self.exchange.check_left, OPENING, by_giving_up=False)
             group.barrier(OPENING, SETTLING_S)  # all can mark now that they leave
@@ -75,15 +77,20 @@ class Control:
         about, number, text = meetings.WORD.unpack(word)
         if about == meetings.ABORT:
             self.board.abort[0] = number + 1
+        elif about == meetings.STEPS:
+            self.steps[rank] = max(self.steps[rank], number)
         for one in (self.exchange, self.verdicts):
             if about == one.about:
                 one.hear(rank, number, text.rstrip(b"\0").decode())
 
     def abort(self, epoch: int) -> None:
         """End what other ranks run of the call with this epoch. Local."""
-        self.board.abort[0] = epoch + 1
+        self.board.fail(epoch)
+
+    def _tell(self, about: int, number: int) -> None:
+        """Let ranks of other nodes hear the epoch of a call that fails here, or how many waits this rank has begun."""
         if self._group.num_nodes > 1:
-            self._group.tell(meetings.WORD.pack(meetings.ABORT, epoch, b""))
+            self._group.tell(meetings.WORD.pack(about, number, b""))
 
     def reset(self, epoch: int) -> None:
         """Set this rank's flags to the epoch and the abort word to 0, while no call runs. Local."""
@@ -97,11 +104,11 @@ class Control:
     def close(self) -> None:
         """Let go of the memory; no call is possible any more. Not collective."""
         self._group.check_left = None
-        self._group.on_word = lambda rank, word: None
+        self._group.on_word, self._group.on_wait = lambda rank, word: None, lambda steps: None
         self._group.count_steps(None)
         for name in {"exchange", "verdicts"} & self.__dict__.keys():
             self.__dict__[name].close()
         # Arrays of the segment would keep it mapped.
-        for name in ("exchange", "verdicts", "board", "turns", "flags"):
+        for name in ("exchange", "verdicts", "board", "turns", "flags", "steps"):
             self.__dict__.pop(name, None)
         self._segment.close()

@@ -516,7 +516,7 @@ class Matrix:
         if self.info.conjugated:
             array = np.conj(np.asarray(self._view(self.info.seen._replace(conjugated=False))))
         if not isinstance(array, np.ndarray):
-            location = self.location
+            location, mend = self.location, "session.download(matrix), on all ranks, is one that numpy can read"
             if self.info.file:
                 found = f"lies in the file {self.info.file}"
             elif array is not None:
@@ -527,7 +527,9 @@ class Matrix:
                 where = "host memory" if location.space == "host" else "device memory"
                 whose = "the first node" if location.rank is None else f"rank {location.rank}"
                 found = f"lies in the {where} of {whose}, not of this one"
-            raise ParamError(f"{self} {found}; session.download(matrix), on all ranks, is one that numpy can read")
+                if location.rank is None:
+                    mend = "session.gather(matrix, root), on all ranks, makes an array of it on one"
+            raise ParamError(f"{self} {found}; {mend}")
         if dtype is None or array.dtype == dtype:
             return array.copy() if copy else array
         if copy is False:

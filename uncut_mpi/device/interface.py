@@ -140,10 +140,18 @@ class ProgressBoard:
         counts restart at 0 with every call. The last row is for all ranks.
     rank : int
         Whose row is ours.
+    on_fail : callable
+        Given the epoch of a call that fails here, for those who do not see these words.
     """
 
     words: np.ndarray
     rank: int
+    on_fail: Callable[[int], object] = lambda epoch: None
+
+    def fail(self, epoch: int) -> None:
+        """Have ranks leave out what they have not begun of the call with this epoch."""
+        self.abort[0] = epoch + 1
+        self.on_fail(epoch)
 
     @staticmethod
     def shape(num_ranks: int) -> tuple[int, int]:

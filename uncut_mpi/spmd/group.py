@@ -53,6 +53,9 @@ _GRACE_S = 1.0
 
 _LAST_LOOKS: Final = 100
 
+_TELL_S: Final = 5e-3
+"""For each rank that there is: how long a wait lasts before ranks of other nodes are told of it (`on_wait`)."""
+
 Progress = Callable[[], bytes]
 """Returns something that changes while ranks get on with their work."""
 
@@ -184,6 +187,8 @@ class Group:
         Raises if a rank has left for good; waits ask it.
     on_word : callable
         Given each word that comes, after the rank that tells it; an empty one says that the rank gets on.
+    on_wait : callable
+        Given how many waits this rank has begun (`step`), where one lasts long.
 
     Raises
     ------
@@ -222,6 +227,7 @@ class Group:
         self._steps: memoryview | None = None
         self.is_gone: Callable[[], bool] = MPI.Is_finalized
         self.on_word: Callable[[int, bytes], object] = lambda rank, word: None
+        self.on_wait: Callable[[int], object] = lambda steps: None
         self._beats: list[MPI.Request] = []
         self._beat_s, self.num_nodes = time.monotonic(), 1  # until they are known
         # Nonblocking, so that waiting for a rank that opens no session is told and bounded like any other wait; and
@@ -293,10 +299,14 @@ class Group:
         """
         if threading.get_ident() != self._thread or self.is_gone():
             return
-        status = MPI.Status() if self.num_nodes > 1 else None
-        while self._comm.Iprobe(tag=_WORD if status else MPI.ANY_TAG, status=status) and status is not None:
+        if self.num_nodes == 1:
+            self._comm.Iprobe()
+            return
+        status = MPI.Status()
+        # What has come is received as it is: of an earlier communicator the sender may be no rank of this one.
+        while (message := self._comm.Improbe(tag=_WORD, status=status)) is not None:
             word = bytearray(_MOST_WORD_BYTES)
-            self._comm.Recv((word, MPI.BYTE), status.source, _WORD)
+            message.Recv((word, MPI.BYTE))
             if word.startswith(self._key):
                 self.on_word(status.source, bytes(word[_KEY_BYTES : status.Get_count(MPI.BYTE)]))
 
@@ -341,14 +351,13 @@ class Group:
         StallError
             Past the deadline.
         """
-        if self._steps is not None:
-            self._steps[self.rank] += 1  # every collective call of MPI waits once
+        self.step()
         kept, request = (keep,), None
         try:
             _awaited[id(kept)] = kept
             request = begin()
             if not request.Test():
-                self.watch(request.Test, what, timeout_s, missing=self._behind)
+                self.watch(request.Test, what, timeout_s, missing=self.behind)
         except BaseException:
             self.stalled = True
             if request is not None:
@@ -401,11 +410,16 @@ class Group:
         """
         backoff = Backoff(self.spin_s, self.oversubscribed)
         seen, since_s, patience_s = b"" if progress is None else progress(), 0.0, PATIENCE_S
+        tell_s = _TELL_S * self.size if self.num_nodes > 1 and self._steps is not None else math.inf
+        told = False
         while True:
             backoff.pause()
             if done():
                 return
             waited_s = backoff.elapsed_s() - since_s
+            if waited_s > tell_s and not told:
+                self.on_wait(self._steps[self.rank] if self._steps is not None else 0)
+                told = True
             if waited_s > _GRACE_S and self.check_left is not None:
                 try:
                     self.check_left()
@@ -421,7 +435,9 @@ class Group:
             if progress is not None and progress() != seen:
                 seen, since_s, patience_s = progress(), backoff.elapsed_s(), PATIENCE_S
                 continue
-            absent = [] if missing is None else list(missing())
+            if told:
+                self.drive()
+            absent = list(missing()) if missing is not None and (told or tell_s == math.inf) else []
             if timeout_s is not None and waited_s > timeout_s:
                 self.stalled |= final
                 waited = self._waited(what, timeout_s, absent, whom, to)
@@ -445,16 +461,22 @@ class Group:
         Parameters
         ----------
         words : ndarray of uint64, shape (size,), or None
-            Zeros in memory that all ranks share, from the same call on; None ends it.
+            Zeros in memory that the ranks of a node share, from the same call on; None ends it. Those of other nodes'
+            ranks somebody writes who hears of them (`on_wait`).
         """
         if self._steps is not None:
             self._steps.release()  # so that the memory can be unmapped
         self._steps = None if words is None else memoryview(words)  # type: ignore[arg-type]  # numpy 1 stubs know no Buffer
 
-    def _behind(self) -> list[int]:
-        """Return the ranks that have begun fewer waits than this one, as far as that is counted. Not collective."""
+    def step(self) -> None:
+        """Count a wait for all ranks that this one begins, every collective call of MPI once. Not collective."""
+        if self._steps is not None:
+            self._steps[self.rank] += 1
+
+    def behind(self) -> list[int]:
+        """Return the ranks that have begun fewer waits than this one, as far as that is known here. Not collective."""
         steps = self._steps
-        return [] if steps is None else [rank for rank in self.here if steps[rank] < steps[self.rank]]
+        return [] if steps is None else [rank for rank in range(self.size) if steps[rank] < steps[self.rank]]
 
     def check_usable(self) -> None:
         """Raise unless collective calls are possible. Not collective."""

@@ -48,7 +48,7 @@ A word by which ranks of several nodes tell each other what went wrong (`Group.t
 About the exchange that opens or closes calls it is the number of the meeting to which a rank does not come, and why.
 """
 
-OPENING, CLOSING, ABORT = range(3)
+OPENING, CLOSING, ABORT, STEPS = range(4)
 
 
 def memory_bytes(group: Group) -> int:
@@ -89,6 +89,7 @@ class NetMeeting:
     def meet(self, spin_s: float) -> int:
         """Begin the next meeting with this rank's record, then as `collect`."""
         self._group.drive()
+        self._group.step()
         self.number += 1
         self._request = self._comm.Iallgather((self._mine, MPI.BYTE), (self._everyone, MPI.BYTE))
         return self.collect(spin_s)
@@ -278,6 +279,8 @@ class CallExchange:
         self, what: str, timeout_s: float | None, missing: Missing | None = None, progress: Progress | None = None
     ) -> None:
         group, collect = self._group, self.meeting.collect
+        if isinstance(self.meeting, NetMeeting):
+            missing = group.behind
 
         def met() -> int:
             group.drive()

@@ -107,11 +107,11 @@ class CudaExecutable(Executable):
             messages = net.start(epoch)
             try:
                 with within():
-                    self._finish(native, net, messages, timeout_s)
+                    self._finish(native, net, messages, epoch, timeout_s)
             except BaseException as error:  # an interrupt too: a rank that left alone would strand its peers
                 release_frames(error)
                 if not isinstance(error, StallError):
-                    self.board.abort[0] = epoch + 1
+                    self.board.fail(epoch)
                     messages.finish(timeout_s)
                     native.finish()
                 return ExecutionReport(error=error.with_traceback(None))
@@ -121,7 +121,9 @@ class CudaExecutable(Executable):
 
         self.runner = run
 
-    def _finish(self, native: _native.CudaRun, net: NetLanes, messages: NetRun, timeout_s: float) -> None:
+    def _finish(
+        self, native: _native.CudaRun, net: NetLanes, messages: NetRun, epoch: int, timeout_s: float
+    ) -> None:
         """Go on with a run and its messages until both are over."""
         moved_s, words, seen = time.monotonic(), self.board.words, b""
         while not (over := native.poll()) or not messages.over:
@@ -131,7 +133,9 @@ class CudaExecutable(Executable):
             elif words.tobytes() != seen:  # here, or where ranks have told that they get on
                 moved_s, seen = time.monotonic(), words.tobytes()
                 net.beat(timeout_s)
-            elif over and not native.finish().went_well:
+            elif over and not (result := native.finish()).went_well:
+                if not result.aborted:
+                    self.board.fail(epoch)
                 messages.finish(timeout_s)
             elif over and time.monotonic() - moved_s > timeout_s:
                 raise StallError(f"nothing finished for {timeout_s:.4g} s: {'; '.join(messages.waits())}")

@@ -213,7 +213,7 @@ class HostRun(Run):
             release_frames(error)
             self._report.error = error.with_traceback(None)  # whose frames refer to the report
             if not isinstance(error, StallError):
-                self._program.abort[0] = self._epoch + 1
+                self._program.board.fail(self._epoch)
         self._end()
 
     def _end(self) -> None:
