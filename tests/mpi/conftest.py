@@ -10,7 +10,13 @@ import pytest
 import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert
-from tests.helpers.sessions import machine_cache, on_nodes, open_session, released  # noqa: F401 (of every test)
+from tests.helpers.sessions import (  # noqa: F401 (of every test)
+    machine_cache,
+    on_nodes,
+    open_session,
+    ranks_per_node,
+    released,
+)
 
 ALONE_AND_ON_THREE = (1, 3)
 """Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""
@@ -20,8 +26,8 @@ FILES = {
         complex gemm_files messages odd_arguments out_of_core spmd_abort""",
     # What one rank does, and the others are told.
     (3,): """api_cut_short api_epochs api_flags api_life api_matrices api_memory api_opening api_trace
-        file_matrices gemm_errors interop mixed_calls nodes_left parts_memory peers same_memory sessions spmd_agreement
-        spmd_exchange spmd_group spmd_turns unpinned_memory""",
+        file_matrices gemm_errors interop mixed_calls nodes_attacked nodes_left parts_memory peers same_memory
+        sessions spmd_agreement spmd_exchange spmd_group spmd_turns unpinned_memory""",
     (2, 3): "api_start",
     (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
@@ -80,6 +86,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
+    for item in items:
+        mark = item.get_closest_marker("one_node")
+        if mark is not None and ranks_per_node(size) < size:
+            item.add_marker(pytest.mark.skip(reason=f"several nodes: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")
