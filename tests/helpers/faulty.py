@@ -56,7 +56,7 @@ class FaultyBackend(HostBackend):
         self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard
     ) -> FaultyExecutable:
         """See `Backend.executable`."""
-        about = {"blas": self._blas, "spins": self._spins, "files": self.files}
+        about = {"blas": self._blas, "spins": self._spins, "files": self.files, "transport": self.transport}
         return FaultyExecutable(program, addresses, flags, board, self._disorder, self._fault, **about)
 
 
@@ -118,13 +118,14 @@ class DisorderedRun(HostRun):
         program, disorder = self._program, self._program.disorder
         choices = random.Random(f"{disorder.seed}/{program.rank}/{program.calls - 1}")
         while True:
+            moved = self._net.listens and self._net.advance()
             heads = self._heads()
             late = [lane for lane, queue in enumerate(self._late) if queue]
             ready = [lane for lane, index in heads.items() if self._is_ready(index)]
-            if not heads and not late:
+            if not heads and not late and self._net.over:
                 return
             if not ready and not late:
-                yield False
+                yield moved
                 continue
             pick = choices.randrange(len(ready) + len(late))
             if pick >= len(ready):

@@ -72,16 +72,20 @@ def copied(schedule: Schedule, memory: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def joined_by_hosts(schedule: Schedule, rng: random.Random) -> Schedule:
-    """Return a schedule that does the same, whose every task awaits a JOIN on a lane of some rank's host instead."""
-    ranks = schedule.num_ranks
+    """
+    Return a schedule that does the same, whose every task awaits a JOIN on a lane of some rank's host instead.
+
+    On several nodes messages stay as they are, and a JOIN is of the rank of the task.
+    """
+    ranks, alone = schedule.num_ranks, schedule.locations["node"].max() == 0
     lanes = [(rank, LaneKind.HOST, NO_SOURCE, 0) for rank in range(ranks)]
     tasks: list[tuple[int, ...]] = []
     awaits: list[int] = []
     number: list[int] = []  # of each task in the new order
     for task, record in enumerate(schedule.tasks.tolist()):
         awaited = [number[other] for other in schedule.awaited(task).tolist()]
-        if awaited:
-            rank = rng.randrange(ranks)
+        if awaited and record[0] not in (Kind.SEND, Kind.RECV):
+            rank = rng.randrange(ranks) if alone else record[3]
             lane = len(schedule.lanes) + rank
             tasks.append((Kind.JOIN, 0, 0, rank, lane, -1, 0, len(awaits), len(awaited)))
             awaits += awaited

@@ -14,6 +14,15 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIMIT_S = 60
 
+MACHINE = (
+    "import os; from uncut_mpi.model.ports import Net; "
+    "E = min(W.size, int(os.environ.get('UNCUT_MPI_RANKS_PER_NODE') or W.size)); "
+    "M = um.Machine.uniform(W.size) if E == W.size else um.Machine.joined("
+    "[um.Machine.uniform(min(E, W.size - at)) for at in range(0, W.size, E)], [rank // E for rank in range(W.size)], "
+    "Net(10.0, 5e-6))"
+)
+"""A line of a program with `um` and the communicator `W`: M is a machine of equal links on the nodes that there are."""
+
 
 def launcher():
     """Return the mpiexec of the MPI in use."""

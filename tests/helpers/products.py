@@ -14,6 +14,7 @@ from uncut_mpi import Matrix, ScheduleOptions, Session
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
+from uncut_mpi.planning.schedule import Kind, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +106,10 @@ def place_matrix(
         if not pad:
             set_matrix(session, whole, data)
             return whole, []
-        part = whole.array[:rows, :cols]
+        part = None
         if session.rank == 0:
             whole.array.fill(np.nan)
+            part = whole.array[:rows, :cols]
             part[...] = data
         matrix = session.register(part, root=0, dtype=dtype)
         return matrix, [whole]
@@ -177,6 +179,18 @@ def as_numpy(matrix: Matrix) -> np.ndarray | None:
     """Return the matrix's elements where this rank holds them, else None."""
     array = array_of(matrix)
     return array if array is None or isinstance(array, np.ndarray) else array.get()
+
+
+def shows(matrix: Matrix, wanted: Any, equal: Any = np.array_equal, **how: Any) -> bool:
+    """Return whether a matrix is what is wanted, as `equal` has it, where this rank sees all of it. Local."""
+    found = as_numpy(matrix)
+    return found is None or bool(equal(found, np.broadcast_to(wanted, found.shape), **how))
+
+
+def moved_bytes(schedule: Schedule) -> int:
+    """Return what the copies of all ranks move, of which both ends of a message count what it has."""
+    tasks, _, _, nbytes = schedule.copies().T
+    return int((nbytes * (1 + (schedule.tasks["kind"][tasks] == Kind.SEND))).sum())
 
 
 def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,8 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.distributed import cut_up, distributed, fill, on_host, random_blocking, random_layout, shaken
 from tests.helpers.numbers import op_of, wide_of
-from tests.helpers.sessions import left_behind
+from tests.helpers.products import shows
+from tests.helpers.sessions import left_behind, memories, ranks_per_node
 from uncut_mpi import Layout, Location, ScheduleOptions
 from uncut_mpi.api import lifetime
 from uncut_mpi.model.dtypes import DType
@@ -247,7 +248,7 @@ class Sequences(RuleBasedStateMachine):
         if frozen is not None:
             frozen.flags.writeable = writeable
         path, mode = os.path.join(self.folder, f"{next(self.numbers)}.npy"), "r+" if writeable else "r"
-        memory = rng.choice(("device", "host", "shared"))
+        memory = rng.choice(memories(session.size))
         how, call, empty = rng.choice(
             (
                 ("distribute", lambda: distributed(session, rng, data, orders), False),
@@ -292,7 +293,7 @@ class Sequences(RuleBasedStateMachine):
         shared = [one for one in self.held if one.matrix.whole.location == Location.host() and not one.conjugated]
         if not shared:
             return
-        one, root = rng.choice(shared), rng.randrange(self.session.size)
+        one, root = rng.choice(shared), rng.randrange(ranks_per_node(self.session.size))
         rows, cols = (rng.randint(1, max(1, end)) for end in one.base.shape)
         mine = one.matrix.array[:rows, :cols] if self.session.rank == root else None
         made = self.call("register shared", lambda: self.session.register(mine, root=root), valid=None)
@@ -316,7 +317,7 @@ class Sequences(RuleBasedStateMachine):
             wrong = made is not None and session.rank == root and not same(made[0], one.base)
             self.must(not wrong, f"gathered {one.matrix!r}: {made} for {one.base}")
         elif made is not None:
-            wrong = Held(made, one.base).wrong() or (how == "download" and not same(np.asarray(made.array), one.base))
+            wrong = Held(made, one.base).wrong() or (how == "download" and not shows(made, one.base, same))
             self.must(not wrong, f"{how} of {one.matrix!r}: {wrong}")
             session.barrier()
             if all(made is not other.matrix for other in self.held):
@@ -485,7 +486,7 @@ class Sequences(RuleBasedStateMachine):
             made = self.call(
                 "gemm begun",
                 lambda of=operands, how=how: session.gemm(*(one.matrix for one in of), **how, wait=False),
-                valid=self.valid(operands, trans, options),
+                valid=self.valid(operands, trans, options) and ranks_per_node(session.size) == session.size,
             )
             if made is None:
                 self.write_again(c)

@@ -19,15 +19,32 @@ from uncut_mpi.api.lifetime import RANKS_PER_NODE
 from uncut_mpi.model.ports import Net
 
 
+def ranks_per_node(size: int) -> int:
+    """Return how many of so many ranks are on a node, as the environment has sessions take them."""
+    return min(size, int(os.environ.get(RANKS_PER_NODE) or size))
+
+
+def memories(size: int) -> tuple[str, str, str]:
+    """Return three kinds of memory for parts of a matrix; on several nodes none is shared, and two are the same."""
+    return "device", "host", "shared" if ranks_per_node(size) == size else "host"
+
+
+SHARED = pytest.param("shared", marks=pytest.mark.one_node("no memory is shared by all ranks"))
+"""One of the kinds of memory, for what is made by each of them in turn."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def on_nodes():
     """Have machines of equal links on nodes, as the environment has sessions take them."""
-    each, uniform = int(os.environ.get(RANKS_PER_NODE, 0)), um.Machine.uniform
+    uniform = um.Machine.uniform
 
     def made(size, **about):
-        if not each or size % each:
+        each = ranks_per_node(size)
+        if each == size:
             return uniform(size, **about)
-        return um.Machine.cluster(uniform(each, **about), size // each, Net(10.0, 5e-6))
+        node_of = [rank // each for rank in range(size)]
+        nodes = [uniform(node_of.count(node), **about) for node in range(node_of[-1] + 1)]
+        return um.Machine.joined(nodes, node_of, Net(10.0, 5e-6))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(um.Machine, "uniform", made)

@@ -15,7 +15,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import Closed
-from tests.helpers.products import ones
+from tests.helpers.products import as_numpy, ones, shows
 
 TWOS = {"int": 2, "int64": np.int64(2), "uint8": np.uint8(2), "float": 2.0, "array": np.array(2)}
 
@@ -32,7 +32,7 @@ def filled(session):
 def test_whole_numbers_are_scalars_and_types_of_one_value_are_one_value(comm, session, filled, name):
     # Ranks may have the same number in other types.
     c = session.gemm(filled, filled, alpha=TWOS[name] if session.rank == 0 else 2.0, beta=np.float32(0))
-    collective_assert(comm, (c.array == 8.0).all(), c.array)
+    collective_assert(comm, shows(c, 8.0), f"{as_numpy(c)}")
 
 
 @pytest.mark.parametrize("dtype", ["f32", "tf32", "f16", "bf16"])
@@ -87,7 +87,7 @@ def test_numbers_of_numpy_are_arguments_of_a_session(comm):
     with um.Session(comm, backend=np.str_("host"), machine=um.Machine.uniform(comm.size), **given) as session:
         a, c = ones(session, (3, 3)), session.empty_host((np.int32(3), np.uint8(3)))
         session.gemm(a, a, c, trans_a=np.str_("N") if comm.rank == 0 else "N")
-        good = (c.array == 3.0).all()
+        good = shows(c, 3.0)
     collective_assert(comm, good)
 
 
@@ -204,7 +204,8 @@ class World:
         if not (abs(alpha) < 1e300 and abs(beta) < 1e300):
             return ""
         wanted = 8.0 * alpha + (3.0 * beta if beta else 0.0)
-        return "" if np.allclose(result.array, wanted, rtol=1e-12, atol=1e-300) else f"{result.array[0]} for {wanted}"
+        near = shows(result, wanted, np.allclose, rtol=1e-12, atol=1e-300)
+        return "" if near else f"{as_numpy(result)} for {wanted}"
 
 
 def test_random_odd_arguments_are_errors_of_ours_on_every_rank_or_give_a_right_result(comm):

@@ -13,7 +13,7 @@ import uncut_mpi as um
 from tests.helpers import foreign
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.foreign import ArrayInterface, Tensor, Units
-from tests.helpers.products import array_of, shared_of
+from tests.helpers.products import array_of, as_numpy, shared_of, shows
 
 FULL = np.ma.masked_array(np.eye(3), mask=np.eye(3, dtype=bool))
 
@@ -159,16 +159,17 @@ def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name)
             matrix.shape == there.shape
             and matrix.array.dtype == there.dtype == matrix.dtype.numpy
             and (matrix.array.ctypes.data == there.ctypes.data or not there.size)
-            and np.array_equal(matrix.array, there)
+            and shows(matrix, there)
             and not matrix.info.read_only
         )
     collective_assert(comm, good, f"{matrix!r} {array_of(matrix)!r}")
     copy = session.download(matrix)
     wanted = behind(TAKEN[name]())
-    collective_assert(comm, np.array_equal(copy.array, wanted), f"{copy.array}")
+    collective_assert(comm, shows(copy, wanted), f"{as_numpy(copy)}")
     product = session.gemm(matrix, matrix, trans_b="T")
-    close = np.allclose(product.array.astype("f8"), wanted.astype("f8") @ wanted.T.astype("f8"), rtol=0.01)
-    collective_assert(comm, close, f"{product.array}")
+    wanted = wanted.astype("f8") @ wanted.T.astype("f8")
+    close = shows(product, wanted, lambda one, other: np.allclose(one.astype("f8"), other, rtol=0.01))
+    collective_assert(comm, close, f"{as_numpy(product)}")
 
 
 @pytest.mark.parametrize("name", TAKEN)
@@ -203,7 +204,7 @@ def test_memory_that_must_not_be_written_is_no_result(comm, session, name, tmp_p
     matrix = session.register(given, root=0)
     wanted = behind(given).copy()
     product = session.gemm(matrix, matrix, trans_b="T")
-    collective_assert(comm, np.allclose(product.array, wanted @ wanted.T), f"{product.array}")
+    collective_assert(comm, shows(product, wanted @ wanted.T, np.allclose), f"{as_numpy(product)}")
     other = session.empty_host(matrix.shape)
     for call in (
         lambda: session.gemm(product, other, matrix),
@@ -239,8 +240,8 @@ def test_a_matrix_is_not_registered_again(comm, session):
 def test_a_tensor_over_a_shared_matrix_stays_shared(comm, session):
     whole = shared_of(session, np.arange(48.0).reshape(6, 8))
     part = session.register(Tensor(whole.array[2:, :4]) if comm.rank == 0 else None, root=0)
-    good = str(part.location) == "h" and np.array_equal(part.array, np.arange(48.0).reshape(6, 8)[2:, :4])
-    collective_assert(comm, good, f"{part!r} {part.array}")
+    good = str(part.location) == "h" and shows(part, np.arange(48.0).reshape(6, 8)[2:, :4])
+    collective_assert(comm, good, f"{part!r} {as_numpy(part)}")
 
 
 def test_an_exporter_is_asked_for_no_copy_and_for_no_stream_in_host_memory(comm, session):
@@ -294,7 +295,7 @@ def test_arrays_of_jax_are_registered_without_a_copy_and_are_no_results(comm, se
     a = session.register(array, root=0)
     pointer = comm.rank != 0 or a.address == array.unsafe_buffer_pointer()
     c = session.gemm(a, a, trans_b="T")
-    right = np.array_equal(c.array.astype("f8"), (data() @ data().T).astype(c.array.dtype).astype("f8"))
-    collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {c.array}")
+    right = shows(c, (data() @ data().T).astype(c.dtype.numpy))
+    collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {as_numpy(c)}")
     other = session.empty_host(a.shape, a.dtype)
     expect(comm, um.ParamError, ["read-only"], lambda: session.upload(other, a))

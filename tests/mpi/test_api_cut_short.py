@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import interrupt
-from tests.helpers.products import ones
+from tests.helpers.products import ones, shows
 from uncut_mpi.api.call import Call
 from uncut_mpi.api.gate import Gate
 from uncut_mpi.planning.options import ScheduleOptions
@@ -38,12 +38,13 @@ def test_an_interrupt_while_an_array_is_read_is_carried_to_every_rank_and_the_se
         said = outcome(lambda: session.register(Interrupting(error()) if odd else None, root=comm.size - 1))
         a = ones(session)
         c = session.gemm(a, a)
-        good = bool((c.array == 4.0).all())
+        good = shows(c, 4.0)
     wanted = error.__name__ if odd else "PeerFailedError"
     collective_assert(comm, good and said.startswith(wanted), said)
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.on_nodes
 def test_an_interrupt_inside_a_call_ends_the_session_for_all(comm, open_session, monkeypatch):
     odd = comm.rank == comm.size - 1
     session = open_session(comm)
@@ -64,12 +65,13 @@ def test_an_interrupt_before_a_call_has_opened_ends_nothing(comm, open_session, 
             patch.setattr(session._backend, "mark_caller", interrupt)
             said = outcome(lambda: session.gemm(a, a, c))
         session.gemm(a, a, c)
-        good = bool((c.array == 4.0).all())
+        good = shows(c, 4.0)
     collective_assert(comm, good and "KeyboardInterrupt" in said, said)
 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.host_backend
+@pytest.mark.on_nodes
 def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session, monkeypatch):
     session = open_session(comm, timeout_s=0.3)
     a = ones(session)
@@ -91,6 +93,7 @@ def test_a_rank_that_goes_on_after_the_others_stalled_is_told(comm, open_session
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.on_nodes
 def test_an_interrupt_before_the_first_task_ends_the_call_of_the_others(comm, open_session, monkeypatch):
     session = open_session(comm, timeout_s=60)
     options = ScheduleOptions(scheduler="uncut", tile=32, grid=(comm.size, 1))  # the others wait for flags
@@ -147,6 +150,7 @@ def test_nothing_is_done_together_where_no_call_is_possible(comm, open_session):
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.on_nodes
 def test_a_rank_that_is_awaited_inside_a_call_is_named(comm, open_session, monkeypatch, caplog):
     monkeypatch.setattr("uncut_mpi.spmd.group.PATIENCE_S", 0.05)
     late = comm.size - 1

@@ -10,6 +10,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.products import array_of, as_device_array, as_numpy, random_matrix
+from tests.helpers.sessions import ranks_per_node
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
 
@@ -99,13 +100,15 @@ def test_a_part_of_shared_host_memory_is_seen_by_every_rank(comm, session, order
     data = random_matrix(9, 8, DType.f64, (5,))
     whole = session.empty_host((9, 8), order=order)
     fill(session, whole, data)
-    part = whole.array[2:7, 3:7]
-    part, wanted = (part.T, data[2:7, 3:7].T) if transposed else (part, data[2:7, 3:7])
-    root = last(session)
+    seen, root = array_of(whole), ranks_per_node(comm.size) - 1
+    part = None if seen is None else seen[2:7, 3:7]
+    wanted = data[2:7, 3:7]
+    if transposed:
+        part, wanted = None if part is None else part.T, wanted.T
     matrix = session.register(part if session.rank == root else None, root=root)
     good = matrix.location == Location.host() and holds(matrix, wanted)
     collective_assert(comm, good, f"{matrix!r}: {array_of(matrix)}")
-    same = np.shares_memory(matrix.array, part) and matrix.address == part.ctypes.data
+    same = part is None or (np.shares_memory(matrix.array, part) and matrix.address == part.ctypes.data)
     collective_assert(comm, same, "it is another memory")
     session.release(whole)
     collective_assert(comm, holds(matrix, wanted), "the part went with the whole")
@@ -153,13 +156,13 @@ def test_shared_host_memory_stays_pinned_while_a_part_of_it_is_registered(comm, 
     with open_session(comm) as session:
         pinned = record_pins(session, monkeypatch)
         whole = session.empty_host((9, 8))
-        start = whole.address
+        start, there = whole.address, comm.rank < ranks_per_node(comm.size)
         first = session.register(whole.array[2:] if session.rank == 0 else None, root=0)
         second = session.register(whole.array[3:] if session.rank == 0 else None, root=0)
-        collective_assert(comm, pinned == {start: 9 * 8 * 8}, f"{pinned}")
+        collective_assert(comm, pinned == ({start: 9 * 8 * 8} if there else {}), f"{pinned}")
         session.release(whole)
         session.release(first)
-        collective_assert(comm, pinned == {start: 9 * 8 * 8}, f"unpinned too early: {pinned}")
+        collective_assert(comm, pinned == ({start: 9 * 8 * 8} if there else {}), f"unpinned too early: {pinned}")
         session.release(second)
         collective_assert(comm, not pinned, f"still pinned: {pinned}")
         private = session.register(np.zeros((4, 6))[:, :3] if session.rank == 0 else None, root=0)
@@ -175,17 +178,13 @@ def test_memory_that_one_rank_cannot_pin_is_everybodys_error_and_is_given_back(c
     def refuse(address, nbytes):
         raise um.DeviceError("no more pinned memory on purpose")
 
+    odd = ranks_per_node(comm.size) - 1
     with open_session(comm) as session:
-        if session.rank == last(session):
+        if session.rank == odd:
             monkeypatch.setattr(session._backend, "pin", refuse)
         expect(comm, um.DeviceError, ["on purpose"], lambda: session.empty_host((4, 4)))
-        array = np.zeros((4, 4))
-        expect(
-            comm,
-            um.DeviceError,
-            ["on purpose"],
-            lambda: session.register(array if session.rank == last(session) else None, root=last(session)),
-        )
+        array = np.zeros((4, 4)) if session.rank == odd else None
+        expect(comm, um.DeviceError, ["on purpose"], lambda: session.register(array, root=odd))
         gc.collect()
         held = list(session._store._held)
         collective_assert(comm, not held, f"matrices {held} are still held")
@@ -194,9 +193,11 @@ def test_memory_that_one_rank_cannot_pin_is_everybodys_error_and_is_given_back(c
 def test_a_read_only_part_of_shared_memory_is_no_result(comm, session):
     whole = session.empty_host((12, 24))
     fill(session, whole, 0.5)
-    view = whole.array[:, :12]
-    view.flags.writeable = False
-    part = session.register(view if session.rank == 0 else None, root=0)
+    view = None
+    if session.rank == 0:
+        view = whole.array[:, :12]
+        view.flags.writeable = False
+    part = session.register(view, root=0)
     other = session.register(whole.array[:, 12:] if session.rank == 0 else None, root=0)
     expect(comm, um.ParamError, ["read-only"], lambda: session.gemm(other, other, part))
     expect(comm, um.ParamError, ["read-only"], lambda: session.upload(other, part))
@@ -210,7 +211,8 @@ def test_thin_and_empty_matrices_are_made_and_copied(comm, session, shape, where
     matrix, target = (fresh(session, where, "f32", order, shape) for _ in range(2))
     fill(session, matrix, data)
     copy = session.download(matrix)
-    collective_assert(comm, holds(copy, data) and array_of(copy) is not None, f"{copy!r}")
+    seen = array_of(copy) is not None or comm.rank >= ranks_per_node(comm.size)
+    collective_assert(comm, holds(copy, data) and seen, f"{copy!r}")
     session.upload(copy, target)
     collective_assert(comm, holds(target, data), f"{target!r}")
 
@@ -328,8 +330,13 @@ def test_numpy_has_shared_matrices_on_every_rank_until_they_are_released(comm, s
     data = random_matrix(ROWS, COLS, DType.f64, (12,))
     matrix = fresh(session, "shared")
     fill(session, matrix, data)
-    good = np.array_equal(np.asarray(matrix), data) and np.shares_memory(np.asarray(matrix), matrix.array)
-    collective_assert(comm, good and np.allclose(matrix, data), f"{np.asarray(matrix)!r}")
+    seen = array_of(matrix)
+    good = seen is None or (
+        np.array_equal(np.asarray(matrix), data)
+        and np.shares_memory(np.asarray(matrix), seen)
+        and np.allclose(matrix, data)
+    )
+    collective_assert(comm, good, f"{seen!r}")
     session.release(matrix)
     expect(comm, um.ParamError, ["released"], lambda: np.asarray(matrix))
 
@@ -349,7 +356,7 @@ def test_numpy_has_a_ranks_own_matrix_there_and_elsewhere_an_error_with_the_mend
         collective_assert(comm, found is not None and np.array_equal(found, data), f"{found!r}")
     else:
         collective_assert(comm, "session.download(matrix)" in text, f"{found!r} {text}")
-    collective_assert(comm, np.array_equal(session.download(matrix), data), "the download is not the matrix")
+    collective_assert(comm, holds(session.download(matrix), data), "the download is not the matrix")
 
 
 @pytest.mark.parametrize("where", ["shared", "private", "device"])

@@ -23,6 +23,8 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd.group import Group
 
+pytestmark = [pytest.mark.mpi, pytest.mark.one_node("a machine that is measured as one")]
+
 TABLES = ("bandwidth_gb_per_s", "latency_s")
 RATES = ("gemm_tflop_per_s", "typical_gemm_tflop_per_s")
 MEASURED = [dtype for dtype in DType if not dtype.is_complex]

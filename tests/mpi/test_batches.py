@@ -13,7 +13,8 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import distributed, fill, on_host
 from tests.helpers.numbers import factors_of, op_of, random_values
-from tests.helpers.products import Case, expected
+from tests.helpers.products import Case, array_of, as_numpy, expected, set_matrix, shows
+from tests.helpers.sessions import memories
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning import chunks
@@ -98,7 +99,7 @@ def test_batches_and_lists_are_multiplied_product_by_product(comm, session, seed
             stack = (
                 np.stack(data) if seen is None else np.stack([op_of({"T": "T", "H": "C"}[seen], one) for one in data])
             )
-            batch = made(session, rng, stack, order, rng.choice(("host", "device", "shared")))
+            batch = made(session, rng, stack, order, rng.choice(memories(comm.size)))
             operands.append(batch if seen is None else getattr(batch, seen))
     both = [
         expected(
@@ -129,7 +130,8 @@ def test_batches_are_copied_as_matrices_are(comm, session, seed):
     rng, values = random.Random(seed), np.random.default_rng(seed)
     dtype, count = rng.choice((DType.f64, DType.bf16, DType.c64)), rng.choice((0, 1, 2, 9))
     data = random_values(values, (count, rng.randint(1, 6), rng.randint(1, 6)), dtype)
-    source = made(session, rng, data, rng.choice("CF"), rng.choice(("device", "shared", "host")[: 3 if count else 2]))
+    kinds = [one for one in memories(comm.size) if count or one != "host"]
+    source = made(session, rng, data, rng.choice("CF"), rng.choice(kinds))
     first, stop = sorted(rng.choices(range(count + 1), k=2))
     seen, wanted = rng.choice(((source, data), (source[first:stop], data[first:stop])))
     if rng.random() < 0.4:
@@ -148,7 +150,7 @@ def test_batches_are_copied_as_matrices_are(comm, session, seed):
     collective_assert(comm, (gathered is None) == (session.rank != root), f"{told}: {gathered}")
     check(gathered)
     below = session.download(seen)
-    check(below.array)
+    check(array_of(below))
     collective_assert(comm, session.download(below) is below, told)
     edges = [0, *sorted(rng.randint(0, len(wanted)) for _ in range(session.size - 1)), len(wanted)]
     counts = [stop - start for start, stop in itertools.pairwise(edges)]
@@ -168,6 +170,7 @@ def test_batches_are_copied_as_matrices_are(comm, session, seed):
             check_local(out)
 
 
+@pytest.mark.one_node("what is compared are plans by rule, and searches find others there")
 @pytest.mark.parametrize("memory", ["host", "device"])
 def test_the_fastest_result_of_batches_is_dealt_as_one_of_them_or_evenly(comm, session, memory):
     size, values = session.size, np.random.default_rng(comm.rank)
@@ -187,7 +190,7 @@ def test_the_fastest_result_of_batches_is_dealt_as_one_of_them_or_evenly(comm, s
             with session.plan(first, second, out, reads_c=False) as plan:
                 times[str(layout)] = plan.summary.predicted_s
         collective_assert(comm, times[str(c.layout)] == min(times.values()), f"{told}: {times}")
-        every = session.download(a).array
+        every = comm.bcast(session.gather(a))
         x, y = (
             every if one is a or one is b else every[7] if isinstance(one, um.Matrix) else every.swapaxes(1, 2)
             for one in (first, second)
@@ -217,7 +220,7 @@ def test_one_matrix_for_all_is_multiplied_in_chunks_where_there_is_little_memory
             collective_assert(comm, plan.summary.chunks > 1, f"{plan.summary}")
             plan.execute()
         wanted = several @ single if order == "C" else single @ several
-        collective_assert(comm, np.allclose(out.array, wanted, rtol=1e-12), f"{out.array}")
+        collective_assert(comm, shows(out, wanted, np.allclose, rtol=1e-12), f"{as_numpy(out)}")
 
 
 @pytest.mark.parametrize(("order", "first"), [("C", True), ("F", False), ("C", False)])
@@ -254,8 +257,8 @@ def test_a_list_has_matrices_in_files(comm, session, mpi_tmp_path):
     out = [session.empty_host((m, n)) for m, n, _ in shapes]
     for _ in range(2):
         session.gemm_batch(ms, ns, out)
-        good = all(np.allclose(c.array, x @ y, rtol=1e-12) for c, x, y in zip(out, a, b, strict=True))
-        collective_assert(comm, good, f"{out[0].array}")
+        good = all(shows(c, x @ y, np.allclose, rtol=1e-12) for c, x, y in zip(out, a, b, strict=True))
+        collective_assert(comm, good, f"{as_numpy(out[0])}")
     file = session.create_file(mpi_tmp_path / "C.npy", (3, 3), "f8")
     expect(
         comm,
@@ -308,7 +311,7 @@ def test_a_batch_is_a_sequence_of_matrices_in_the_memory_that_was_given(comm, se
         ([*batch][2], data[2]),
     )
     for view, part in views:
-        there = session.rank != root or (np.array_equal(view.array, part) and np.array_equal(np.asarray(view), part))
+        there = session.rank != root or (shows(view, part) and np.array_equal(np.asarray(view), part))
         collective_assert(comm, view.shape == part.shape and there, f"{view!r} is not {part}")
     for key, kind in ((5, IndexError), (1.5, TypeError), (slice(0, 5, 2), um.ParamError)):
         with pytest.raises(kind):
@@ -328,7 +331,7 @@ def test_a_batch_is_a_sequence_of_matrices_in_the_memory_that_was_given(comm, se
 def test_what_makes_no_product_of_batches_is_one_error_on_all_ranks_and_nothing_is_written(comm, session):
     a, b, c = (session.empty_host((4, 3, 3)) for _ in "abc")
     wide, single = session.empty_host((4, 3, 5)), session.empty_host((4, 3, 3), "f32")
-    c.array[...] = 7.0
+    set_matrix(session, c, 7.0)
     rank, listed = session.rank, session.gemm_batch
     cases = (
         (lambda: session.gemm(a, b[1:], c), um.ParamError, ["A has 4 products, B has 3 products, C has 4 products"]),
@@ -385,7 +388,7 @@ def test_what_makes_no_product_of_batches_is_one_error_on_all_ranks_and_nothing_
         if kind is um.RankMismatchError and comm.size == 1:
             continue
         expect(comm, kind, words, call)
-    collective_assert(comm, (c.array == 7.0).all(), "C was written")
+    collective_assert(comm, shows(c, 7.0), "C was written")
 
 
 def test_an_empty_batch_does_nothing_and_a_plan_takes_other_batches(comm, session):
@@ -405,6 +408,7 @@ def test_an_empty_batch_does_nothing_and_a_plan_takes_other_batches(comm, sessio
     collective_assert(comm, good, f"{c.local}, {d.local}")
 
 
+@pytest.mark.one_node("wait=False")
 def test_batches_that_are_not_waited_for_are_done_in_their_order(comm, session):
     a, b, c = (session.empty_host((3, 8, 8)) for _ in "abc")
     listed = [session.empty_host((8, 8)) for _ in range(3)]
@@ -414,5 +418,5 @@ def test_batches_that_are_not_waited_for_are_done_in_their_order(comm, session):
     first = session.gemm(a, b, c, wait=False)
     second = session.gemm_batch([*c], b[0], listed, wait=False)
     kept = first.wait() is c and second.wait() is listed
-    good = (c.array == 48.0).all() and all((one.array == 1152.0).all() for one in listed)
-    collective_assert(comm, kept and good, f"{c.array[0, 0]}, {[one.array[0] for one in listed]}")
+    good = shows(c, 48.0) and all(shows(one, 1152.0) for one in listed)
+    collective_assert(comm, kept and good, f"{as_numpy(c)}, {[as_numpy(one) for one in listed]}")

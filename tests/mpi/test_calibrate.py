@@ -21,6 +21,7 @@ from tests.helpers.calibrating import make_small
 from tests.helpers.collective import allgather, collective_assert, expect, once
 from tests.helpers.commands import in_process
 from uncut_mpi.api import measure as measuring
+from uncut_mpi.api.lifetime import RANKS_PER_NODE
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import disk, power, probes, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
@@ -34,6 +35,8 @@ from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
+
+pytestmark = [pytest.mark.mpi, pytest.mark.one_node("calibrate")]
 
 SHORT = ["--backend", "host", "--time-limit", "1e-3"]
 
@@ -307,6 +310,14 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(comm, job, mpi_
     words = [word.format(folder=mpi_tmp_path) for word in words]
     status, out, err = job(words)
     collective_assert(comm, status == 2 and said in err and not out, out + err)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_on_several_nodes_are_refused_before_anything_is_measured(comm, job, mpi_tmp_path, monkeypatch):
+    monkeypatch.setenv(RANKS_PER_NODE, "1")
+    status, out, err = job(SHORT)
+    collective_assert(comm, status == 2 and f"on {comm.size} nodes" in err and not out, out + err)
+    collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, job, mpi_tmp_path, monkeypatch):

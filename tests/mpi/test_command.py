@@ -366,6 +366,7 @@ def test_schedules_are_tried_and_the_fastest_is_reported(comm, job, mpi_tmp_path
         collective_assert(comm, status == 2 and part in err, err)
 
 
+@pytest.mark.one_node("a machine that is measured as one")
 def test_a_plan_for_the_least_energy_is_made_where_power_is_known(comm, job, mpi_tmp_path, monkeypatch):
     path, base = mpi_tmp_path / "energy.json", mpi_tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(base))

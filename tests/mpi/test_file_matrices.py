@@ -18,7 +18,8 @@ import uncut_mpi as um
 from tests.helpers import jobs
 from tests.helpers.collective import carried, collective_assert, expect, once
 from tests.helpers.distributed import made_of, part_of
-from tests.helpers.products import ones, shared_of
+from tests.helpers.products import ones, set_matrix, shared_of, shows
+from tests.helpers.sessions import memories
 from uncut_mpi.api import plan_maker
 from uncut_mpi.device.files import FileWindow
 
@@ -69,7 +70,7 @@ def test_files_of_any_order_are_multiplied_where_they_are(comm, open_session, fo
             c = session.open_file(paths[2], mode="r+")
             session.gemm(a, b, c, alpha=1.5, beta=-0.5, trans_a=trans[0], trans_b=trans[1])
             wanted = 1.5 * arrays[0] @ arrays[1] - 0.5 * arrays[2]
-            good = close(np.load(paths[2]), wanted, k) and np.array_equal(session.download(c).array, np.load(paths[2]))
+            good = close(np.load(paths[2]), wanted, k) and shows(session.download(c), np.load(paths[2]))
             same = all(
                 np.array_equal(np.load(path), array.T if op == "T" else array)
                 for path, array, op in zip(paths[:2], arrays[:2], trans, strict=True)
@@ -80,6 +81,7 @@ def test_files_of_any_order_are_multiplied_where_they_are(comm, open_session, fo
 
 
 @pytest.mark.parametrize("which", range(3))
+@pytest.mark.on_nodes
 def test_each_of_the_three_may_be_in_a_file_and_results_are_new_matrices(comm, open_session, folder, which):
     m, n, k = 220, 180, 260
     arrays = matrices(which, m, n, k)
@@ -92,11 +94,12 @@ def test_each_of_the_three_may_be_in_a_file_and_results_are_new_matrices(comm, o
             else:
                 given.append(shared_of(session, array))
         session.gemm(*given, beta=1.0)
-        found = session.download(given[2]).array
-        collective_assert(comm, close(found, arrays[0] @ arrays[1] + arrays[2], k), "in place")
+        near = functools.partial(close, k=k)
+        found = session.download(given[2])
+        collective_assert(comm, shows(found, arrays[0] @ arrays[1] + arrays[2], near), "in place")
         if which < 2:
-            made = session.download(session.gemm(*given[:2])).array
-            collective_assert(comm, close(made, arrays[0] @ arrays[1], k), "a new matrix")
+            made = session.download(session.gemm(*given[:2]))
+            collective_assert(comm, shows(made, arrays[0] @ arrays[1], near), "a new matrix")
 
 
 @pytest.mark.parametrize(("dtype", "unit"), [("float32", 2.0**-24), ("float16", 2.0**-11), ("complex64", 2.0**-22)])
@@ -128,7 +131,7 @@ def test_views_of_files_are_multiplied_and_moved(comm, open_session, folder):
         (first, last), (_, columns) = moved.rectangles[0]
         collective_assert(comm, np.array_equal(moved.local, a.T[first:last, :columns]), "redistribute")
         host = session.empty_host(c.shape)
-        host.array[:] = 3.0
+        set_matrix(session, host, 3.0)
         session.barrier()
         session.upload(host, files[2])
         collective_assert(comm, bool((np.load(paths[2]) == 3.0).all()), "upload")
@@ -263,7 +266,7 @@ from mpi4py import MPI
 import uncut_mpi as um
 
 comm, how, path = MPI.COMM_WORLD, *sys.argv[1:3]
-session = um.Session(comm, backend="host", machine=um.Machine.uniform(2))
+session = um.Session(comm, backend="host", machine=um.Machine.uniform(2), ranks_per_node=2)
 c = session.create_file(path, (9, 9), "f64", overwrite="overwrite" in sys.argv)
 a = session.empty_host((9, 9))
 a.array[:] = 1.0
@@ -342,7 +345,7 @@ def test_more_host_memory_than_there_is_and_less_than_is_needed_are_refused_by_n
             options = um.ScheduleOptions(host_memory=room)
             expect(comm, um.CapacityError, words, functools.partial(session.gemm, a, b, c, options=options))
         session.gemm(a, b, c)
-        collective_assert(comm, bool((c.array == 90).all()), "the session goes on")
+        collective_assert(comm, shows(c, 90), "the session goes on")
         too_much = functools.partial(session.gemm, c, c, options=um.ScheduleOptions(host_memory=1 << 60))
         expect(comm, um.CapacityError, ["was asked for", "each of"], too_much)  # though nothing is copied
     for value in (0, -1):
@@ -360,7 +363,7 @@ def test_host_memory_that_earlier_plans_have_taken_is_there_for_the_next(comm, o
         for trans_a in ("N", "T"):
             session.gemm(*files, c, trans_a=trans_a)
             wanted = (a if trans_a == "N" else a.T) @ b
-            good = taken.sum() > there // 4 and close(c.array, wanted, 90)
+            good = taken.sum() > there // 4 and shows(c, wanted, functools.partial(close, k=90))
             collective_assert(comm, bool(good), f"{trans_a}: {taken}")
 
 
@@ -398,7 +401,7 @@ def test_a_file_that_fails_in_a_call_ends_it_on_all_ranks_and_the_session_goes_o
         comm.Barrier()
         target = session.empty_host((300, 280))
         session.gemm(*files[:2], target)
-        collective_assert(comm, close(target.array, a @ b, 310), "the session goes on")
+        collective_assert(comm, shows(target, a @ b, functools.partial(close, k=310)), "the session goes on")
 
 
 def resident_bytes():
@@ -446,11 +449,11 @@ def test_files_are_copied_into_other_orders_layouts_and_files(comm, open_session
             path = save(comm, folder / f"t{number}.npy", np.zeros(extents, order=other))
             session.redistribute(source, None, out=session.open_file(path, mode="r+"))
             collective_assert(comm, np.array_equal(np.load(path), values), f"file {order} to file {other}")
-            for layout, memory in itertools.product((um.Layout.rows(), um.Layout.cols()), ("host", "device", "shared")):
+            for layout, memory in itertools.product((um.Layout.rows(), um.Layout.cols()), memories(comm.size)):
                 target = session.empty(extents, "f64", layout, order=other, memory=memory)
                 session.redistribute(source, None, out=target)
-                found = session.download(target).array
-                collective_assert(comm, np.array_equal(found, values), f"{order} to {layout} {other} {memory}")
+                right = shows(session.download(target), values)
+                collective_assert(comm, right, f"{order} to {layout} {other} {memory}")
 
 
 @pytest.mark.parametrize("orders", [*itertools.product("FC", repeat=3)], ids="".join)
@@ -500,7 +503,7 @@ def test_a_long_k_that_does_not_fit_at_once_is_planned_otherwise(comm, open_sess
     with open_session(comm, device_memory=500_000, host_memory=1_000_000) as session:
         c = session.empty_host((40, 40))
         session.gemm(*(session.open_file(path) for path in paths), c)
-        collective_assert(comm, np.abs(c.array - a @ b.T).max() < 1e-9, "the product")
+        collective_assert(comm, shows(c, a @ b.T, np.allclose, rtol=0, atol=1e-9), "the product")
 
 
 def test_another_file_beside_a_cyclic_matrix_needs_no_other_plan(comm, session, folder):

@@ -11,7 +11,16 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
-from tests.helpers.products import Case, check_product, make_operands, mismatch, product, release, renew
+from tests.helpers.products import (
+    Case,
+    check_product,
+    make_operands,
+    mismatch,
+    moved_bytes,
+    product,
+    release,
+    renew,
+)
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.planning import kblocks_request
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
@@ -193,7 +202,7 @@ def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):
     with session.plan(*operands.abc, options=UNCUT) as plan:
         done, schedule = session.gather_values(plan.execute(1.0, 1.0)), plan.schedule
         counted = sum(one.tasks for one in done), sum(one.copy_bytes for one in done)
-        scheduled = int((schedule.tasks["kind"] != Kind.JOIN).sum()), int(schedule.copies()[:, 3].sum())
+        scheduled = int((schedule.tasks["kind"] != Kind.JOIN).sum()), moved_bytes(schedule)
         collective_assert(comm, counted == scheduled, f"{counted} tasks and bytes, scheduled {scheduled}")
 
 

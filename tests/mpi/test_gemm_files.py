@@ -11,6 +11,7 @@ import pytest
 from tests.helpers.collective import collective_assert, once
 from tests.helpers.commands import in_process
 from tests.helpers.hostile import interrupt
+from tests.helpers.sessions import SHARED
 from uncut_mpi import unfinished
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
@@ -120,6 +121,7 @@ def test_an_empty_file_is_multiplied_and_says_so(comm, job, folder):
     collective_assert(comm, good, f"status {status} {out}{err}")
 
 
+@pytest.mark.one_node("the name of a machine of one node")
 def test_plans_are_made_for_the_machine_that_is_named(comm, job, mpi_tmp_path):
     path, facts_path = mpi_tmp_path / "mine.json", mpi_tmp_path / "facts.json"
     once(comm, lambda: path.write_text(Machine.uniform(comm.size, name="mine").to_json()))
@@ -129,6 +131,7 @@ def test_plans_are_made_for_the_machine_that_is_named(comm, job, mpi_tmp_path):
         collective_assert(comm, good, f"status {status} {out}{err}")
 
 
+@pytest.mark.one_node("the name of a machine of one node")
 def test_a_machine_that_does_not_fit_is_refused(comm, job, mpi_tmp_path):
     path = mpi_tmp_path / "other.json"
     once(comm, lambda: path.write_text(Machine.uniform(comm.size + 1, name="other").to_json()))
@@ -219,7 +222,13 @@ def test_an_interrupt_while_files_are_written_leaves_none_half_written(comm, job
 
 
 @pytest.mark.parametrize(
-    "place", ["rows,cols@host,rows@shared", "replicated,rows@host,cols", "cols,rows,h", "rows@host,h,replicated@host"]
+    "place",
+    [
+        pytest.param("rows,cols@host,rows@shared", marks=SHARED.marks),
+        "replicated,rows@host,cols",
+        "cols,rows,h",
+        "rows@host,h,replicated@host",
+    ],
 )
 def test_generated_matrices_are_dealt_and_the_report_says_how(comm, job, mpi_tmp_path, place):
     facts_path = mpi_tmp_path / "facts.json"
@@ -228,6 +237,7 @@ def test_generated_matrices_are_dealt_and_the_report_says_how(comm, job, mpi_tmp
     collective_assert(comm, good and json.loads(facts_path.read_text())["place"] == place, f"{status}: {out}{err}")
 
 
+@pytest.mark.one_node("each rank reads its part of a file")
 def test_files_are_read_by_those_who_have_their_elements(comm, job, folder, monkeypatch):
     reads = []
     read_into = MatrixFile.read_into

@@ -15,8 +15,8 @@ from tests.helpers import interpret
 from tests.helpers.collective import collective_assert, expect, outcome
 from tests.helpers.distributed import check_copies, check_part, distributed, fill, made_of, on_host, random_layout
 from tests.helpers.hostile import Closed
-from tests.helpers.products import random_matrix, shared_of
-from tests.helpers.sessions import hide_arrays, refuse_pins
+from tests.helpers.products import array_of, random_matrix, shared_of, shows
+from tests.helpers.sessions import hide_arrays, memories, refuse_pins
 from uncut_mpi import Layout, ScheduleOptions
 from uncut_mpi.api import lifetime
 from uncut_mpi.api import session as session_module
@@ -74,7 +74,7 @@ def test_every_layout_of_a_times_every_one_of_b_gives_every_one_of_c(comm, sessi
     def matrix(name, kind, dtype, order):
         key, data = (name, kind, dtype, order), getattr(values[dtype], name)
         if key not in made:
-            memory, layout = ("device", "host", "shared")[len(made) % 3], dealt(kind, data.shape, comm.size)
+            memory, layout = memories(comm.size)[len(made) % 3], dealt(kind, data.shape, comm.size)
             made[key] = session.empty(data.shape, dtype, layout, order=order, memory=memory)
         elif name != "c":
             return made[key]
@@ -230,7 +230,7 @@ def test_c_is_dealt_as_asked_also_of_whole_matrices(comm, session):
     for first, asked, memory in (
         (Layout.rows(), Layout.cols(), "device"),
         (Layout.whole(0), blocks, "host"),
-        (Layout.whole(comm.size - 1), Layout.rows(), "shared"),
+        (Layout.whole(comm.size - 1), Layout.rows(), memories(comm.size)[2]),
     ):
         (a, a_MK), (b, b_KN) = operands_of(session, ((9, 6), (6, 8)), (first, Layout.whole(0)), memory)
         c = session.gemm(a, b, out_layout=asked, options=PLAIN)
@@ -495,7 +495,7 @@ def test_arrays_that_are_not_as_the_layout_says_are_refused_on_all_ranks(comm, s
     host = session.empty_host(shape)
     words = ["memory = 'shared'", str(layout)]
     expect(comm, um.ParamError, words, lambda: session.redistribute(host, layout, memory="shared"))
-    expect(comm, um.ParamError, words, lambda: session.scatter(host.array, layout, memory="shared"))
+    expect(comm, um.ParamError, words, lambda: session.scatter(array_of(host), layout, memory="shared"))
     session.release(host)
     if comm.size > 1:
         other = Layout.block_cyclic(3, 4 + comm.rank, GRIDS[comm.size])
@@ -527,7 +527,7 @@ def test_a_plan_takes_what_lies_alike_in_its_order_and_nothing_else(comm, sessio
             found = outcome(lambda first=first, of=dealt_so: plan.execute(a=of[:, first : first + 8]))
             alike = not found.startswith("ParamError: A does not fit the plan")
             taken += alike
-            good = not alike or np.allclose(c.array, whole[:, first : first + 8] @ right, 1e-13, 1e-13)
-            collective_assert(comm, good, f"{first}: {found} {c.array}")
+            good = not alike or shows(c, whole[:, first : first + 8] @ right, np.allclose, rtol=1e-13, atol=1e-13)
+            collective_assert(comm, good, f"{first}: {found} {array_of(c)}")
             collective_assert(comm, alike or dealt_so is of_two or first % (4 * comm.size), f"{first}: {found}")
     collective_assert(comm, taken > 1, str(taken))

@@ -18,7 +18,7 @@ from uncut_mpi.api import flight
 from uncut_mpi.api.call import Call
 from uncut_mpi.device.host.executor import HostRun
 
-pytestmark = [pytest.mark.mpi, pytest.mark.host_backend]
+pytestmark = [pytest.mark.mpi, pytest.mark.host_backend, pytest.mark.one_node("wait=False")]
 
 
 def outcome(call):

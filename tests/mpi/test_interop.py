@@ -13,6 +13,7 @@ from tests.helpers.collective import collective_assert, expect
 from tests.helpers.dealers import as_numpy, jax_processes, ordinal_of, torch_group
 from tests.helpers.distributed import fill
 from tests.helpers.products import random_matrix
+from tests.helpers.sessions import SHARED
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
@@ -144,7 +145,7 @@ def test_products_of_dtensors_are_written_into_dtensors(comm, session, torch, ki
 
 
 @pytest.mark.parametrize("dtype", ["f64", "bf16"])
-@pytest.mark.parametrize("memory", ["device", "host", "shared"])
+@pytest.mark.parametrize("memory", ["device", "host", SHARED])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_results_of_the_session_are_dtensors_without_a_copy(comm, session, torch, kind, memory, order, dtype):
     a = session.scatter(random_matrix(M, K, DType.parse(dtype), (3,)) if comm.rank == 0 else None, Layout.rows())
@@ -296,7 +297,7 @@ def test_odd_meshes_and_matrices_are_refused_by_all(comm, session, torch, kind):
         matrix.to_dtensor(mesh)
 
 
-@pytest.mark.parametrize("memory", ["device", "host", "shared"])
+@pytest.mark.parametrize("memory", ["device", "host", SHARED])
 @pytest.mark.parametrize("released", [False, True])
 def test_a_dtensor_keeps_the_memory_of_its_matrix(comm, session, torch, kind, memory, released):
     mesh = mesh_of(torch, kind if memory == "device" else "cpu", comm.size, "S0")

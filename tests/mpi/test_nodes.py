@@ -13,6 +13,7 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.products import ones
+from uncut_mpi.api.lifetime import RANKS_PER_NODE
 from uncut_mpi.command import job
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.device.host.executor import HostRun
@@ -22,6 +23,12 @@ from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.segments import Segment
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.host_backend]
+
+
+@pytest.fixture(autouse=True)
+def as_it_is_said(monkeypatch):
+    """Have nothing but what a session is told make nodes."""
+    monkeypatch.delenv(RANKS_PER_NODE, raising=False)
 
 
 @pytest.fixture(params=["each alone", "two by two", "all but one"])
@@ -97,7 +104,7 @@ def test_host_memory_of_all_ranks_is_that_of_the_first_node(comm, open_nodes, pe
         here = comm.rank < per_node
         right = bool((c.array == 4.0).all()) if here else outcome(lambda: c.array).startswith("ParamError")
         if not here:
-            right &= "the first node" in outcome(lambda: c.array)
+            right &= "the first node" in outcome(lambda: c.array) and "session.gather" in outcome(lambda: c.array)
         dealt = outcome(lambda: session.empty((4, 4), "f64", um.Layout.rows(), memory="shared"))
         parts = session.empty((4, 4), "f64", um.Layout.rows())
         session.upload(c, parts)
@@ -249,12 +256,12 @@ def test_no_number_of_ranks_is_refused(comm, given):
 
 
 def test_the_environment_names_ranks_per_node_where_a_session_does_not(comm, monkeypatch, per_node):
-    monkeypatch.setenv("UNCUT_MPI_RANKS_PER_NODE", str(per_node))
+    monkeypatch.setenv(RANKS_PER_NODE, str(per_node))
     with um.Session(comm, backend="host") as session:
         nodes, ends = session.machine.num_nodes, len(session.machine.latency_s)
         net = session.machine.bandwidth_gb_per_s[0, comm.size - 1]
     collective_assert(comm, nodes == -(-comm.size // per_node) and ends == comm.size + nodes, f"{nodes} nodes")
     collective_assert(comm, 0 < net < math.inf, net)
-    monkeypatch.setenv("UNCUT_MPI_RANKS_PER_NODE", "few")
+    monkeypatch.setenv(RANKS_PER_NODE, "few")
     said = outcome(lambda: um.Session(comm, backend="host"))
-    collective_assert(comm, "ParamError" in said and "UNCUT_MPI_RANKS_PER_NODE" in said, said)
+    collective_assert(comm, "ParamError" in said and RANKS_PER_NODE in said, said)

@@ -14,7 +14,7 @@ from tests.helpers.hostile import interrupt
 from uncut_mpi.api import lifetime, measure
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.model.ports import Net
-from uncut_mpi.spmd import group
+from uncut_mpi.spmd import group, meetings
 from uncut_mpi.spmd.group import Group
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.host_backend]
@@ -26,7 +26,9 @@ LIMIT_S = 40
 @pytest.fixture
 def open_alone(comm, monkeypatch):
     """Opens a session with each rank on a node of its own."""
+    monkeypatch.delenv(lifetime.RANKS_PER_NODE, raising=False)
     monkeypatch.setattr(group, "_GRACE_S", 0.05)
+    monkeypatch.setattr(meetings, "_LAST_WORDS_S", 0.0)
     machine = um.Machine.cluster(um.Machine.uniform(1), comm.size, Net(10.0, 5e-6))
 
     def opened(**options):
@@ -105,7 +107,7 @@ def test_who_measures_the_net_is_told_of_a_rank_that_is_interrupted(comm, open_a
 
 @pytest.mark.mpi(min_size=3)
 def test_who_measures_its_node_is_told_of_a_rank_of_it_that_is_interrupted(comm, open_alone, told, monkeypatch):
-    odd = comm.size - 2
+    odd, before = comm.size - 2, {*lifetime._kept}
     with monkeypatch.context() as patch:
         patch.setattr(measure, "_load", lambda *_: "")  # else there is nothing to measure
         if comm.rank == odd:
@@ -114,12 +116,26 @@ def test_who_measures_its_node_is_told_of_a_rank_of_it_that_is_interrupted(comm,
     told(said, "KeyboardInterrupt", odd)
     with open_alone() as session:
         session.barrier()
-        left = [kept for kept in lifetime._kept.values() if kept.over]
+        left = [key for key, kept in lifetime._kept.items() if kept.over and key not in before]
     collective_assert(comm, not left, left)
 
 
+def test_what_fails_as_one_node_is_measured_is_an_error_on_all(comm, open_alone, monkeypatch):
+    def fail(*_):
+        raise um.DeviceError("no probe on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "_load", lambda *_: "")
+        if comm.rank == comm.size - 1:
+            patch.setattr(measure, "_measure_links", fail)
+        said = outcome(lambda: open_alone(machine=None))
+    collective_assert(comm, said.startswith("DeviceError") and "on purpose" in said, said)
+    with open_alone() as session:
+        session.barrier()
+
+
 def test_who_runs_a_product_is_told_of_a_rank_that_left_it(comm, open_alone, told, monkeypatch):
-    session = open_alone(timeout_s=3.0)  # what a message from that rank is awaited
+    session = open_alone(timeout_s=1.0)  # what a message from that rank is awaited
     a, c = (session.empty((48, 48), "f64", um.Layout.rows()) for _ in range(2))
     a.local[...] = 1.0
     session.gemm(a, a, c)

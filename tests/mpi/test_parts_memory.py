@@ -9,10 +9,11 @@ import pytest
 
 from tests.helpers.collective import collective_assert
 from tests.helpers.distributed import uneven
+from tests.helpers.sessions import SHARED
 from uncut_mpi import Layout, ScheduleOptions
 from uncut_mpi.segments import Segment
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.one_node("messages take memory while they are under way")]
 
 PLAIN = ScheduleOptions("kblocks")  # a search takes memory and time, and finds no other kind of schedule
 EXTENT = 256  # for each rank; parts have 0.5 MiB a rank
@@ -47,7 +48,7 @@ def dealt(kind, size):
     return Layout.blocks(uneven(edge, down), uneven(edge, size // down))
 
 
-@pytest.mark.parametrize("memory", ["device", "host", "shared"])
+@pytest.mark.parametrize("memory", ["device", "host", SHARED])
 @pytest.mark.parametrize("kind", ["rows", "cols", "blocks"])
 def test_no_memory_for_a_part_is_taken_that_is_there(comm, session, monkeypatch, kind, memory):
     shape, layout, found = (EXTENT * comm.size,) * 2, dealt(kind, comm.size), {}

@@ -13,7 +13,7 @@ from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import Allocation
 from uncut_mpi.device.views import bytes_at
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.one_node("memory of peers")]
 
 
 class Astray(HostBackend):

@@ -11,6 +11,7 @@ import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import distributed, fill, on_host, part_of, random_layout
 from tests.helpers.products import random_matrix
+from tests.helpers.sessions import memories
 from uncut_mpi import Layout
 from uncut_mpi.model.dtypes import DType
 
@@ -30,7 +31,7 @@ def test_a_matrix_takes_any_layout_comes_to_one_rank_and_goes_from_there(comm, s
     collective_assert(comm, same and is_part_of(first, data), f"{source!r} became {first!r}: {first.local} of {data}")
     held = {*session._store._held}
     layout = random_layout(rng, data.shape, comm.size)
-    memory = "host" if layout.cyclic else rng.choice(("shared", None))
+    memory = "host" if layout.cyclic else rng.choice((memories(comm.size)[2], None))
     second = session.redistribute(first, layout, memory=memory)
     collective_assert(comm, is_part_of(second, data), f"{first!r} became {second!r}")
     array = session.gather(second, root)
@@ -39,7 +40,7 @@ def test_a_matrix_takes_any_layout_comes_to_one_rank_and_goes_from_there(comm, s
     left = {*session._store._held} - held
     collective_assert(comm, left == {second.info.number}, f"kept {left}")
     layout = random_layout(rng, data.shape, comm.size)
-    memory = rng.choice(("device", "host") if layout.cyclic else ("device", "host", "shared"))
+    memory = rng.choice(("device", "host") if layout.cyclic else memories(comm.size))
     third = session.scatter(array, layout, root, memory=memory)
     good = is_part_of(third, data) and third.layout == layout.filled(data.shape, comm.size)
     collective_assert(comm, good and third.memory == memory, f"scattered to {third!r}")

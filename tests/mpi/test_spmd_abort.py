@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers import jobs
 from tests.helpers.collective import carried
+from tests.helpers.jobs import MACHINE
 from uncut_mpi.spmd import abort
 
 START = """
@@ -53,11 +54,11 @@ def test_an_unhandled_error_ends_the_job_and_names_the_rank(job, interpreter):
     ids=["all, python -m mpi4py", "each its own, plain python", "interrupts", "rank 0 catches it, python -m mpi4py"],
 )
 def test_one_rank_prints_a_traceback_and_the_other_a_line(job, interpreter, body, error, caught):
-    start = "import sys\nfrom mpi4py import MPI\nimport uncut_mpi as um\n"
+    start = f"import sys\nfrom mpi4py import MPI\nimport uncut_mpi as um; W = MPI.COMM_WORLD; {MACHINE}\n"
     made = "[line.split('/')[-1].strip() for line in open('/proc/self/maps') if '/dev/shm/' in line]"
     program = f"""
 print('made', *{made}, flush=True)
-with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform({2 + caught})) as s:
+with um.Session(W, backend="host", machine=M) as s:
     try:
         {body}
     except um.UncutError:
@@ -79,10 +80,10 @@ with um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform({2 + 
 
 
 def test_who_only_saw_an_error_tells_a_line(job):
-    program = """
+    program = f"""
 from mpi4py import MPI
-import uncut_mpi as um
-s = um.Session(MPI.COMM_WORLD, backend="host", machine=um.Machine.uniform(2))
+import uncut_mpi as um; W = MPI.COMM_WORLD; {MACHINE}
+s = um.Session(W, backend="host", machine=M)
 if s.rank == 1:
     raise ValueError("its own")
 s.barrier()

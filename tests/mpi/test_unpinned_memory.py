@@ -10,7 +10,17 @@ import pytest
 import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect
 from tests.helpers.faulty import Disorder, FaultyBackend
-from tests.helpers.products import Case, Operands, make_operands, mismatch, random_matrix, release, renew, set_matrix
+from tests.helpers.products import (
+    Case,
+    Operands,
+    make_operands,
+    mismatch,
+    moved_bytes,
+    random_matrix,
+    release,
+    renew,
+    set_matrix,
+)
 from tests.helpers.sessions import hide_arrays, refuse_pins
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code
@@ -32,7 +42,7 @@ def run(session: um.Session, case: Case, operands: Operands, options: um.Schedul
         if used_by_others(plan.schedule, key.private):
             return f"{key.private} are used by devices or peers"
     copied = sum(session.gather_values(done.copy_bytes))
-    if (done.staged, copied) != (bool(staged), int(plan.schedule.copies()[:, 3].sum())):
+    if (done.staged, copied) != (bool(staged), moved_bytes(plan.schedule)):
         return f"staged {staged!r}, but {done.staged}; copied {copied} bytes"
     missing = {name for name, one in zip("ABC", operands.abc, strict=True) if one.info.obstacle}
     needed = missing if case.alpha else missing & {"C"}
