@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import os
 import random
 import time
 
@@ -141,6 +143,39 @@ def test_ranks_of_different_nodes_share_no_memory(comm, open_nodes, per_node, mo
         for handle in handles
     }
     collective_assert(comm, right and not others & {*opened}, f"{len(opened)} opened")
+
+
+def objects_of_the_system():
+    """Return what this process may share with others: open files, sockets and shared mappings, by device and number."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the list itself is closed
+            about = os.stat(f"/proc/self/fd/{number}")
+            found.add((about.st_dev, about.st_ino))
+    with open("/proc/self/maps") as lines:
+        for line in lines:
+            _, access, _, device, number, *_ = line.split()
+            if access.endswith("s"):
+                major, minor = (int(part, 16) for part in device.split(":"))
+                found.add((os.makedev(major, minor), int(number)))
+    return found
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_ranks_of_different_nodes_have_no_object_of_the_system_in_common(comm, apart):
+    with um.Session(comm, backend="host", machine=machine_of(comm.size, 1), ranks_per_node=1) as session:
+        session.gemm(*(session.empty((8, 8), "f64", um.Layout.rows()) for _ in "ab"))  # what MPI opens once
+    before = objects_of_the_system()
+    each = 1 if apart else comm.size
+    with um.Session(comm, backend="host", machine=machine_of(comm.size, each), ranks_per_node=each) as session:
+        a, b = (session.empty((40, 40), "f64", um.Layout.rows(), memory=memory) for memory in ("device", "host"))
+        a.local[...] = b.local[...] = 1.0
+        session.gemm(a, b)
+        session.upload(session.empty_host((40, 40)), a)
+        own = objects_of_the_system() - before
+        every = allgather(comm, own)
+    common = {one for other, its in enumerate(every) if other != comm.rank for one in its & own}
+    collective_assert(comm, own and bool(common) is not apart, f"{len(own)} objects, in common {common}")
 
 
 def test_what_goes_between_nodes_is_sent_and_received(comm, open_nodes, per_node):
