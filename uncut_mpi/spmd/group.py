@@ -52,6 +52,7 @@ _GRACE_S = 1.0
 """How long a wait for ranks goes on, some of which have left: what is awaited may have been on its way before."""
 
 _LAST_LOOKS: Final = 100
+"""How often a wait asks once more before it ends by that."""
 
 _TELL_S: Final = 5e-3
 """For each rank that there is: how long a wait lasts before ranks of other nodes are told of it (`on_wait`)."""
@@ -297,7 +298,7 @@ class Group:
 
         And hear what ranks tell (`beat`, `tell`).
         """
-        if threading.get_ident() != self._thread or self.is_gone():
+        if threading.get_ident() != self._thread or self._freed or self.is_gone():
             return
         if self.num_nodes == 1:
             self._comm.Iprobe()
@@ -319,6 +320,7 @@ class Group:
         is_other = threading.get_ident() != self._thread
         if self._freed or self.is_gone() or (is_other and MPI.Query_thread() < MPI.THREAD_MULTIPLE):
             return
+        _forget_ended()
         told = self._key + word
         for rank in range(self.size):
             if rank != self.rank:
@@ -410,15 +412,14 @@ class Group:
         """
         backoff = Backoff(self.spin_s, self.oversubscribed)
         seen, since_s, patience_s = b"" if progress is None else progress(), 0.0, PATIENCE_S
-        tell_s = _TELL_S * self.size if self.num_nodes > 1 and self._steps is not None else math.inf
-        told = False
+        steps, told = self._steps, self.num_nodes == 1 or self._steps is None  # else others do not see them
         while True:
             backoff.pause()
             if done():
                 return
             waited_s = backoff.elapsed_s() - since_s
-            if waited_s > tell_s and not told:
-                self.on_wait(self._steps[self.rank] if self._steps is not None else 0)
+            if not told and steps is not None and waited_s > _TELL_S * self.size:
+                self.on_wait(steps[self.rank])
                 told = True
             if waited_s > _GRACE_S and self.check_left is not None:
                 try:
@@ -435,9 +436,8 @@ class Group:
             if progress is not None and progress() != seen:
                 seen, since_s, patience_s = progress(), backoff.elapsed_s(), PATIENCE_S
                 continue
-            if told:
-                self.drive()
-            absent = list(missing()) if missing is not None and (told or tell_s == math.inf) else []
+            self.drive()  # to hear how far others are
+            absent = list(missing()) if missing is not None and told else []
             if timeout_s is not None and waited_s > timeout_s:
                 self.stalled |= final
                 waited = self._waited(what, timeout_s, absent, whom, to)
