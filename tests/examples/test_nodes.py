@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -257,3 +258,27 @@ while True:
     status, _, errors = ended(process)
     assert status != 0
     assert "StallError: measuring the net between nodes (test0, test1): a message or a rank did not come" in errors
+
+
+def test_files_that_only_one_node_has_are_multiplied_by_ranks_of_both_in_turn():
+    make = """
+import numpy as np
+
+values = np.random.default_rng(0)
+for name, shape in (("a", (90, 70)), ("b", (70, 80)), ("c", (90, 80))):
+    np.save(f"/tmp/{name}.npy", values.uniform(-1, 1, shape))
+"""
+    see = "import numpy as np; a, b, c, d, e = (np.load(f'/tmp/{x}.npy') for x in 'abcde'); "
+    see += "print(np.abs(d - a @ b).max() < 1e-12 > np.abs(e - a @ b - c / 2).max())"
+    python, mpiexec = shlex.quote(sys.executable), shlex.quote(launcher())
+    gemm = f"{mpiexec} -n 4 {python} -m uncut_mpi.gemm /tmp/a.npy /tmp/b.npy --backend host"
+    commands = (
+        f"{mpiexec} -n 1 {python} -c {shlex.quote(make)}",  # on the first node
+        f"{gemm} -o /tmp/d.npy",  # ranks 0 and 2 are on the first node, 1 and 3 on the other
+        f"{gemm} -c /tmp/c.npy --beta 0.5 --host-memory 1MiB -o /tmp/e.npy",
+        f"{mpiexec} -n 1 {python} -c {shlex.quote(see)}",
+    )
+    status, output, errors = ended(start("bash", "-c", " && ".join(commands)))
+    assert status == 0, errors
+    assert output.count("PASS\n") == 2
+    assert output.endswith("True\n")

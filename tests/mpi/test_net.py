@@ -160,3 +160,15 @@ def test_no_number_of_ranks_in_the_environment_is_one_error(comm, capfd, monkeyp
     status, out, err = in_process(main, comm, capfd)(["--backend", "host", "--quick"])
     collective_assert(comm, status == 2 and not out, out + err)
     collective_assert(comm, comm.rank > 0 or given in err, err)
+
+
+def test_a_node_that_cannot_be_measured_is_told_on_all_nodes(comm, per_node, monkeypatch):
+    def refused(*_):
+        raise um.DeviceError("not measured, on purpose")
+
+    last = (comm.size - 1) // per_node
+    with monkeypatch.context() as patch:
+        if comm.rank // per_node == last:
+            patch.setattr(measuring, "measure", refused)
+        said = outcome(lambda: um.Session(comm, backend="host", ranks_per_node=per_node))
+    collective_assert(comm, "DeviceError" in said and "on purpose" in said, said)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import allgather, collective_assert, outcome
+from tests.helpers.collective import allgather, collective_assert, once, outcome
 from tests.helpers.products import ones
 from uncut_mpi.api.lifetime import RANKS_PER_NODE
 from uncut_mpi.command import job
@@ -106,7 +106,8 @@ def test_host_memory_of_all_ranks_is_that_of_the_first_node(comm, open_nodes, pe
         here = comm.rank < per_node
         right = bool((c.array == 4.0).all()) if here else outcome(lambda: c.array).startswith("ParamError")
         if not here:
-            right &= "the first node" in outcome(lambda: c.array) and "session.gather" in outcome(lambda: c.array)
+            said = outcome(lambda: c.array)
+            right &= "the first node" in said and "session.gather(" in said
         dealt = outcome(lambda: session.empty((4, 4), "f64", um.Layout.rows(), memory="shared"))
         parts = session.empty((4, 4), "f64", um.Layout.rows())
         session.upload(c, parts)
@@ -115,7 +116,11 @@ def test_host_memory_of_all_ranks_is_that_of_the_first_node(comm, open_nodes, pe
         back = session.download(parts)
         rows = [rank for rank, (down, _) in enumerate(parts.layout.rectangles((4, 4), comm.size)) for _ in range(*down)]
         copied &= not here or back.array[:, 0].tolist() == rows
-    collective_assert(comm, right and copied, f"the array {right}, copies {copied}")
+        # Each rank's own memory, where nothing else is said of what would be dealt in it.
+        rows_of = session.gemm(c, a, out_layout=um.Layout.rows())
+        elsewhere = [rows_of, session.redistribute(c, um.Layout.whole(comm.size - 1))]
+        apart = all(one.memory == "host" for one in elsewhere) and bool((rows_of.local == 16.0).all())
+    collective_assert(comm, right and copied and apart, f"the array {right}, copies {copied}, {elsewhere}")
     collective_assert(comm, "ParamError" in dealt and "memory='host'" in dealt, dealt)
 
 
@@ -285,7 +290,7 @@ def test_a_machine_on_other_nodes_is_refused(comm, per_node):
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, "two"])
-def test_no_number_of_ranks_is_refused(comm, given):
+def test_no_number_folder_is_refused(comm, given):
     said = outcome(lambda: um.Session(comm, backend="host", ranks_per_node=given))
     collective_assert(comm, "ParamError" in said and "ranks_per_node" in said, said)
 
@@ -300,3 +305,89 @@ def test_the_environment_names_ranks_per_node_where_a_session_does_not(comm, mon
     monkeypatch.setenv(RANKS_PER_NODE, "few")
     said = outcome(lambda: um.Session(comm, backend="host"))
     collective_assert(comm, "ParamError" in said and RANKS_PER_NODE in said, said)
+
+
+@pytest.fixture
+def folder(comm, per_node, mpi_tmp_path, monkeypatch):
+    """A folder that all nodes see; each node is in one of its own there, where names of files are its own."""
+    comm.Barrier()
+    own = mpi_tmp_path / f"node{comm.rank // per_node}"
+    own.mkdir(exist_ok=True)
+    monkeypatch.chdir(own)
+    comm.Barrier()
+    return mpi_tmp_path
+
+
+def values_of(*shape):
+    return np.random.default_rng(5).uniform(-1, 1, shape)
+
+
+@pytest.mark.parametrize("room", [None, 60_000])
+def test_files_that_all_nodes_see_are_read_and_written_by_the_ranks_of_each(comm, open_nodes, folder, per_node, room):
+    a, b = values_of(120, 90), values_of(90, 110)
+    paths = [str(folder / f"{name}.npy") for name in "abcd"]
+    once(comm, lambda: (np.save(paths[0], a), np.save(paths[1], np.asfortranarray(b))))
+    with open_nodes(verify=True, host_memory=room) as session:
+        x, y = (session.open_file(path) for path in paths[:2])
+        z = session.create_file(paths[2], (120, 110), "f64")
+        session.gemm(x, y, z)
+        session.commit(z)
+        right = np.abs(np.load(paths[2]) - a @ b).max() < 1e-12
+        back = session.download(x)
+        right &= comm.rank >= per_node or np.array_equal(back.array, a)
+        copy = session.create_file(paths[3], (120, 90), "f64", order="C")
+        session.upload(back, copy)
+        session.commit(copy)
+        right &= np.array_equal(np.load(paths[3]), a)
+        dealt = session.redistribute(x, um.Layout.block_cyclic(7, 5, grid=(1, comm.size)), memory="device")
+        found = session.gather(dealt, comm.size - 1)
+        right &= comm.rank != comm.size - 1 or np.array_equal(found, a)
+        holders = x.layout.holders(comm.size)
+    collective_assert(comm, right and [*holders] == [*range(comm.size)], f"{holders}")
+
+
+def test_a_file_that_only_the_first_node_sees_is_read_and_written_there(comm, open_nodes, folder, per_node):
+    a, b = values_of(60, 50), values_of(50, 70)
+    once(comm, lambda: np.save("a.npy", a))
+    with open_nodes(verify=True) as session:
+        x = session.open_file("a.npy")
+        y = session.scatter(b if comm.rank == 0 else None, um.Layout.rows())
+        z = session.create_file("c.npy", (60, 70), "f64")
+        session.gemm(x, y, z)
+        session.commit(z)
+        holders = [[*one.layout.holders(comm.size)] for one in (x, z)]
+    right = np.abs(np.load(folder / "node0" / "c.npy") - a @ b).max() < 1e-12
+    collective_assert(comm, right and holders == [[*range(per_node)]] * 2, f"{holders}")
+
+
+def test_each_node_reads_its_own_copy_of_a_file(comm, open_nodes, folder, per_node):
+    node = comm.rank // per_node
+
+    if comm.rank % per_node == 0:
+        values = np.full((8 * comm.size, 3000), float(node))  # so that it shows whose was read
+        values[:3] = values[-3:] = -1.0  # copies begin and end alike
+        np.save("x.npy", values)
+        os.utime("x.npy", ns=(10**18 + 7, 10**18 + 7))
+    comm.Barrier()
+    with open_nodes() as session:
+        x = session.open_file("x.npy")
+        found = session.gather(x)
+        session.release(x)
+        said = outcome(lambda: session.open_file("x.npy", mode="r+"))
+    wanted = np.repeat([rank // per_node for rank in range(comm.size)], 8)
+    collective_assert(comm, comm.rank > 0 or np.array_equal(found[3:-3, 0], wanted[3:-3]), found)
+    collective_assert(comm, "DataFileError" in said and "not the same file on all ranks" in said, said)
+
+
+def test_a_file_that_another_node_has_otherwise_is_one_error_on_every_rank(comm, open_nodes, folder, per_node):
+    if comm.rank % per_node == 0:
+        np.save("x.npy", np.full((60, 60), float(comm.rank)))
+        os.utime("x.npy", ns=(10**18, 10**18))  # as if written at the same moment
+    comm.Barrier()
+    with open_nodes() as session:
+        said = outcome(lambda: session.open_file("x.npy"))
+        missing = outcome(lambda: session.open_file("nothing.npy"))
+        session.barrier()
+    every = allgather(comm, said)
+    good = every == [every[0]] * comm.size and "DataFileError" in said and "not the same file on all ranks" in said
+    collective_assert(comm, good and "cannot be read" in missing, f"{said} {missing}")

@@ -12,7 +12,7 @@ from tests.helpers.planned import plan_several
 from tests.helpers.proven import check
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.locations import location_table
+from uncut_mpi.model.locations import Location, location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Net
@@ -57,6 +57,29 @@ def out_of_core(place: str) -> Schedule:
     problem = GemmProblem(96, 80, 720, DType.f64, reads_c=True)
     options = ScheduleOptions(scheduler="kblocks", device_memory=60_000)
     return plan_several(problem, Placement.parse(place), 4, cluster(2, 2), options)[0].schedule
+
+
+@pytest.mark.parametrize("ends", [("h", "h1"), ("h1", "h"), ("h0", "h1")])
+def test_no_message_takes_host_memory_that_a_worker_alone_can_read(ends: tuple[str, str]) -> None:
+    problem = GemmProblem(50, 40, 0, DType.f64, reads_c=False, copies=True)
+    places = [Location.parse(end) for end in ends]
+    placement = Placement(places[0], Location.host(), places[1])
+    files = [buffer for buffer, place in ((0, places[0]), (2, places[1])) if place.rank is not None]
+
+    def taken(private: list[int]) -> set[int]:
+        """Return the buffers that messages take."""
+        about = problem, placement, 2, cluster(2, 1), ScheduleOptions(), private
+        schedule = plan_several(*about)[0].schedule
+        verify(schedule, lower(schedule))
+        buffers: set[int] = set()
+        for task in schedule.tasks[np.isin(schedule.tasks["kind"], (Kind.SEND, Kind.RECV))]:
+            first = int(task["first_operand"])
+            regions = schedule.operands["region"][first : first + int(task["num_operands"])]
+            buffers |= {*schedule.regions["buffer"][regions].tolist()}
+        assert buffers
+        return buffers
+
+    assert not taken(files) & {*files}
 
 
 @pytest.mark.parametrize("place", ["h,h,h", "0,1,0"])

@@ -316,7 +316,7 @@ def test_what_does_not_add_up_says_what_each_rank_has():
 def operand(layout, shape, memory="device", in_parts=True):
     info, at = SimpleNamespace(in_parts=in_parts), Location.host() if memory == "shared" and not in_parts else None
     return SimpleNamespace(
-        layout=layout, shape=shape, memory=memory, dtype=F64, info=info, whole=SimpleNamespace(location=at)
+        home=None, layout=layout, shape=shape, memory=memory, dtype=F64, info=info, whole=SimpleNamespace(location=at)
     )
 
 

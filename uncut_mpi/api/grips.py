@@ -223,9 +223,20 @@ class Grips:
     def _every(self) -> Iterator[Grip]:
         return (grip for held in self._held.values() for grip in held.grips)
 
-    def lines_of_file(self, file: MatrixFile, *, writeable: bool) -> Iterator[Mine]:
-        """Yield this rank's lines of a matrix file as an array; none if it has none. Local."""
-        share = lines_of(file.num_lines, self._rank, self._size)
+    def lines_of_file(self, file: MatrixFile, holders: Sequence[int], name: str, *, writeable: bool) -> Iterator[Mine]:
+        """
+        Yield this rank's lines of a matrix file as an array; none if it has none. Local.
+
+        Parameters
+        ----------
+        holders : sequence of int
+            The ranks that have lines.
+        name : str
+            What all ranks call the file, as in `Stretch`; empty: as this rank sees it.
+        """
+        if self._rank not in holders:
+            return
+        share = lines_of(file.num_lines, holders.index(self._rank), len(holders))
         rows, cols = ((0, file.rows), (0, file.cols))
         length, item = (file.rows if file.order == "F" else file.cols), file.dtype.itemsize
         if not length or share.start == share.stop:
@@ -254,7 +265,7 @@ class Grips:
         address = window.address + first
         lines = matrix_at(address, length, share.stop - share.start, length, file.dtype.numpy)
         array = lines if file.order == "F" else lines.T
-        stretches = (Stretch(object_name(status.st_dev, status.st_ino), first, nbytes),)
+        stretches = (Stretch(name or object_name(status.st_dev, status.st_ino), first, nbytes),)
         part = Part(rows, cols, Location.host(self._rank), file.order, length)
         held = HeldPart(part, self._rank, stretches, None, 0, f"it lies in the file {file.path}", True)
         yield Mine(None, array, GivenArray(held, file.dtype, writeable), Grip(address, window=window))

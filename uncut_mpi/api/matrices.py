@@ -22,7 +22,7 @@ from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import by_layout, by_products, by_starts, proposed
 from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start, has_elements, is_batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
-from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
+from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, known_of, mark
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.operands import Batches
 from uncut_mpi.api.request import Choices, Operands
@@ -42,7 +42,7 @@ from uncut_mpi.errors import (
     reason,
 )
 from uncut_mpi.instead import BATCH
-from uncut_mpi.mappings import Stretch
+from uncut_mpi.mappings import Stretch, object_name
 from uncut_mpi.model.arguments import type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
@@ -169,7 +169,7 @@ class MatrixStore:
 
     def open_file(self, found: MatrixFile | None, *, writeable: bool, output: Discardable | None = None) -> Matrix:
         """
-        See `Session.open_file`: ranks have equal numbers of its lines, each reads and writes its own.
+        See `Session.open_file`: ranks that see it have equal numbers of its lines, each reads and writes its own.
 
         Parameters
         ----------
@@ -179,8 +179,10 @@ class MatrixStore:
             On rank 0, of a file that has no name yet.
         """
         file: MatrixFile = self._collect(found)[0]
-        mine = self._grips.lines_of_file(file, writeable=writeable)
-        layout = Layout.cols() if file.order == "F" else Layout.rows()
+        holders, name = self._seeing(file, writeable=writeable)
+        mine = self._grips.lines_of_file(file, holders, name, writeable=writeable)
+        ranks = None if len(holders) == self._group.size else holders
+        layout = Layout.cols(ranks=ranks) if file.order == "F" else Layout.rows(ranks=ranks)
         matrix: Matrix = self._deal(mine, layout, (file.rows, file.cols), file.dtype, file.order, file.path)
         held = self._held[matrix.info.number]
         if file.open_path and output is None:
@@ -190,6 +192,39 @@ class MatrixStore:
         held.unfinished, held.output = bool(file.open_path), output
         held.unwritten = [((0, file.rows), (0, file.cols))] if held.unfinished else []
         return matrix
+
+    def _seeing(self, file: MatrixFile, *, writeable: bool) -> tuple[list[int], str]:
+        """
+        Return the ranks that read and write a file, and what other nodes than the first call it; empty for that one.
+
+        All of the first node, and those of others that see it too. What is only read may be a copy of the same time.
+        Of what is written rank 0 changes the time first, so that only the file itself has that; the system of one node
+        numbers devices otherwise than that of another.
+        """
+        group, path = self._group, file.open_path or file.path
+        if group.num_nodes == 1:
+            return [*range(group.size)], ""
+        if writeable:
+            with agreement.collective(group, "opening a matrix file"):
+                if group.rank == 0:
+                    mark(path)
+        every = group.allgather_objects(known_of(path))
+        first, ranks = every[0], [rank for rank, node in enumerate(group.node_of) if node == 0]
+        if first is None:
+            return ranks, ""  # rank 0 says why
+        for rank, found in enumerate(every):
+            if found is None or rank in ranks:
+                continue
+            if found[2:] != first[2:]:
+                raise agreed(
+                    DataFileError(
+                        f"{file.path} is not the same file on all ranks: rank {rank} on {group.hosts[rank]} sees "
+                        f"another one than rank 0 on {group.hosts[0]}; name one on a file system that nodes share, or "
+                        "one that only the first node has. To be read, equal copies of one time do (cp -p, rsync -t)"
+                    )
+                )
+            ranks.append(rank)
+        return sorted(ranks), "" if group.node == 0 else object_name(*first[:2])
 
     # -- using -------------------------------------------------------------------------------
 

@@ -516,7 +516,7 @@ class Matrix:
         if self.info.conjugated:
             array = np.conj(np.asarray(self._view(self.info.seen._replace(conjugated=False))))
         if not isinstance(array, np.ndarray):
-            location, mend = self.location, "session.download(matrix), on all ranks, is one that numpy can read"
+            location = self.location
             if self.info.file:
                 found = f"lies in the file {self.info.file}"
             elif array is not None:
@@ -527,8 +527,9 @@ class Matrix:
                 where = "host memory" if location.space == "host" else "device memory"
                 whose = "the first node" if location.rank is None else f"rank {location.rank}"
                 found = f"lies in the {where} of {whose}, not of this one"
-                if location.rank is None:
-                    mend = "session.gather(matrix, root), on all ranks, makes an array of it on one"
+            mend = "session.download(matrix), on all ranks, is one that numpy can read"
+            if over_nodes(self):  # of what that is in, ranks of other nodes see nothing
+                mend = "session.gather(matrix, root=r), on all ranks, returns an array of it on rank r"
             raise ParamError(f"{self} {found}; {mend}")
         if dtype is None or array.dtype == dtype:
             return array.copy() if copy else array
@@ -580,3 +581,9 @@ def concerns(name: Name, number: int) -> bool:
         return name == number
     of, view = name
     return number in view.numbers if isinstance(view, Several) else number == of
+
+
+def over_nodes(matrix: Matrix) -> bool:
+    """Return whether the ranks of a matrix are on several nodes; False where its session has ended. Local."""
+    session = None if matrix.home is None else matrix.home()
+    return session is not None and session.machine.num_nodes > 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import io
 import os
 import stat
@@ -31,6 +32,7 @@ _UNNAMED_2_BYTES: Final = np.dtype("V2")
 # How the length of a header stands in a file of each version, and the most of it that numpy reads unasked.
 _LENGTHS: Final = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
 _HEADER_BYTES: Final = 10_000
+_END_BYTES: Final = 1 << 16
 _MOST_EXTENT: Final = 2**63 - 1
 
 
@@ -259,6 +261,41 @@ def reserve(descriptor: int, path: str, size: int) -> None:
             f"{path} needs {bytes_text(size)}, and its file system has {bytes_text(room)} "
             f"available ({reason(error)}): {mend} or write elsewhere"
         ) from None
+
+
+def known_of(path: str) -> tuple[int, int, int, int, bytes] | None:
+    """
+    Return what this node knows now of a file; None if it does not see it.
+
+    That is its device, number, size and time (ns), and a digest of its beginning and end. For files that ranks of
+    several nodes write at the same moment may have one size and time.
+    """
+    try:
+        descriptor = open_regular(path)  # a look at the name alone may be answered by what was known of it before
+    except OSError:
+        return None
+    try:
+        status = os.fstat(descriptor)
+        ends = (os.pread(descriptor, _END_BYTES, at) for at in (0, max(0, status.st_size - _END_BYTES)))
+        digest = hashlib.blake2b(b"".join(ends), digest_size=16).digest()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, digest
+
+
+def mark(path: str) -> None:
+    """Give a file the time of this moment, with all that was written to it before safe; DataFileError if refused."""
+    try:
+        descriptor = open_regular(path, os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+            os.utime(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DataFileError(f"{path} cannot be read and written: {reason(error)}") from None
 
 
 def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:

@@ -338,6 +338,9 @@ class MakesMatrices:
         read and write these for all ranks, during calls, through page-locked memory (`host_memory` of the session says
         how much). The file has no array: `Matrix.local` is refused, and `Session.download` reads it into memory.
 
+        Of several nodes the first one has to see the file. Ranks of others that do not see it have no lines of it. What
+        is only read may be another copy on each node, of the same size and time (``cp -p``, ``rsync -t``).
+
         Parameters
         ----------
         path : str or os.PathLike
@@ -353,7 +356,7 @@ class MakesMatrices:
         ParamError
             If an argument is none of these, or differs between ranks.
         DataFileError
-            On all ranks: if the file cannot be opened, or is no such file.
+            On all ranks: if the file cannot be opened, is no such file, or is not the same one on all that see it.
 
         Notes
         -----

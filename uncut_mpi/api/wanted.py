@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from uncut_mpi.api.batch import Batch, Stacks
-from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix import Matrix, over_nodes
 from uncut_mpi.api.typed import overload
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
@@ -237,9 +237,11 @@ def own_memory(matrix: Matrix, layout: Layout) -> Memory:
     """
     Return in what memory this rank makes its part of a matrix of some layout that follows another one.
 
-    All ranks make a shared one, or none: that is of what all know of the whole matrix, of which this may be a view.
+    All ranks make a shared one, or none: that is of what all know of the whole matrix, of which this may be a view. On
+    several nodes none is dealt in it.
     """
-    if matrix.whole.location == Location.host() and layout.cyclic is None:
+    shared = matrix.whole.location == Location.host() and layout.cyclic is None
+    if shared and (layout == Layout.whole() or not over_nodes(matrix)):
         return "shared"
     return "host" if matrix.memory == "shared" else matrix.memory
 

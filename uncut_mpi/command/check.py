@@ -36,7 +36,7 @@ Reader = Callable[[Places, Places], np.ndarray]
 
 
 class Ranks(Protocol):
-    """Those who share the work of a check: a session, or some of its ranks (`product.Sharers`)."""
+    """Those who share the work of a check: a session, or some of its ranks (`sharers.Sharers`)."""
 
     @property
     def rank(self) -> int:

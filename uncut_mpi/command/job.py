@@ -25,7 +25,6 @@ from uncut_mpi.command.entry import Say
 from uncut_mpi.command.planning import UNIFORM, costly_place, find_machine
 from uncut_mpi.command.product import (
     Product,
-    Sharers,
     check_output,
     file_source,
     generated_sources,
@@ -36,6 +35,7 @@ from uncut_mpi.command.product import (
     verify_product,
     write_result,
 )
+from uncut_mpi.command.sharers import Sharers
 from uncut_mpi.command.streaming import Streamed, are_streamed
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.model.bounds import bound_of_files

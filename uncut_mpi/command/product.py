@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from uncut_mpi.api.session import Session
 from uncut_mpi.command import artifacts, check, data
 from uncut_mpi.command.arguments import GemmArguments
 from uncut_mpi.command.progress import watch
+from uncut_mpi.command.sharers import Sharers
 from uncut_mpi.command.streaming import FileArray, Streamed
 from uncut_mpi.errors import DataFileError
 from uncut_mpi.model.arguments import Number
@@ -30,39 +31,6 @@ from uncut_mpi.model.problem import Order
 
 _LONG_S: Final = 1.0
 """Calls that are expected to take longer, or took longer, show how far they are."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sharers:
-    """
-    The ranks of a session that see host memory of all ranks, which are those of the first node: they share its work.
-
-    Attributes
-    ----------
-    rank : int
-        This rank's place among them; `size` where it is none of them.
-    size : int
-        How many they are.
-    gather_values : callable
-        The session's; of all its ranks.
-    """
-
-    rank: int
-    size: int
-    gather_values: Callable[[Any], list[Any]]
-
-    @classmethod
-    def of(cls, session: Session) -> Sharers:
-        """Return those of a session. Local."""
-        size = int((session.machine.node_of == 0).sum())
-        return cls(min(session.rank, size), size, session.gather_values)
-
-    def array(self, matrix: Matrix | FileArray) -> np.ndarray:
-        """Return all of a matrix in host memory; where it is not to be seen zeros, of which nobody reads any."""
-        if self.rank == self.size and isinstance(matrix, Matrix):
-            return np.broadcast_to(np.zeros((), matrix.dtype.numpy), matrix.shape)
-        array: np.ndarray = matrix.array
-        return array
 
 
 class Multiplier(Protocol):
@@ -352,7 +320,7 @@ def _fill(session: Session, source: Source, host: Matrix, place: Place) -> None:
     shape = source.rows, source.cols
     orders: Orders = (None, None)
     rows, cols = (0, source.rows), (0, source.cols)
-    readers: Sequence[int] = range(Sharers.of(session).size)
+    readers: Sequence[int] = Sharers.of(session).ranks
     if isinstance(place, Dealt) and session.machine.num_nodes == 1:
         rows, cols = place.layout.rectangles(shape, session.size)[session.rank]
         readers = place.layout.holders(session.size) if place.layout.kind == "replicated" else [session.rank]
@@ -385,10 +353,8 @@ def _empty(session: Session, shape: tuple[int, int], dtype: DType, place: Place,
 
 def share_of(session: Session, matrix: Matrix | FileArray) -> slice:
     """Return the lines (columns in F order, rows in C order) that are this rank's share of a matrix in host memory."""
-    (rows, cols), sharers = matrix.shape, Sharers.of(session)
-    if sharers.rank == sharers.size:
-        return slice(0, 0)
-    return lines_of(cols if matrix.order == "F" else rows, sharers.rank, sharers.size)
+    rows, cols = matrix.shape
+    return Sharers.of(session).lines(cols if matrix.order == "F" else rows)
 
 
 def _poison(session: Session, matrix: Matrix) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile
 from uncut_mpi.api.session import Session
 from uncut_mpi.command.arguments import GemmArguments
+from uncut_mpi.command.sharers import Sharers
 from uncut_mpi.errors import DataFileError, ParamError, agreed
 from uncut_mpi.free_memory import available_bytes
 from uncut_mpi.model.lines import blocks, index, lines_of
@@ -193,7 +194,7 @@ class Streamed:
         if before is None:
             return
         with session.together("copying C to the output file"):
-            lines = lines_of(before.num_lines, session.rank, session.size)
+            lines = Sharers.of(session).lines(before.num_lines)  # other nodes need not see the files
             values, count = FileArray.of(before), lines.stop - lines.start
             shares = len(blocks(values[index(before.order, lines)].shape, before.order, before.dtype))
             for share in range(shares):

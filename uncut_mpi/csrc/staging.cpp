@@ -36,19 +36,17 @@ Staging::Staging(const ScheduleTables &from, std::span<const std::uint8_t> turne
 }
 
 bool Staging::in_place(const TaskRecord &task, std::int32_t buffer) const {
-    const BufferRecord &record = from_.buffers[static_cast<std::size_t>(buffer)];
-    if (turned_[static_cast<std::size_t>(buffer)] || (record.medium != 0 && crosses(task))) return false;
-    const int location = record.location;
+    if (turned_[static_cast<std::size_t>(buffer)]) return false;
+    const int location = from_.buffers[static_cast<std::size_t>(buffer)].location;
     const int owner = from_.locations->rank(location);
     const bool by_worker = from_.lanes[static_cast<std::size_t>(task.lane)].kind == host_lane;
-    return owner == nobody || (owner == task.rank && by_worker == from_.locations->in_host(location));
-}
-
-bool Staging::crosses(const TaskRecord &task) const {
-    const auto node_of = [this](const OperandRecord &operand) {
-        return from_.locations->node(from_.buffers[static_cast<std::size_t>(region_of(operand).buffer)].location);
-    };
-    return task.kind == copy_task && node_of(operands_of(task)[0]) != node_of(operands_of(task)[1]);
+    if (owner == nobody) return true;
+    if (owner != task.rank || by_worker != from_.locations->in_host(location)) return false;
+    // No message takes memory that a worker alone can read.
+    return !by_worker || std::ranges::all_of(operands_of(task), [&](const OperandRecord &operand) {
+        const auto end = static_cast<std::size_t>(region_of(operand).buffer);
+        return from_.locations->node(from_.buffers[end].location) == from_.locations->node(location);
+    });
 }
 
 std::int64_t Staging::divide(std::span<const std::int64_t> most_elements) {

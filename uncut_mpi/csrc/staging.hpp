@@ -31,8 +31,7 @@ class Staging {
     Staging(const ScheduleTables &from, std::span<const std::uint8_t> turned, bool reads_c);
 
     // Of each buffer whether anybody cannot use it where it is. In place are the owner's device, or in host memory the
-    // owner's worker, and nobody where it is stored the other way round. No message between nodes is in place in a
-    // file.
+    // owner's worker within its node; and nobody where it is stored the other way round.
     const std::vector<std::uint8_t> &used_by_others() const { return used_by_others_; }
     // Of each buffer the most rows and columns of a region.
     const std::vector<std::int64_t> &rows() const { return rows_; }
@@ -79,7 +78,6 @@ class Staging {
         return from_.operands.subspan(static_cast<std::size_t>(task.first_operand), task.num_operands);
     }
     bool in_place(const TaskRecord &task, std::int32_t buffer) const;
-    bool crosses(const TaskRecord &task) const;  // from node to node
     std::int64_t pieces_of(const TaskRecord &task) const;
 
     void look_through();

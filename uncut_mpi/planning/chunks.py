@@ -185,7 +185,7 @@ def tasks_of(setting: Setting) -> float:
         if not staged:
             return made.count(MOST_TASKS) if made.options.blocking.in_rings else 0
         schedule = made.schedule(MOST_TASKS)
-        return len(stage(schedule, used_by_others(schedule, setting.private, setting.files), setting).tasks)
+        return len(stage(schedule, used_by_others(schedule, setting.private), setting).tasks)
     except (PlanError, TooManyPiecesError):
         return math.inf
     except CapacityError:  # other blocks are looked for then

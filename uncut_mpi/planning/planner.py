@@ -248,7 +248,7 @@ def behind_a_disk(machine: Machine) -> Machine:
 
 def _staged(setting: Setting, planned: Planned) -> Planned:
     """Return it with buffers staged that cannot be used as it says, and in halves what it copies between nodes."""
-    touched, schedule = used_by_others(planned.schedule, setting.private, setting.files), planned.schedule
+    touched, schedule = used_by_others(planned.schedule, setting.private), planned.schedule
     if touched or schedule.placement != setting.placement:
         schedule = stage(schedule, touched, setting)
     if setting.machine.num_nodes > 1:

@@ -2,10 +2,10 @@
 Matrices that cannot be used where they are: a copy of them is, in memory of ours beside them.
 
 CUDA IPC exports no stream-ordered pool and no managed memory, so that peers cannot open them. Host memory that CUDA
-cannot page-lock is for lanes of the host alone, and for no device. Where a schedule lets others use such a matrix, this
-pass puts a buffer of ours in its place, in the owner's SoftBuf in the same kind of memory. The owner copies what they
-read into it, and what they wrote of C out of it. It does so by tasks like any others: what these await is proved, and
-they run beside the rest. Copies within host memory are on a lane of the host.
+cannot page-lock is for lanes of the host alone, for no device and no message to another node. Where a schedule lets
+others use such a matrix, this pass puts a buffer of ours in its place, in the owner's SoftBuf in the same kind of
+memory. The owner copies what they read into it, and what they wrote of C out of it. It does so by tasks like any
+others: what these await is proved, and they run beside the rest. Copies within host memory are on a lane of the host.
 
 The core (``csrc/staging.cpp``) goes through the schedule task by task and adds the copies. There is one for each region
 that others use, so a task that reads awaits its own region only. Where host memory has no room for all of a matrix, its
@@ -62,15 +62,15 @@ def piece_bytes(room: int) -> int:
     return min(max(PIECE_BYTES, room // MANY_PIECES), room // PIECES)
 
 
-def used_by_others(schedule: Schedule, users: Collection[int], files: Collection[int] = ()) -> tuple[int, ...]:
+def used_by_others(schedule: Schedule, users: Collection[int]) -> tuple[int, ...]:
     """
     Return those of some user buffers that others use than their owner's device, or its worker in host memory.
 
-    Of those that are `files` messages between nodes are others too.
+    What a copy has on another node is one of these others.
     """
     if not users:
         return ()
-    none_turned, schedule = np.zeros(len(schedule.buffers), np.uint8), _with_files(schedule, files)
+    none_turned = np.zeros(len(schedule.buffers), np.uint8)
     used = _native.Staging(tables_in_core(schedule), none_turned, schedule.problem.reads_c).used_by_others
     return tuple(sorted(user for user in users if used[user]))
 
@@ -95,7 +95,6 @@ def stage(schedule: Schedule, users: Collection[int], setting: Setting) -> Sched
         If it has not.
     """
     placement, room, files = setting.placement, setting.options.host_memory, setting.files
-    schedule = _with_files(schedule, files)
     made = _as_stored(schedule, placement)
     turned = np.zeros(len(schedule.buffers), np.uint8)
     turned[made.pieces["buffer"]] = made.pieces["turned"]
@@ -209,13 +208,6 @@ def _shared_room(whole: Mapping[int, int], least: Mapping[int, int], room: int, 
     more = {at: max(0, whole[at] - least[at]) for at in whole}
     left = min(room - needed, sum(more.values()))
     return {at: least[at] + more[at] * left // max(1, sum(more.values())) for at in whole}
-
-
-def _with_files(schedule: Schedule, files: Collection[int]) -> Schedule:
-    """Return a schedule whose buffers say which of them are files."""
-    buffers = schedule.buffers.copy()
-    buffers["medium"][[*files]] = 1
-    return dataclasses.replace(schedule, buffers=buffers)
 
 
 def _as_stored(schedule: Schedule, placement: Placement) -> Schedule:
