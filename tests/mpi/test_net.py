@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 
@@ -15,6 +16,7 @@ from uncut_mpi.api import measure as measuring
 from uncut_mpi.api import net_probe
 from uncut_mpi.api.net_probe import measure_net
 from uncut_mpi.calibrate import main
+from uncut_mpi.command import calibrate_job
 from uncut_mpi.model.net import ALONE, BOTH_WAYS, NODES, RANKS, fit_net
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.transport import MpiTransport
@@ -152,6 +154,33 @@ def test_a_quick_form_says_that_it_takes_the_place_of_a_whole_one_of_several_nod
     good = [said in one for one in (first, again, third)] == [False, False, comm.rank == 0 or said in third]
     collective_assert(comm, good, first + again + third)
     collective_assert(comm, not (mpi_tmp_path / "cache").exists(), "a file was kept besides")
+
+
+def test_a_net_that_is_busy_is_told_and_measured_again(comm, capfd, mpi_tmp_path, monkeypatch):
+    whole = calibrate_job._measure_node
+
+    def quick(group, arguments, progress):
+        return whole(group, dataclasses.replace(arguments, quick=True), progress)
+
+    monkeypatch.setattr(calibrate_job, "_measure_node", quick)
+    told = []
+    for busy in (False, True):
+        monkeypatch.setattr(calibrate_job, "are_steady", lambda summaries, busy=busy: bool(summaries) and not busy)
+        words = [
+            "--backend",
+            "host",
+            "--ranks-per-node",
+            1,
+            "--time-limit",
+            "1e-3",
+            "--output",
+            mpi_tmp_path / "m.json",
+        ]
+        status, _, err = in_process(main, comm, capfd)(words)
+        collective_assert(comm, status == 0, err)
+        machine = um.load_machine(mpi_tmp_path / "m.json")
+        told.append((machine.steady, "the net was busy" in machine.provenance))
+    collective_assert(comm, told == [(True, False), (False, True)], told)
 
 
 @pytest.mark.parametrize("given", ["few", "0"])

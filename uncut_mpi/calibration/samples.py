@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Final
 
 from uncut_mpi.calibration.probes import GemmProbe
@@ -18,6 +19,11 @@ _MOST_UNSTEADY: Final = 0.5
 def link_text(link: Link, host: int, device: str = "") -> str:
     """Return a link in words, as ``0 to host``; `host` is the number that the host has, `device` goes before others."""
     return " to ".join("host" if end == host else f"{device}{end}" for end in link)
+
+
+def are_steady(summaries: Sequence[Summary]) -> bool:
+    """Return whether what was timed had the machine for itself, as far as times tell."""
+    return sum(one.unsteady for one in summaries) <= _MOST_UNSTEADY * len(summaries)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,7 +184,7 @@ class Samples:
     @property
     def steady(self) -> bool:
         """Whether the machine did nothing else, as far as times tell."""
-        return sum(one.unsteady for one in self.summaries) <= _MOST_UNSTEADY * len(self.summaries)
+        return are_steady(self.summaries)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything for a JSON file."""

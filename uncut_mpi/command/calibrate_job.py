@@ -24,7 +24,7 @@ from uncut_mpi.calibration.effort import EFFORTS, NET_BYTES
 from uncut_mpi.calibration.measuring import measure_all
 from uncut_mpi.calibration.refine import Refinement, refine
 from uncut_mpi.calibration.report import disk_text, machine_text, net_text, refinement_text, samples_text
-from uncut_mpi.calibration.samples import Samples
+from uncut_mpi.calibration.samples import Samples, are_steady
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.calibrate_arguments import CalibrateArguments
@@ -137,6 +137,9 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
             samples = _measure_net(group, arguments, progress("measuring the net"))
             identities = [every[rank][3][group.node_of[:rank].count(at)] for rank, at in enumerate(group.node_of)]
             machine = join_nodes(group, machine, machine_key(identities, group.hosts, group.node_of), samples)
+            if not (arguments.quick or are_steady([Summary.of(one.seconds) for one in samples])):
+                said = f"{machine.provenance}; the net was busy, and its figures are not steady"
+                machine = dataclasses.replace(machine, steady=False, provenance=said)
             text = "".join(f"## node {number}\n{of_node[1]}\n" for number, of_node in enumerate(of_nodes))
             text += net_text(samples, fit_net(samples, group.node_of))
             facts = {"nodes": [its for _, _, its, _ in of_nodes], "net": [dataclasses.asdict(one) for one in samples]}
