@@ -17,6 +17,7 @@ from uncut_mpi.api import net_probe
 from uncut_mpi.api.net_probe import measure_net
 from uncut_mpi.calibrate import main
 from uncut_mpi.command import calibrate_job
+from uncut_mpi.errors import agreed
 from uncut_mpi.model.net import ALONE, BOTH_WAYS, NODES, RANKS, fit_net
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.transport import MpiTransport
@@ -193,7 +194,7 @@ def test_no_number_of_ranks_in_the_environment_is_one_error(comm, capfd, monkeyp
 
 def test_a_node_that_cannot_be_measured_is_told_on_all_nodes(comm, per_node, monkeypatch):
     def refused(*_):
-        raise um.DeviceError("not measured, on purpose")
+        raise agreed(um.DeviceError("not measured, on purpose"))
 
     last = (comm.size - 1) // per_node
     with monkeypatch.context() as patch:
