@@ -150,6 +150,20 @@ def test_ranks_of_different_nodes_share_no_memory(comm, open_nodes, per_node, mo
     collective_assert(comm, right and not others & {*opened}, f"{len(opened)} opened")
 
 
+def test_what_comes_of_a_matrix_of_the_first_node_lies_with_each_rank_where_nobody_says_else(comm, open_nodes):
+    with open_nodes() as session:
+        a = ones(session)
+        c = session.gemm(a, a, out_layout=um.Layout.rows())
+        fastest = session.gemm(a, a, out_layout="auto")
+        moved = session.redistribute(a, um.Layout.cols())
+        at_last = session.redistribute(a, um.Layout.whole(comm.size - 1))
+        right = bool((c.local == 4.0).all() and (fastest.local == 4.0).all() and (moved.local == 1.0).all())
+        right &= comm.rank != comm.size - 1 or bool((at_last.local == 1.0).all())
+        refused = outcome(lambda: session.redistribute(a, um.Layout.cols(), memory="shared"))
+    collective_assert(comm, right and (c.memory, moved.memory) == ("host", "host"), f"{c!r}, {moved!r}")
+    collective_assert(comm, "memory='host'" in refused, refused)
+
+
 def objects_of_the_system():
     """Return what this process may share with others: open files, sockets and shared mappings, by device and number."""
     found = set()

@@ -282,6 +282,7 @@ class Multiplies(MakesMatrices):
                 several = [new_results(*of_both, wanted, self.size)]
             else:
                 several = [new_result(first, second, *of_both[2:], wanted)]
+            several = [self._apart(new) for new in several]
             for new in several:
                 new.layout.rectangles(new.shape, self.size)
             bases = tuple(one.base if isinstance(one, Batch) else one for one in (first, second))
@@ -293,6 +294,11 @@ class Multiplies(MakesMatrices):
             made = self._store.empty_or_batch(new)
             in_one(made).whole.of_torch = any(one.of_torch for one in bases)
             return made
+
+    def _apart(self, new: NewMatrix) -> NewMatrix:
+        """Return a new matrix that nobody said where to make: in each rank's own memory where none is of all ranks."""
+        deals = new.memory == "shared" and new.layout != Layout.whole() and self._group.num_nodes > 1
+        return dataclasses.replace(new, memory="host") if deals else new
 
     def _fastest_result(
         self, given: tuple[Any, Any], several: Sequence[NewMatrix], scalars: Scalars, choices: Choices
@@ -424,6 +430,7 @@ class Multiplies(MakesMatrices):
             if target is None:
                 assert made is not None  # without a layout there is an out
                 new = dataclasses.replace(made, memory=where or own_memory(source, made.layout))
+                new = new if where else self._apart(new)
                 target = in_one(result := self._store.empty_or_batch(new))
             self._copy("redistribute", source, target)
         return cast(_Any, result)
