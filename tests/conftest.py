@@ -38,6 +38,9 @@ def pytest_collection_modifyitems(config, items):
         wanted = [mark_gpus(mark) for name in ("gpu", "multigpu") for mark in item.iter_markers(name)]
         if wanted and (why := missing_gpus(max(wanted))):
             item.add_marker(pytest.mark.skip(reason=why))
+        for mark in item.iter_markers("one_node"):
+            if on_several_nodes():
+                item.add_marker(pytest.mark.skip(reason=f"several nodes: {mark.args[0]}"))
 
 
 def pytest_collection_finish():
@@ -60,6 +63,16 @@ def mark_gpus(mark):
     if mark.name == "gpu":
         return 1
     return mark.kwargs.get("num", mark.args[0] if mark.args else 2)
+
+
+@functools.cache
+def on_several_nodes():
+    """Whether the environment takes the ranks of the job for several nodes."""
+    from mpi4py import MPI
+
+    from tests.helpers.sessions import ranks_per_node
+
+    return ranks_per_node(MPI.COMM_WORLD.size) < MPI.COMM_WORLD.size
 
 
 def missing_gpus(wanted):

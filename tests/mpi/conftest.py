@@ -14,7 +14,6 @@ from tests.helpers.sessions import (  # noqa: F401 (of every test)
     machine_cache,
     on_nodes,
     open_session,
-    ranks_per_node,
     released,
 )
 
@@ -86,10 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if out:
         config.hook.pytest_deselected(items=out)
         items[:] = [item for item in items if item not in out]
-    for item in items:
-        mark = item.get_closest_marker("one_node")
-        if mark is not None and ranks_per_node(size) < size:
-            item.add_marker(pytest.mark.skip(reason=f"several nodes: {mark.args[0]}"))
 
 
 @pytest.fixture(scope="session")
