@@ -19,12 +19,14 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.candidates import Simulated
 from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.node_grid import in_tiles
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.setting import Setting
+from uncut_mpi.planning.simulate import simulate
 from uncut_mpi.view.traffic import traffic
 
 EDGE = 384
@@ -93,7 +95,18 @@ def test_each_byte_enters_a_node_once_however_pieces_are_handed_on(
 def test_a_search_takes_no_more(grid: tuple[int, int]) -> None:
     problem, machine = problem_of(8 * EDGE), cluster(grid[0] * grid[1], EACH)
     best = search(problem, dealt(problem, grid, EDGE // 2), machine.num_ranks, machine, ScheduleOptions()).best
-    assert max(entering(cross(best.schedule))) <= formula(8 * EDGE, grid)
+    assert max(entering(best.schedule)) <= formula(8 * EDGE, grid)
+
+
+@pytest.mark.parametrize("scheduler", ["kblocks", "uncut"])
+def test_a_search_expects_what_its_schedules_take_in_halves(scheduler: str) -> None:
+    problem, machine = problem_of(4 * EDGE), cluster(2, 2)
+    found = search(problem, Placement.parse("0,3,1"), 4, machine, ScheduleOptions(scheduler=scheduler))
+    for one in (found.best, found.candidates[-1]):
+        assert Kind.SEND in one.schedule.tasks["kind"]
+        assert Kind.SEND not in one.planned.tasks["kind"]
+        assert one.predicted_s == one.simulation.seconds == simulate(cross(one.planned), machine).seconds
+        assert one.run.taken.moved_bytes == Simulated(one.simulation, one.planned).taken.moved_bytes
 
 
 def test_what_lies_in_host_memory_of_one_node_enters_each_other_node_once() -> None:

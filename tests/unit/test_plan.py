@@ -28,7 +28,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.units import bytes_text
 
 SMALL = "-m 3000 -n 2600 -k 2000 --place 0,h,h --trans-b T --metric pdp"
@@ -38,6 +38,7 @@ SMALL = "-m 3000 -n 2600 -k 2000 --place 0,h,h --trans-b T --metric pdp"
 class Tried:
     options: ScheduleOptions
     schedule: object
+    simulation: Simulation
     predicted_s: float
     bound_s: float
     energy_j: float
@@ -61,9 +62,8 @@ def asked(monkeypatch):
             schedule = plan(
                 problem, placement, machine.num_ranks, machine, dataclasses.replace(options, tile=tile)
             ).schedule
-            seconds = simulate(schedule, machine).seconds
-            limit = bound(problem, placement, machine).seconds
-            tried.append(Tried(dataclasses.replace(options, tile=tile), schedule, seconds, limit, 250.0))
+            run, limit = simulate(schedule, machine), bound(problem, placement, machine).seconds
+            tried.append(Tried(dataclasses.replace(options, tile=tile), schedule, run, run.seconds, limit, 250.0))
         tried.sort(key=lambda one: one.predicted_s)
         return types.SimpleNamespace(candidates=tried, best=tried[0], tasks_simulated=1234, metric=metric)
 

@@ -70,7 +70,7 @@ def progress_of(one: Candidate) -> Progress:
     """Return the end of each rank's last task, of `kblocks` that is no sum nor comes in, and what its products do."""
     schedule, ends = one.schedule, one.simulation.end_s
     if schedule.scheduler != "kblocks":
-        return Simulated(one.simulation).progress
+        return Simulated(one.simulation, one.planned).progress
     tasks, last = schedule.tasks, np.zeros(schedule.num_ranks)
     lanes = schedule.lanes[tasks["lane"]]
     sent = (lanes["source"] == tasks["rank"]) & (lanes["destination"] != tasks["rank"]) & (tasks["kind"] == Kind.COPY)

@@ -30,7 +30,6 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.candidates import Candidate, Simulated
 from uncut_mpi.planning.chunks import Chunks, of_each
-from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, plan_several
@@ -195,8 +194,8 @@ def run(arguments: PlanArguments, say: Say) -> None:
     started = time.perf_counter()
     found = _find(arguments, placement, machine, options)
     search_s = time.perf_counter() - started
-    schedule = found.result.best.schedule
-    simulation = simulate(schedule, machine)
+    simulation = found.result.best.simulation
+    schedule = simulation.schedule
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
     facts = PlanFacts(
         machine=machine,
@@ -230,13 +229,7 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
     def result_of(setting: Setting) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
         if searched and setting.placement == setting.placement.straight(machine.num_ranks):
-            found = search(setting)
-            if machine.num_nodes == 1:
-                return found
-            best = Planned(cross(found.best.schedule), found.best.predicted_s, found.best.options)
-            best = dataclasses.replace(best, predicted_s=simulate(best.schedule, machine).seconds)
-            first = _candidate(best, machine, in_files, options.metric)
-            return dataclasses.replace(found, candidates=[first, *found.candidates[1:]])
+            return search(setting)
         several = plan_several(setting)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]
         return SearchResult(candidates, 0, sum(len(one.schedule.tasks) for one in several), options.metric)
@@ -257,7 +250,7 @@ def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, b
     limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files)
     value = metric_of(metric, machine).value(run) if metric != "time" else seconds
     made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds)
-    return Candidate(*made_with, lambda: limit.seconds, value, Simulated(run))
+    return Candidate(*made_with, lambda: limit.seconds, value, Simulated(run, schedule))
 
 
 def _check_host(arguments: PlanArguments, placement: Placement, machine: Machine) -> None:

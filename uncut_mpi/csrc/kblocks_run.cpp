@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "crossing.hpp"
 #include "kblocks_scheduler.hpp"
 
 namespace uncut {
@@ -19,7 +20,7 @@ void KRun::sum_up(const Tables &made, const Simulated &run, const KLayout &layou
         const LaneRecord &lane = made.lanes[static_cast<std::size_t>(task.lane)];
         const OperandRecord *operands = &made.operands[static_cast<std::size_t>(task.first_operand)];
         const RegionRecord &to = made.regions[static_cast<std::size_t>(operands[0].region)];
-        const bool goes = task.kind == copy_task && lane.source != lane.destination;
+        const bool goes = task.kind == send_task || (task.kind == copy_task && lane.source != lane.destination);
         if (goes)
             moved_bytes += to.rows * to.cols * bytes_of(layout.buffers[static_cast<std::size_t>(to.buffer)].dtype);
         if (task.kind == gemm_task) {
@@ -49,12 +50,17 @@ void KRun::make(Workplace &at) {
         }
     }
     if (fits && num_tasks <= most_tasks) {
-        const Tables &made = at.tables;
-        at.simulator.run({{made.tasks, made.operands, made.regions, made.awaits},
-                          layout.buffers,
-                          made.lanes,
-                          &request.problem.locations},
-                         at.times);
+        const auto all_of = [&](const Tables &made) {
+            return ScheduleTables{{made.tasks, made.operands, made.regions, made.awaits},
+                                  layout.buffers,
+                                  made.lanes,
+                                  &request.problem.locations};
+        };
+        Crossing crossing(all_of(at.tables), request.problem.num_ranks);
+        const bool crosses = request.problem.on_nodes() && crossing.any();
+        if (crosses) at.halves.clear(), crossing.run(at.halves);
+        const Tables &made = crosses ? at.halves : at.tables;
+        at.simulator.run(all_of(made), at.times);
         seconds = at.times.seconds();
         sum_up(made, at.times, layout);
         held_bytes = std::accumulate(taken.begin(), taken.end(), std::int64_t{0});

@@ -1,4 +1,5 @@
-// A schedule of few large products and its simulated run, both made at once: what a search looks at.
+// A schedule of few large products and its simulated run, both made at once: what a search looks at. Copies between
+// nodes run in halves (crossing.hpp); the schedule has them whole.
 #pragma once
 
 #include <cstdint>

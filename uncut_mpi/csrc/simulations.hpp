@@ -23,6 +23,7 @@ struct Workplace {
     explicit Workplace(const SimulatedMachine &machine) : simulator(machine) {}
     Simulator simulator;
     Tables tables{};    // of a schedule that is made there and not kept,
+    Tables halves{};    // of the same with its copies between nodes in halves,
     Simulated times{};  // and of its run
 };
 

@@ -13,6 +13,7 @@ import numpy as np
 from uncut_mpi import _native
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.metrics import energy_j, watts_known
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.schedule import Kind, Schedule
@@ -49,10 +50,13 @@ class Simulated:
     Attributes
     ----------
     simulation : Simulation
-        The run.
+        The run, of copies between nodes in halves.
+    planned : Schedule
+        What it is a run of, as its scheduler made it.
     """
 
     simulation: Simulation
+    planned: Schedule
 
     @property
     def taken(self) -> Taken:
@@ -92,14 +96,24 @@ class SimulatedInCore:
     machine: Machine
     native: _native.SimulatedMachine
 
-    @functools.cached_property
+    @property
     def simulation(self) -> Simulation:
         """The run with its schedule; made again, if the core has not kept the times."""
+        return self._kept[0]
+
+    @property
+    def planned(self) -> Schedule:
+        """What it is a run of, as its scheduler made it."""
+        return self._kept[1]
+
+    @functools.cached_property
+    def _kept(self) -> tuple[Simulation, Schedule]:
         run = self.run
         if not run.keeps:
             run = self.prepared.run(run.num_tasks, keeps=True)
             run.make(self.native)
-        return Simulation(self.prepared.schedule_of(run), self.machine, *run.times())
+        planned = self.prepared.schedule_of(run)
+        return Simulation(cross(planned), self.machine, *run.times()), planned
 
     @property
     def taken(self) -> Taken:
@@ -172,8 +186,13 @@ class Candidate:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule."""
+        """The schedule, with copies between nodes in halves."""
         return self.simulation.schedule
+
+    @property
+    def planned(self) -> Schedule:
+        """The schedule as its scheduler made it, with copies between nodes whole: so matrices can still be staged."""
+        return self.run.planned
 
     @property
     def energy_j(self) -> float:

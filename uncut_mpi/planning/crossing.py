@@ -32,6 +32,8 @@ def cross(schedule: Schedule) -> Schedule:
     ScheduleError
         If a task awaits one of another node from which it copies nothing.
     """
+    if not schedule.locations["node"].any():
+        return schedule
     try:
         found = _native.cross(tables_in_core(schedule), schedule.num_ranks)
     except ValueError as error:

@@ -20,6 +20,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, PlanError
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.candidates import Candidate, Simulated, SimulatedInCore
+from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions
@@ -209,7 +210,7 @@ class Evaluation:
     def _begin_here(self, options: ScheduleOptions, *, must: bool) -> None:
         asked = self._setting.but(options=options)
         made = make_schedule(asked, most_tasks=self._most_tasks(must=must))
-        wait = self._simulations.begin(made.schedule)
+        wait = self._simulations.begin(cross(made.schedule))
 
         def ended() -> Candidate | None:
             if (known := self._results.get(made.options)) is not None:  # tried by name
@@ -217,7 +218,7 @@ class Evaluation:
             if not self._spend(len(made.schedule.tasks), must=must):
                 return None
             run = wait()
-            return self._candidate(made.options, made.schedule, run.seconds, Simulated(run))
+            return self._candidate(made.options, made.schedule, run.seconds, Simulated(run, made.schedule))
 
         self._begun.append((options, ended))
 

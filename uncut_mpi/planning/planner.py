@@ -197,7 +197,7 @@ def _unstaged(setting: Setting) -> list[Planned]:
         except (CapacityError, PlanError) as error:  # another way to begin may need less
             refusals.append(error)
             continue
-        several += [Planned(one.schedule, one.predicted_s, one.options) for one in found]
+        several += [Planned(one.planned, one.predicted_s, one.options) for one in found]
     if setting.files:
         several.sort(key=lambda one: one.predicted_s)
     if not several:
@@ -251,8 +251,7 @@ def _staged(setting: Setting, planned: Planned) -> Planned:
     touched, schedule = used_by_others(planned.schedule, setting.private), planned.schedule
     if touched or schedule.placement != setting.placement:
         schedule = stage(schedule, touched, setting)
-    if setting.machine.num_nodes > 1:
-        schedule = cross(schedule)
+    schedule = cross(schedule)
     if schedule is planned.schedule:
         return planned
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
