@@ -3,9 +3,9 @@ What products on more and more nodes are expected to take, each with as much wor
 
 Usage: python tests/perf/weak_scaling.py OUT.json PICTURE.png [NODES]
 
-A, B and C lie in blocks on the devices, f64. Lines are whole schedules of all ranks, a node a row of the grid of ranks,
-up to NODES (default 16) nodes; schedules in which each node is one device with the rates of all its own, on the grid of
-nodes nearest to a square; and the bound. Planning takes its time with the ranks: 20 s for 128, minutes for 256.
+A, B and C lie in blocks on the devices, f64, dealt to the grid of nodes nearest to a square, where the ranks of a node
+stand in a row. Lines are whole schedules of all ranks, up to NODES (default 128) nodes; schedules in which each node is
+one device with the rates of all its own; and the bound.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MACHINES: Final = {
     "karolina-8xa100": (Net(25.0, 2e-6, adapters=4), 46341, 128),
     "summit-6xv100": (Net(12.5, 2e-6, adapters=2), 40000, 72),
 }
-AS_PLANNED, AS_ONE = "all ranks, a node a row of their grid", "each node as one device, nearest to square"
+AS_PLANNED, AS_ONE = "all ranks", "each node as one device"
 
 
 def counts(extent: int, parts: int) -> list[int]:
@@ -114,7 +114,8 @@ def cases(name: str, most_planned: int) -> dict[str, list[dict[str, Any]]]:
         here = round(edge * math.sqrt(num_nodes))
         lines[AS_ONE].append(case(one, joined, num_nodes, here, nearest_square(num_nodes)))
         if num_nodes <= most_planned:
-            grid = (num_nodes, whole) if num_nodes > 1 else nearest_square(whole)
+            down, along = nearest_square(num_nodes)
+            grid = (down, along * whole) if num_nodes > 1 else nearest_square(whole)
             lines[AS_PLANNED].append(case(node, net, num_nodes, here, grid))
             print(name, json.dumps(lines[AS_PLANNED][-1]), flush=True)
     return lines
@@ -143,7 +144,7 @@ def draw(found: dict[str, dict[str, list[dict[str, Any]]]], path: str) -> None:
     figure.savefig(path, metadata={"Software": None})
 
 
-def main(out: str, picture: str, most_planned: int = 16) -> None:
+def main(out: str, picture: str, most_planned: int = 128) -> None:
     """Plan, write and draw."""
     found = {name: cases(name, most_planned) for name in MACHINES}
     pathlib.Path(out).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

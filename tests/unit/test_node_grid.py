@@ -130,7 +130,7 @@ def test_a_node_takes_nothing_of_which_it_has_a_replica() -> None:
 
 
 def test_the_bytes_leave_a_node_once_for_each_other_node_of_its_row_and_column() -> None:
-    """In a ring each node sends what it receives once more at most: none sends to all others."""
+    """Each node sends what it receives once more at most: none sends to all others."""
     grid = 2, 4
     problem, machine = problem_of(EDGE), cluster(8, EACH)
     schedule = planned(problem, dealt(problem, grid, EDGE // 16), machine)

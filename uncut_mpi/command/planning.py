@@ -36,6 +36,7 @@ from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, pla
 from uncut_mpi.planning.search import SearchResult, search
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.verify import held_by_operands
 from uncut_mpi.units import bytes_text, time_text
 from uncut_mpi.view.explain import explain, listed
 from uncut_mpi.view.figure import import_figure
@@ -196,6 +197,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
     search_s = time.perf_counter() - started
     simulation = found.result.best.simulation
     schedule = simulation.schedule
+    held = held_by_operands(schedule)
     timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
     facts = PlanFacts(
         machine=machine,
@@ -203,9 +205,9 @@ def run(arguments: PlanArguments, say: Say) -> None:
         found=found,
         search_s=search_s,
         simulation=simulation,
-        traffic=traffic(schedule),
+        traffic=traffic(schedule, held),
         timeline=timeline,
-        explanation=explain(simulation),
+        explanation=explain(simulation, held),
         warning=costly_place(arguments.problem, arguments.place, found.predicted_s, machine),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
@@ -246,7 +248,7 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
 
 def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:
     schedule, options = planned.schedule, planned.options
-    run, seconds = simulate(schedule, machine), planned.predicted_s
+    run, seconds = planned.simulation or simulate(schedule, machine), planned.predicted_s
     limit = bound_of_files(schedule.problem, schedule.placement, machine, in_files)
     value = metric_of(metric, machine).value(run) if metric != "time" else seconds
     made_with = (options, schedule.callers_grid, schedule.splits, schedule.tile, seconds)

@@ -41,8 +41,11 @@ class Follower {
     // that takes part.
     void expect(std::int32_t buffer, const Rect &rect, const Content &content);
     // Keeps from now on what every operand holds, written ones after their tasks; zeros only where they are the
-    // caller's C.
-    void keep_held() { keeps_held_ = true; }
+    // caller's C. Whether tasks are ordered by what they await is not looked at then.
+    void keep_held() {
+        keeps_held_ = true;
+        clocks_.trust();
+    }
     std::vector<HeldRecord> take_held() { return std::exchange(held_, {}); }
     // All tasks, once.
     void follow(const TaskTables &tables);

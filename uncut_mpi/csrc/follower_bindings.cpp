@@ -64,8 +64,8 @@ void bind_follower(nb::module_ &m) {
                const std::array<std::uint8_t, 3> &dtypes) { new (self) Follower({op_a, op_b, dtypes}, tables.view()); })
         .def("give", &give)
         .def("expect", &expect)
-        // From then on what every operand holds is kept, of written ones after their tasks; HELD_DTYPE of
-        // planning/verify.py has what was kept since it was last taken.
+        // From then on what every operand holds is kept, of written ones after their tasks. The global order is trusted
+        // then. HELD_DTYPE of planning/verify.py has what was kept since it was last taken.
         .def("keep_held", &Follower::keep_held)
         .def("take_held", [](Follower &self) { return as_bytes(self.take_held()); })
         .def("follow", &follow)

@@ -235,20 +235,34 @@ KRequest::KRequest(const KProblem &of, const KBlocking &blocking, std::vector<st
 
 std::int64_t KRequest::tasks_at_most() const {
     const auto parts = static_cast<std::int64_t>(splits());
+    // A piece goes to each rank of a row or column in as many slices as a node has ranks of it, a result from each part
+    // to each adder.
+    const auto sliced = [&](const std::vector<std::vector<std::size_t>> &groups) {
+        std::int64_t copies = 0;
+        for (const std::vector<std::size_t> &group : groups) {
+            std::map<int, std::int64_t> on_node;
+            std::int64_t slices = 1;
+            for (const std::size_t block : group)
+                slices = std::max(slices, ++on_node[problem.node_of(places[blocks[block].place].front())]);
+            copies += slices * static_cast<std::int64_t>(group.size());
+        }
+        return copies;
+    };
+    std::vector<std::array<std::int64_t, 3>> of_round;  // copies of a piece of all rows of A, of B, and of results
+    for (const Round &round : rounds)
+        of_round.push_back({sliced(round.of_row), sliced(round.of_col),
+                            (2 * parts + 4) * static_cast<std::int64_t>(round.of_row.size() * round.of_col.size())});
     std::int64_t most = 0;
-    const auto add = [&](const Round &round, const KStep &step) {
-        // A piece goes to each rank of a row or column in as many slices, a result from each part to each adder.
-        const auto rows = static_cast<std::int64_t>(round.of_row.size()),
-                   cols = static_cast<std::int64_t>(round.of_col.size());
-        most += rows * cols * (step.kind == fetch_a ? cols : step.kind == fetch_b ? rows : 2 * parts + 4);
+    const auto add = [&](std::size_t round, const KStep &step) {
+        most += of_round[round][step.kind == fetch_a ? 0 : step.kind == fetch_b ? 1 : 2];
     };
     for (const std::vector<KStep> &of_part : steps)
         for (const KStep &step : of_part) {
             if (how.in_rings()) {
-                add(rounds[static_cast<std::size_t>(step.round)], step);
+                add(static_cast<std::size_t>(step.round), step);
                 continue;
             }
-            for (const Round &round : rounds)
+            for (std::size_t round = 0; round < rounds.size(); ++round)
                 add(round, step);
         }
     return most;

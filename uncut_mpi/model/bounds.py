@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -290,6 +291,28 @@ def _ports_of_nodes(machine: Machine) -> list[list[Port]]:
     return found
 
 
+@functools.lru_cache(maxsize=64)
+def _places(machine: Machine) -> list[tuple[int, int]]:
+    """Return of each rank the first node that is like its own, links and ports and all, and its place on a node."""
+    ends, links, found = _nodes_of_ends(machine), machine.bandwidth_gb_per_s, dict[bytes, int]()
+    first, place = np.zeros(machine.num_nodes, np.int64), np.zeros(machine.num_ranks, np.int64)
+    for node, ports in enumerate(_ports_of_nodes(machine) if machine.num_nodes > 1 else ()):
+        own = ends == node
+        here, elsewhere = np.flatnonzero(own), np.flatnonzero(~own)
+        number = np.where(own, np.cumsum(own), -np.cumsum(~own))
+        known = hashlib.blake2b(links[np.ix_(here, here)].tobytes())
+        for table in (links[np.ix_(here, elsewhere)], links[np.ix_(elsewhere, here)]):
+            known.update(table.tobytes())
+        for port in ports:
+            known.update(np.array([port.capacity_gb_per_s, *port.weights]).tobytes())
+            known.update(number[np.array(port.links)].tobytes())
+        first[node] = found.setdefault(known.digest(), node)
+        place[here[:-1]] = np.arange(len(here) - 1)
+    if machine.num_nodes == 1:
+        place = np.arange(machine.num_ranks)
+    return list(zip(first[machine.node_of].tolist(), place.tolist(), strict=True))
+
+
 def _on_host(uses: list[_Use]) -> list[_Use]:
     return [use for use in uses if use.location.space == "host" and use.size]
 
@@ -308,7 +331,8 @@ def _transfer_term(
 
 def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], machine: Machine) -> Iterator[_Term]:
     rates = machine.gemm_rate(problem.arithmetic)
-    ports = _ports_of_nodes(machine)
+    ports, places = _ports_of_nodes(machine), _places(machine)
+    known: dict[tuple[tuple[int, int], str, float], float] = {}  # ranks that are alike move as much in as long
     for owner in range(machine.num_ranks):
         here = Location.device(owner)
         alone_s = problem.flops / float(rates[owner])
@@ -320,7 +344,11 @@ def _owner_terms(problem: GemmProblem, reads: list[_Use], writes: list[_Use], ma
             size = _size_of(uses)
             if size == 0:
                 continue
-            transfer_s = least_time([(links, size)], machine.bandwidth_gb_per_s, ports[machine.node_of[owner]])
+            alike = places[owner], way, size
+            if alike not in known:
+                of_node = ports[machine.node_of[owner]]
+                known[alike] = least_time([(links, size)], machine.bandwidth_gb_per_s, of_node)
+            transfer_s = known[alike]
             # What moves is what is there less the share of all of it that may stay: all of it, of whole matrices.
             all_s = transfer_s * _whole_of(uses) / size
             share = transfer_s / (alone_s + all_s)
@@ -351,8 +379,11 @@ def _net_term(problem: GemmProblem, placement: Placement, machine: Machine) -> _
     nodes = _Nodes.of(problem, placement, machine)
     rates = np.zeros(machine.num_nodes)
     np.add.at(rates, machine.node_of, machine.gemm_rate(problem.arithmetic) / 2)
-    every = range(machine.num_nodes)
-    into, out_of = (np.array([_rate_over_net(machine, node, out=out) for node in every]) for out in (False, True))
+    first_rank = np.unique(machine.node_of, return_index=True)[1].tolist()
+    kinds, of_node = np.unique([_places(machine)[rank][0] for rank in first_rank], return_inverse=True)
+    into, out_of = (
+        np.array([_rate_over_net(machine, node, out=out) for node in kinds.tolist()])[of_node] for out in (False, True)
+    )
 
     def done(seconds: float) -> float:
         return float(np.minimum(rates * seconds, nodes.most(into * seconds, out_of * seconds)).sum())

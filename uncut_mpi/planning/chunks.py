@@ -25,11 +25,12 @@ from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.buffers import user_table
+from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.staging import TooManyPiecesError, bytes_of_pieces, stage, used_by_others
 
 MOST_TASKS: Final = 150_000
-"""Tasks of a chunk, about: such a schedule is planned in some seconds, and takes some hundred megabytes."""
+"""Tasks of a chunk for each node, about: such a schedule takes a node some seconds and some hundred megabytes."""
 
 STEP: Final = 256
 EVEN_STEP: Final = 8
@@ -82,7 +83,8 @@ def chunks_of(setting: Setting) -> Chunks | None:
     if setting.options.scheduler not in ("auto", "kblocks"):
         return None
     straight = setting.but(placement=setting.placement.straight(setting.num_ranks))
-    if tasks_of(straight) <= MOST_TASKS:
+    most = _most_tasks(setting)
+    if tasks_of(straight) <= most:
         return None
     best = _axis(problem, straight.placement)
     for axis in (best, 1 - best):
@@ -90,7 +92,7 @@ def chunks_of(setting: Setting) -> Chunks | None:
         count, before = 2, extent
         while (size := _size(extent, count)) < before:
             chunks = Chunks(axis, (*range(0, extent, size), extent))
-            if tasks_of(_setting_of(straight, axis, chunks.extents[0])) <= MOST_TASKS:
+            if tasks_of(_setting_of(straight, axis, chunks.extents[0])) <= most:
                 return chunks
             count, before = 2 * count, size
     return None
@@ -172,6 +174,10 @@ def _axis(problem: GemmProblem, placement: Placement) -> int:
     return longer
 
 
+def _most_tasks(setting: Setting) -> int:
+    return min(MAX_TASKS, setting.machine.num_nodes * MOST_TASKS)
+
+
 def tasks_of(setting: Setting) -> float:
     """Return how many tasks a schedule has; none where its size is no matter, infinitely many beyond counting."""
     users = user_table(setting.machine.ranks, setting.problem, setting.placement)
@@ -183,8 +189,8 @@ def tasks_of(setting: Setting) -> float:
     try:
         made = kblocks.Planner(setting).prepare(setting.options)
         if not staged:
-            return made.count(MOST_TASKS) if made.options.blocking.in_rings else 0
-        schedule = made.schedule(MOST_TASKS)
+            return made.count(_most_tasks(setting)) if made.options.blocking.in_rings else 0
+        schedule = made.schedule(_most_tasks(setting))
         return len(stage(schedule, used_by_others(schedule, setting.private), setting).tasks)
     except (PlanError, TooManyPiecesError):
         return math.inf

@@ -5,8 +5,8 @@ Where `uncut` multiplies tiles, a rank here multiplies all its rows by all its c
 stretch of k. The order is that of `uncut_mpi.planning.blocking`. With `splits` > 1 the ranks of a process grid
 rows × cols × splits share k too (2.5D and 3D algorithms), and their partial sums are added up.
 
-What several ranks need of A and B leaves its origin once, and they hand it on. C is combined at its owner or where it
-is computed. `schedule` says how, who issues a copy, and which lanes there are.
+What several ranks need of A and B leaves its origin once, and they hand it on; it enters each node once. C is combined
+at its owner or where it is computed. `schedule` says how, who issues a copy, and which lanes there are.
 """
 
 from __future__ import annotations

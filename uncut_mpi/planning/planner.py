@@ -21,7 +21,7 @@ from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import choice, search
 from uncut_mpi.planning.setting import Searching, Setting
-from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.planning.simulate import Simulation, simulate
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.staging_budget import beside_copies
 from uncut_mpi.planning.variety import varied
@@ -49,12 +49,15 @@ class Planned:
     staged : tuple of Matrix
         Which matrices of the column-major problem go through memory of ours, or parts of them. Their own is their
         owner's alone or is stored the other way round.
+    simulation : Simulation or None
+        Its run, if it was simulated as it is here.
     """
 
     schedule: Schedule
     predicted_s: float
     options: ScheduleOptions
     staged: tuple[Matrix, ...] = ()
+    simulation: Simulation | None = None
 
 
 def plan(
@@ -185,7 +188,9 @@ def _unstaged(setting: Setting) -> list[Planned]:
     options, machine = setting.options, setting.machine
     if not setting.problem.has_product or setting.problem.batch or options.scheduler != "auto":
         made = make_schedule(setting)
-        return [Planned(made.schedule, made.seconds(machine), setting.callers(made.options))]
+        # Of several nodes the halves are simulated, which it does not have yet.
+        seconds = made.seconds(machine) if machine.num_nodes == 1 else math.nan
+        return [Planned(made.schedule, seconds, setting.callers(made.options))]
     several, refusals = list[Planned](), list[UncutError]()
     searched = setting.but(machine=behind_a_disk(machine)) if setting.files else setting
     for first in _first_options(setting):
@@ -252,8 +257,9 @@ def _staged(setting: Setting, planned: Planned) -> Planned:
     if touched or schedule.placement != setting.placement:
         schedule = stage(schedule, touched, setting)
     schedule = cross(schedule)
-    if schedule is planned.schedule:
+    if schedule is planned.schedule and not math.isnan(planned.predicted_s):
         return planned
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
     staged = tuple(map(Matrix, np.unique(added).tolist()))
-    return Planned(schedule, simulate(schedule, setting.machine).seconds, planned.options, staged)
+    run = simulate(schedule, setting.machine)
+    return Planned(schedule, run.seconds, planned.options, staged, run)

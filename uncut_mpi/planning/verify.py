@@ -136,7 +136,8 @@ def held_by_operands(schedule: Schedule) -> np.ndarray:
     Raises
     ------
     ScheduleError
-        If a task breaks a rule of `verify`.
+        If a task breaks a rule of `verify`, but for those of what awaits what: to prove these takes memory by the
+        square of the lanes.
     """
     return np.frombuffer(_followed(schedule, keeps_held=True).take_held(), HELD_DTYPE)
 

@@ -79,10 +79,19 @@ class Explanation:
         return "; ".join(parts)
 
 
-def explain(simulation: Simulation) -> Explanation:
-    """Return what the schedule of a simulation does, from its proof, and what limits it, from the simulation."""
+def explain(simulation: Simulation, held: np.ndarray | None = None) -> Explanation:
+    """
+    Return what the schedule of a simulation does, from its proof, and what limits it, from the simulation.
+
+    Parameters
+    ----------
+    simulation : Simulation
+        The run.
+    held : ndarray of HELD_DTYPE, optional
+        As of `held_by_operands`, which takes a while.
+    """
     schedule = simulation.schedule
-    held = held_by_operands(schedule)
+    held = held_by_operands(schedule) if held is None else held
     matrix_of = np.full(len(schedule.tasks), Matrix.C)  # zeros, which have no place, are sums
     received = schedule.tasks["kind"][held["task"]] == Kind.RECV  # what the SEND before it carries
     read = (held["operand"] == 1) | received

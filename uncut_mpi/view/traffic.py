@@ -158,9 +158,19 @@ class _Block:
         return self.on_host(node) or bool(self.devices_on(here))
 
 
-def traffic(schedule: Schedule) -> Movement:
-    """Return what a schedule moves over each kind of link and each rank's ports, and the least there is to move."""
-    used = _used_rectangles(schedule) if schedule.problem.has_product else np.zeros((0, 6), np.int64)
+def traffic(schedule: Schedule, held: np.ndarray | None = None) -> Movement:
+    """
+    Return what a schedule moves over each kind of link and each rank's ports, and the least there is to move.
+
+    Parameters
+    ----------
+    schedule : Schedule
+        What is looked at.
+    held : ndarray of HELD_DTYPE, optional
+        As of `held_by_operands`, which takes a while.
+    """
+    held = held_by_operands(schedule) if held is None else held
+    used = _used_rectangles(schedule, held) if schedule.problem.has_product else np.zeros((0, 6), np.int64)
     blocks = {matrix: _blocks(schedule, matrix, used[used[:, 1] == matrix]) for matrix in MATRICES}
     nodes = _nodes(schedule, blocks)
     return Movement(_links(schedule, blocks, nodes), _ports(schedule, blocks), nodes)
@@ -285,9 +295,8 @@ def _others(block: _Block, num_ranks: int) -> np.ndarray:
     return ~np.isin(np.arange(num_ranks), [*block.devices])
 
 
-def _used_rectangles(schedule: Schedule) -> np.ndarray:
+def _used_rectangles(schedule: Schedule, held: np.ndarray) -> np.ndarray:
     """Return the parts that products work on as rows of rank, matrix, row, col, rows, cols; none twice."""
-    held = held_by_operands(schedule)
     # C, A and B; the fourth operand, where there is one, is the first again.
     held = held[(schedule.tasks["kind"][held["task"]] == Kind.GEMM) & (held["operand"] < 3)]
     columns = (schedule.tasks["rank"][held["task"]], *(held[name] for name in ("matrix", "row", "col", "rows", "cols")))
