@@ -30,6 +30,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks_request, tiles, without_product
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import (
+    BARRIERS,
     BEGINS,
     BLOCK_ORDERS,
     COMBINES,
@@ -349,6 +350,7 @@ def blockings(draw: Draw, splits: int, *, in_rings: bool) -> Blocking:
             slots=draw(st.integers(1, 5)),
             b_slots=draw(st.integers(0, 4)),
             sweep=one_of("", *SWEEPS),
+            barrier=one_of("", *BARRIERS),
             c_slots=one_of(0, 1, 2),
             c_rows=draw(st.integers(0, 40)),
             c_cols=draw(st.integers(0, 40)),

@@ -52,6 +52,7 @@ CHANGES = {
     "c_slots": 2,
     "b_slots": 2,
     "sweep": "again",
+    "barrier": "node",
 }
 
 
@@ -157,7 +158,7 @@ def cube(n: int, place: str, ranks: int = 4, **options: object) -> Schedule:
 def test_every_option_changes_the_schedule(name: str) -> None:
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Blocking)}
     others = {"rows": {"order": "corner"}}.get(name, {})
-    if name in ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep"):  # of blocks in turn
+    if name in ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep", "barrier"):  # of blocks in turn
         others = {"combine": "worker", "slots": 3, "c_rows": 2048, "c_cols": 2048, "c_slots": 1}
     place = "rows" if name == "begin" else "h,h,h" if "slots" in others else "0,0,0"
     changes = {**others, name: CHANGES[name]}

@@ -117,6 +117,7 @@ ORDER = {
     "far_apart": False,
     "from_held": False,
     "returns": True,
+    "together": False,
     "at_owner": False,
 }
 CUT = [((0, 64), (0, 48))]
@@ -301,7 +302,7 @@ def test_what_leaves_nothing_open_is_complete() -> None:
     assert COMPLETE.is_complete
     for one in dataclasses.fields(Blocking):
         left_out = dataclasses.replace(COMPLETE, **{one.name: one.default})
-        of_rings = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
+        of_rings = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep", "barrier")
         assert left_out.is_complete == (one.name in ("away", "tail", *of_rings)), one.name
 
 

@@ -23,7 +23,7 @@ from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.lower import lower
-from uncut_mpi.planning.options import SWEEPS, Blocking, ScheduleOptions
+from uncut_mpi.planning.options import BARRIERS, SWEEPS, Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
 from uncut_mpi.planning.setting import Setting
@@ -48,8 +48,8 @@ def in_rings(rng: random.Random) -> Blocking:
     edges = {name: rng.choice((0, rng.randint(5, 30))) for name in ("c_rows", "c_cols")}
     columns, lanes, c_slots = rng.randint(1, 4), rng.choice((1, 2)), rng.choice((1, 2))
     slots = {"slots": rng.randint(1, 4), "b_slots": rng.choice((0, rng.randint(1, 5))), "c_slots": c_slots}
-    sweep = rng.choice(("", *SWEEPS))
-    return Blocking(block=rng.randint(3, 30), columns=columns, lanes=lanes, sweep=sweep, **slots, **edges)
+    words = {"sweep": rng.choice(("", *SWEEPS)), "barrier": rng.choice(("", *BARRIERS))}
+    return Blocking(block=rng.randint(3, 30), columns=columns, lanes=lanes, **words, **slots, **edges)
 
 
 def blocks_of_c(schedule: Schedule) -> int:

@@ -6,9 +6,12 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 
 from tests.helpers import oracle
+from tests.helpers.clusters import cluster
+from tests.helpers.proven import check
 from uncut_mpi.bench.rivals.parsec import (
     Blocks,
     ParsecModel,
@@ -19,19 +22,23 @@ from uncut_mpi.bench.rivals.parsec import (
 )
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import in_host
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
+from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import Planned, plan
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import Kind, Matrix, Role, Schedule
 from uncut_mpi.planning.search import TIE
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
+from uncut_mpi.view.traffic import traffic
 
 TILE = 4
 HOST = Placement.parse("h,h,h")
@@ -49,16 +56,35 @@ def tiles_sent_out(schedule: Schedule, tile: int = TILE) -> float:
     return schedule.bytes_by_link()["device_to_host"] / (tile * tile * schedule.problem.dtype.itemsize)
 
 
+def dealt(problem: GemmProblem, model: ParsecModel) -> Placement:
+    """Return A, B and C dealt by tiles in turn to the processes' devices, each in its own host memory."""
+    p, q, each = model.p, model.q, model.devices
+    ranks = [
+        (col // each * p + row if problem.swapped else row * q + col // each) * each + col % each
+        for row, col in itertools.product(range(p), range(q * each))
+    ]
+    layout = Layout.block_cyclic(TILE, TILE, (p, q * each), ranks=ranks)
+    return Places(*(Dealt(layout, "host"),) * 3).bind(problem, len(ranks))
+
+
+def tiles_into_nodes(schedule: Schedule) -> list[float]:
+    """Return what copies bring to each node from others (tiles)."""
+    size = TILE * TILE * schedule.problem.dtype.itemsize
+    return [one.into_bytes / size for one in traffic(schedule).nodes]
+
+
 def over_host_links(schedule: Schedule) -> int:
     moved = schedule.bytes_by_link()
     return moved["host_to_device"] + moved["device_to_host"]
 
 
 def of_blocks(model: ParsecModel, blocks: Blocks, *, reads_c: bool = True) -> Schedule:
-    """Return the schedule with these blocks, on as many ranks as there are devices."""
+    """Return the schedule with these blocks, on a node for each process and as many ranks as there are devices."""
     problem = GemmProblem(model.m * TILE, model.n * TILE, model.k * TILE, DType.f64, reads_c=reads_c)
-    options = ScheduleOptions("kblocks", grid=(1, model.devices), blocking=blocking_of(model, blocks, TILE))
-    return kblocks.schedule(Setting.of(problem, HOST, model.devices, Machine.uniform(model.devices), options))[0]
+    grid, machine = (model.p, model.q * model.devices), cluster(model.p * model.q, model.devices)
+    placement = dealt(problem, model) if machine.num_nodes > 1 else HOST
+    options = ScheduleOptions("kblocks", grid=grid, blocking=blocking_of(model, blocks, TILE))
+    return cross(kblocks.schedule(Setting.of(problem, placement, machine.num_ranks, machine, options))[0])
 
 
 SETTINGS = [
@@ -136,6 +162,70 @@ def test_transfers_between_processes() -> None:
     assert model.per_process(blocks) == pytest.approx((3 * (1 - 1 / 3) + 4 * (1 - 1 / 2)) * 12 * 4 * 2)
     # Comm_total is also (b(1 - 1/q) + c(1 - 1/p)) M_t K_t N_t / (bc).
     assert model.total(blocks) == pytest.approx((3 * (1 - 1 / 3) + 4 * (1 - 1 / 2)) * 24 * 12 * 24 / (3 * 4))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("rounds", [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("processes", [(2, 2), (2, 3), (3, 1)])
+def test_processes_receive_what_the_formula_says(
+    processes: tuple[int, int], rounds: tuple[int, int], devices: int
+) -> None:
+    (p, q), (down, along) = processes, rounds
+    m, n, k = 12, 72, 36
+    blocks = Blocks(m // (p * down), n // (q * along), 4, 1)
+    memory = ParsecModel(m, n, k, p, q, devices).held(blocks)
+    model = ParsecModel(m, n, k, p, q, devices, memory=memory)
+    assert (model.rounds(blocks), model.case(blocks)) == (rounds, "c")
+    schedule = of_blocks(model, blocks)
+    assert tiles_into_nodes(schedule) == pytest.approx([model.per_process(blocks)] * p * q)
+    assert schedule.bytes_by_link()["node_to_node"] == pytest.approx(model.total(blocks) * TILE * TILE * 8)
+    assert tiles_received(schedule) == pytest.approx([model.per_gpu(blocks)] * p * q * devices)
+    check(schedule)
+
+
+@pytest.mark.parametrize(
+    ("extents", "processes"), [((48, 48, 48), (2, 3)), ((96, 24, 48), (6, 1)), ((24, 96, 48), (1, 6))]
+)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_nodes_make_the_grid_on_which_they_receive_least(
+    extents: tuple[int, int, int], processes: tuple[int, int], swapped: bool
+) -> None:
+    problem, (p, q) = GemmProblem(*extents, DType.f64, swapped=swapped), processes
+    model = ParsecModel(*(one // TILE for one in extents), p, q, 2)
+    made = plan(problem, dealt(problem, model), 12, cluster(6, 2), ScheduleOptions("parsec", tile=TILE)).schedule
+    assert made.grid == (p, 2 * q)
+    assert tiles_into_nodes(made) == pytest.approx([model.per_process(model.choose())] * 6)
+    check(made)
+
+
+def test_nodes_have_as_many_devices_each() -> None:
+    problem = GemmProblem(64, 64, 64, DType.f64)
+    options = ScheduleOptions("parsec", tile=4, devices=(0, 1, 2))
+    with pytest.raises(ParamError, match=r"as many devices on each node, found \[2, 1\]"):
+        plan(problem, HOST, 4, cluster(2, 2), options)
+
+
+@pytest.mark.parametrize("processes", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_a_chunk_comes_when_all_devices_of_the_process_are_through_with_an_earlier_one(
+    processes: tuple[int, int], lookahead: int
+) -> None:
+    p, q = processes
+    blocks = Blocks(6, 12, 4, lookahead)
+    memory = ParsecModel(12, 24, 36, devices=3).held(blocks)
+    schedule = of_blocks(ParsecModel(12 * p, 24 * q, 36, p, q, 3, memory=memory), blocks)
+    tasks, node_of = schedule.tasks, schedule.locations["node"]
+    seen = 0
+    for task in np.flatnonzero(np.isin(tasks["kind"], (Kind.COPY, Kind.RECV))):
+        into = schedule.buffers[schedule.regions[schedule.operands_of(task)[0]["region"]]["buffer"]]
+        products = [one for one in schedule.awaited(task) if tasks["kind"][one] == Kind.GEMM]
+        if into["role"] != Role.PANEL or into["matrix"] == Matrix.C or not products:
+            continue
+        here = node_of[tasks["rank"][task]]
+        assert {int(rank) for rank in tasks["rank"][products]} == set(np.flatnonzero(node_of[: p * q * 3] == here))
+        seen += 1
+    first = 2 * 9 - lookahead - 1  # chunks of a column of blocks that come into a slot that was used
+    assert seen >= first * p * q * 3 * 2
 
 
 def test_sizes_that_do_not_divide_are_right_too() -> None:
@@ -266,4 +356,4 @@ def test_the_equation_is_of_the_matrices_own_extents(
 ) -> None:
     problem, place, machine = GemmProblem(*extents, DType.f64), HOST, load_machine("h200-4x").subset(range(2))
     setting = Setting.of(problem, place, 2, machine, ScheduleOptions(device_memory=memory))
-    assert received_bytes(setting, (0, 1), tile) / 1e6 == pytest.approx(megabytes, rel=1e-4)
+    assert received_bytes(setting, tile) / 1e6 == pytest.approx(megabytes, rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -225,9 +226,10 @@ class Measurer:
         if not placement.in_parts:
             said["paralia_s"] = predict(problem, placement, session.machine, ranks).seconds
         if self._asked.dataset == "parsec":
-            options = ScheduleOptions(device_memory=self._asked.device_memory or 0)
+            options = ScheduleOptions(device_memory=self._asked.device_memory or 0, devices=tuple(ranks))
             setting = Setting.of(problem, placement, session.size, session.machine, options)
-            said["equation_1_bytes"] = round(received_bytes(setting, ranks))
+            with contextlib.suppress(ParamError):  # which says that it is not about such nodes
+                said["equation_1_bytes"] = round(received_bytes(setting))
         return said
 
     def _planned(self, one: Entry, product: Product, options: ScheduleOptions) -> GemmPlan | CubesPlan:

@@ -67,18 +67,18 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KBlocking *self, nb::handle how, int order, bool earliest, int tail_parts, bool far_apart,
-               bool from_held, bool returns, bool at_owner) {
+               bool from_held, bool returns, bool together, bool at_owner) {
                 KBlocking made;
                 made.each_option([how](const char *name, auto &value) { take(how, name, value); });
                 if (made.slots[matrix_b] == 0) made.slots[matrix_b] = made.slots[matrix_a];
                 made.c_slots = std::max(1, made.c_slots);  // 0: nobody asked for two
                 made.order = order, made.earliest = earliest, made.tail_parts = tail_parts;
                 made.far_apart = far_apart, made.from_held = from_held, made.returns = returns;
-                made.at_owner = at_owner;
+                made.together = together, made.at_owner = at_owner;
                 new (self) KBlocking(made);
             },
             "how"_a, nb::kw_only(), "order"_a, "earliest"_a, "tail_parts"_a, "far_apart"_a, "from_held"_a, "returns"_a,
-            "at_owner"_a)
+            "together"_a, "at_owner"_a)
         // How many there are of so many elements of k, give or take one, without making them.
         .def("count_k_blocks", [](const KBlocking &self, std::int64_t extent) { return count_k_blocks(self, extent); })
         // (step, k start, k stop, first, last, top, bottom, early) of each.

@@ -100,7 +100,8 @@ struct KBlocking {
     // For how many k-blocks of A and of B a rank has room; 0: for all. And for how many blocks of C.
     std::array<int, 2> slots{};
     int c_slots = 1;
-    bool returns = true;  // whether blocks of C and k are taken there and back, or each time from the start
+    bool returns = true;    // whether blocks of C and k are taken there and back, or each time from the start
+    bool together = false;  // whether a slot is used again when all ranks of its node have used theirs
     // Whether C's owner combines it, but for the last few column blocks; else it is combined where it is computed.
     bool at_owner = false;
     std::int64_t away = 0;

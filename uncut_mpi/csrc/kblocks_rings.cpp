@@ -5,7 +5,8 @@
 
 namespace uncut::kblocks {
 
-Rings::Rings(const KLayout &layout) : Store(layout), slots_(layout.workers.size()), known_(layout.buffers.size()) {
+Rings::Rings(const KLayout &layout)
+    : Store(layout), slots_(layout.workers.size()), together_(layout.workers.size()), known_(layout.buffers.size()) {
     const KRequest &asked = layout.request;
     first_k_ = asked.k_starts.front();
     depth_ = std::min(asked.how.block, asked.k_starts.back() - first_k_);
@@ -16,6 +17,18 @@ Rings::Rings(const KLayout &layout) : Store(layout), slots_(layout.workers.size(
             const int buffer = layout.workers[worker].ring[static_cast<std::size_t>(matrix)];
             if (buffer >= 0) known_[static_cast<std::size_t>(buffer)].ring = static_cast<int>(2 * worker) + matrix;
         }
+    if (!asked.how.together) return;
+    std::vector<std::vector<std::size_t>> of_node(static_cast<std::size_t>(problem_.locations.num_nodes()));
+    const auto node = [&](std::size_t worker) -> std::vector<std::size_t> & {
+        const int rank = asked.places[worker / asked.splits()][worker % asked.splits()];
+        return of_node[static_cast<std::size_t>(problem_.node_of(rank))];
+    };
+    for (std::size_t worker = 0; worker < layout.workers.size(); ++worker)
+        node(worker).push_back(worker);
+    for (std::size_t worker = 0; worker < layout.workers.size(); ++worker) {
+        together_[worker] = node(worker);
+        std::erase(together_[worker], worker);
+    }
 }
 
 Extent Rings::k_block(const Rectangle &what) const {
@@ -56,8 +69,10 @@ bool Rings::brings(const KBlock &block, const KPart &part, const Rectangle &what
         slot = &*std::ranges::min_element(slots, {}, &Slot::asked);
         slot->has = wanted;
         slot->before = std::exchange(slot->readers, {});
+        ++slot->turns;
         slot->filled.clear();
         slot->arrivals.clear();
+        await_others(part.worker, what.matrix, static_cast<std::size_t>(slot - slots.data()));
     }
     slot->asked = ++asked_;
     std::int64_t there = 0;
@@ -69,6 +84,14 @@ bool Rings::brings(const KBlock &block, const KPart &part, const Rectangle &what
     if (there > 0) throw std::logic_error("a part of a piece is there already");
     slot->filled.push_back(what);
     return true;
+}
+
+void Rings::await_others(std::size_t worker, int matrix, std::size_t number) {
+    Slot &own = slots_[worker][static_cast<std::size_t>(matrix)][number];
+    for (const std::size_t other : together_[worker]) {
+        const Slot &slot = slots_[other][static_cast<std::size_t>(matrix)][number];
+        own.before.add(slot.turns < own.turns ? slot.readers : slot.before);
+    }
 }
 
 void Rings::arrives(std::size_t worker, const Rectangle &what, std::int32_t task) {

@@ -208,6 +208,7 @@ class Rings final : public Store {
         std::vector<Rectangle> filled;     // what of it comes or is there
         Arrivals arrivals;
         LastTasks readers, before;  // of what it has, and of what it had
+        std::int64_t turns = 0;     // how often it took another one
     };
     // A task that read some columns of what a round had in a panel of C.
     struct Use {
@@ -226,14 +227,17 @@ class Rings final : public Store {
         return const_cast<Rings *>(this)->slot_of(worker, what);
     }
     Extent k_block(const Rectangle &what) const;
+    // Adds those who read what the others of its node had in such a slot before the turn that it has now.
+    void await_others(std::size_t worker, int matrix, std::size_t number);
     std::size_t slot_at(int ring, const Region &region) const;
 
     std::int64_t depth_;
     int round_ = 0;
     std::int64_t asked_ = 0, first_k_;
-    std::vector<std::array<Slots, 2>> slots_;  // of each worker
-    std::vector<Known> known_;                 // by buffer
-    std::vector<std::int32_t> awaited_;        // of one task
+    std::vector<std::array<Slots, 2>> slots_;         // of each worker
+    std::vector<std::vector<std::size_t>> together_;  // the workers whose slots are used again together, by worker
+    std::vector<Known> known_;                        // by buffer
+    std::vector<std::int32_t> awaited_;               // of one task
 };
 
 // What fits a layout.

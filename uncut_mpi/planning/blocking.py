@@ -83,5 +83,6 @@ def blocking_of(how: Blocking, *, far_apart: bool) -> _native.KBlocking:
         far_apart=far_apart,
         from_held=how.begin == "held",
         returns=how.sweep != "again",
+        together=how.barrier == "node",
         at_owner=how.combine == "owner",
     )

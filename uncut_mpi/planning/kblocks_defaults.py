@@ -7,7 +7,7 @@ from typing import Final
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
-from uncut_mpi.planning.options import IN_RINGS, SWEEPS, USUAL_SLOTS, Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.options import BARRIERS, IN_RINGS, SWEEPS, USUAL_SLOTS, Blocking, ScheduleOptions, changed
 
 MOST_IN_A_ROW: Final = 32
 """Ranks of a grid row, where nobody asks for a grid and all is in host memory."""
@@ -64,7 +64,7 @@ def choose(
 def in_rings(how: Blocking) -> Blocking:
     """Return how ranks do with room for some k-blocks at a time: what is left open has one value only."""
     open_ = {"slots": how.slots or USUAL_SLOTS, "c_slots": how.c_slots or 1, "sweep": how.sweep or SWEEPS[0]}
-    return changed(how, **IN_RINGS, tail=0, **open_)
+    return changed(how, **IN_RINGS, tail=0, barrier=how.barrier or BARRIERS[0], **open_)
 
 
 def choose_grid(

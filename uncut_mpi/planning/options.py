@@ -38,8 +38,9 @@ DELIVERIES = ("balanced", "earliest")
 BEGINS = ("first", "held")
 COMBINES = ("owner", "worker")
 SWEEPS = ("back", "again")
+BARRIERS = ("rank", "node")
 _SHARES = ("row_shares", "col_shares", "k_shares")
-_OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep")
+_OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep", "barrier")
 _IN_RINGS: Final = operator.attrgetter(*_OF_RINGS)
 IN_RINGS: Final = {"splits": 1, "rows": 1, "order": "k", "begin": "first", "combine": "worker", "away": 0}
 """The only values of options where ranks have room for some k-blocks at a time."""
@@ -149,6 +150,9 @@ class Blocking:
     # The order of blocks of C, and of the k-blocks of each. "back": there and back, so that what two blocks in
     # a row share need not come again. "again": rows first, each time from the first. Left open: "back".
     sweep: str = option(WORD, "kblocks", default="", words=SWEEPS, hidden=True)
+    # Whose products have to be over before a slot takes its next k-block: the rank's own, or those of all ranks of its
+    # node, as in PaRSEC's product. Left open: "rank".
+    barrier: str = option(WORD, "kblocks", default="", words=BARRIERS, hidden=True)
 
     def __post_init__(self) -> None:
         convert(self)

@@ -4,23 +4,24 @@ The out-of-core product of PaRSEC: its model of transfers, its choice of blocks,
 From T. Herault, Y. Robert, G. Bosilca and J. Dongarra, *Generic matrix multiplication for multi-GPU accelerated
 distributed-memory platforms over PaRSEC* (ScalA 2019), section III. Numbers of equations are those of the paper.
 
-C is cut into blocks of b×c tiles for each process, which it forms one after the other, down the columns. Its G devices
-have c/G columns each. k is cut into k-blocks of depth d, the paper's chunks. A device holds its part of a block of C,
-and of ℓ + 1 k-blocks of A and B. What one block needed is not kept for the next one, but for all of B's columns where
-there is room for them.
+p×q processes, the nodes of the machine, share C. Each cuts its part into blocks of b×c tiles, which it forms one after
+the other, down the columns. Its G devices have c/G columns each. k is cut into k-blocks of depth d, the paper's chunks.
+A device holds its part of a block of C, and of ℓ + 1 k-blocks of A and B. A k-block comes when all devices of its
+process are through with the one ℓ + 1 before it. That is the paper's barrier (section II). What one block needed is not
+kept for the next one, but for all of B's columns where there is room for them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning import kblocks
 from uncut_mpi.planning.description import blocks_text, grid_text
+from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
@@ -269,7 +270,7 @@ def _words(count: float) -> float:
 
 
 def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
-    """Return some blocks as options of `kblocks`, on a node whose ranks are the devices, by the edge of a tile."""
+    """Return some blocks as options of `kblocks`, on nodes whose ranks are the devices, by the edge of a tile."""
     k_blocks = blocks.lookahead + 1
     keeps_columns = model.case(blocks) != "c"
     return Blocking(
@@ -282,33 +283,64 @@ def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
         c_rows=blocks.b * tile,
         c_cols=math.ceil(blocks.c / model.devices) * tile,
         sweep="again",
+        barrier="node",
     )
 
 
-def model_of(setting: Setting, devices: Sequence[int], tile: int) -> ParsecModel:
+def devices_of_nodes(setting: Setting) -> list[list[int]]:
     """
-    Return the model of a product on one node whose ranks are the devices.
+    Return the ranks that compute, node by node: a process's devices.
+
+    Raises
+    ------
+    ParamError
+        If nodes have different numbers of them.
+    """
+    nodes: dict[int, list[int]] = {}
+    for rank in setting.options.computing_ranks(setting.num_ranks):
+        nodes.setdefault(int(setting.machine.node_of[rank]), []).append(rank)
+    if len(counts := [*map(len, nodes.values())]) > 1 and len({*counts}) > 1:
+        raise ParamError(f"parsec has as many devices on each node, found {counts}: name such devices")
+    return [*nodes.values()]
+
+
+def model_of(setting: Setting, tile: int) -> ParsecModel:
+    """
+    Return the model of a product on nodes whose ranks are the devices.
+
+    The grid of nodes is the one on which a process receives least with one block of C, of equals that of fewest rows.
 
     Parameters
     ----------
     setting : Setting
         As for `schedule`.
-    devices : sequence of int
-        Ranks that compute.
     tile : int
         Edge of a tile (elements).
+
+    Raises
+    ------
+    ParamError
+        If nodes have different numbers of devices.
     """
-    problem, room = setting.problem, min(setting.room[rank] for rank in devices)
+    nodes, problem = devices_of_nodes(setting), setting.problem
+    room = min(setting.room[rank] for ranks in nodes for rank in ranks)
     item = problem.arithmetic.itemsize
     of_c = problem.accumulator.itemsize + (problem.dtypes[Matrix.C].itemsize if problem.rounds_c else 0)
     m, n, k = (math.ceil(one / tile) for one in (problem.m, problem.n, problem.k))
     memory = max(1, room) / (tile * tile * item)
-    return ParsecModel(m, n, k, devices=len(devices), memory=memory, c_weight=of_c / item)
+    return min(
+        (
+            ParsecModel(m, n, k, p, len(nodes) // p, len(nodes[0]), memory=memory, c_weight=of_c / item)
+            for p in range(1, len(nodes) + 1)
+            if len(nodes) % p == 0
+        ),
+        key=lambda one: problem.m / one.p * (1 - 1 / one.q) + problem.n / one.q * (1 - 1 / one.p),
+    )
 
 
-def received_bytes(setting: Setting, devices: Sequence[int], tile: int = TILE) -> float:
+def received_bytes(setting: Setting, tile: int = TILE) -> float:
     """
-    Return what devices receive of A and B by equation (1), and of C once (bytes); other arguments as `model_of`.
+    Return what devices receive of A and B by equation (1), and of C once (bytes); arguments as `model_of`.
 
     Blocks are those of whole tiles, extents the matrices' own. Of tiles that a device has no room for the largest half,
     quarter, … is taken that there is room for.
@@ -322,7 +354,7 @@ def received_bytes(setting: Setting, devices: Sequence[int], tile: int = TILE) -
     tile = min(tile, max(problem.m, problem.n, problem.k))
     while True:
         try:
-            model = model_of(setting, devices, tile)
+            model = model_of(setting, tile)
             chosen, area = model.choose(), tile * tile
             break
         except CapacityError:
@@ -331,14 +363,14 @@ def received_bytes(setting: Setting, devices: Sequence[int], tile: int = TILE) -
             tile //= 2
     blocks = Blocks(min(chosen.b * tile, problem.m), min(chosen.c * tile, problem.n), chosen.d * tile, chosen.lookahead)
     elements = dataclasses.replace(model, m=problem.m, n=problem.n, k=problem.k, memory=model.memory * area)
-    return len(devices) * elements.per_gpu(blocks) * problem.arithmetic.itemsize
+    return model.p * model.q * model.devices * elements.per_gpu(blocks) * problem.arithmetic.itemsize
 
 
 def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule, ScheduleOptions]:
     """
-    Return PaRSEC's schedule on one node, and the options with what it chose.
+    Return PaRSEC's schedule, and the options with what it chose.
 
-    Pure and deterministic. Devices are the ranks, each with columns of C beside the others'.
+    Pure and deterministic. Devices are the ranks, each with columns of C beside the others' of its node.
 
     Parameters
     ----------
@@ -351,12 +383,20 @@ def schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> tuple[Schedule
     ------
     CapacityError
         If a device has too little memory for a tile of C and a k-block of one.
+    ParamError
+        If nodes have different numbers of devices.
     """
     problem, options = setting.problem, setting.options
-    devices = options.computing_ranks(setting.num_ranks)
     tile = min(options.tile or TILE, max(problem.m, problem.n, problem.k))
-    asked = changed(options, scheduler="kblocks", grid=(1, len(devices)), devices=devices, tile=0)
-    made = _prepared(kblocks.Planner(setting), model_of(setting, devices, tile), asked, tile)
+    model, ranks = model_of(setting, tile), devices_of_nodes(setting)
+    grid = ProcessGrid(model.p, model.q * model.devices, problem.swapped)
+    nodes = ProcessGrid(model.p, model.q, problem.swapped)
+    devices = tuple(
+        ranks[nodes.rank(row, col // model.devices)][col % model.devices]
+        for row, col in map(grid.position, range(grid.size))
+    )
+    asked = changed(options, scheduler="kblocks", grid=(grid.rows, grid.cols), devices=devices, tile=0)
+    made = _prepared(kblocks.Planner(setting), model, asked, tile)
     how = changed(made.options, scheduler="parsec", tile=tile)
     return dataclasses.replace(made.schedule(most_tasks), scheduler="parsec", tile=tile), how
 
