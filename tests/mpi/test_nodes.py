@@ -99,6 +99,21 @@ def test_products_of_whatever_lies_on_whichever_node_are_right(comm, open_nodes,
     collective_assert(comm, comm.rank != root or (np.abs(found - wanted) <= bound).all(), f"seed {seed}")
 
 
+def test_products_by_the_rule_of_parsecs_paper_are_right(comm, open_nodes, per_node):
+    options = um.ScheduleOptions("parsec", tile=4, device_memory=6000)  # for blocks of C, and few k-blocks
+    a, b, c = np.random.default_rng(5).uniform(-1, 1, (3, 40, 40))
+    with open_nodes() as session:
+        layout = um.Layout.block_cyclic(4, 4, grid=(1, comm.size))
+        x, y, z = (session.scatter(one if comm.rank == 0 else None, layout, memory="host") for one in (a, b, c))
+        said = outcome(lambda: session.gemm(x, y, z, beta=1.0, options=options))
+        found = session.gather(z)
+    if comm.size % per_node:
+        collective_assert(comm, "as many devices on each node" in said, said)
+    else:
+        right = comm.rank > 0 or np.allclose(found, a @ b + c, rtol=0, atol=44 * 40 * np.finfo(np.float64).eps)
+        collective_assert(comm, right, said)
+
+
 def test_host_memory_of_all_ranks_is_that_of_the_first_node(comm, open_nodes, per_node):
     with open_nodes() as session:
         a, c = ones(session), session.empty_host((4, 4))
