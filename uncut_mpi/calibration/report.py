@@ -61,11 +61,11 @@ def net_text(samples: Sequence[NetSample], net: Net) -> str:
         more = f" and {len(one.flows) - _MOST_FLOWS} more" if len(one.flows) > _MOST_FLOWS else ""
         lines.append(
             f"  {one.kind}, {bytes_text(one.nbytes)} each: {one.median_s * 1e6:.1f} us, "
-            f"{one.rate_gb_per_s(net.latency_s):.2f} GB/s; ranks {flows}{more}"
+            f"{one.rate_gb_per_s(net.latency_s):.3g} GB/s; ranks {flows}{more}"
         )
     lines.append(
-        f"latency {net.latency_s * 1e6:.1f} us, adapters {net.adapters} of {net.gb_per_s:.2f} GB/s each way at best, "
-        f"{net.typical_gb_per_s:.2f} where all nodes send and receive"
+        f"latency {net.latency_s * 1e6:.1f} us, adapters {net.adapters} of {net.gb_per_s:.3g} GB/s each way at best, "
+        f"{net.typical_gb_per_s:.3g} where all nodes send and receive"
     )
     return "\n".join(lines) + "\n"
 

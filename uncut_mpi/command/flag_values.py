@@ -164,7 +164,7 @@ def numbers(text: str) -> tuple[int, ...]:
 def net_of(text: str) -> Net:
     """Return what joins nodes, of a flag's value: GB/s of an adapter, µs of latency and adapters, as 12.5:2:2."""
     rate, *more = text.split(":")
-    if len(more) > 2:
+    if len(more) > 2 or not all(map(is_number, (rate, *more))):
         raise argparse.ArgumentTypeError(
             f"{shown(text)} is no net: write GB/s of an adapter, µs and adapters, 12.5:2:2"
         )

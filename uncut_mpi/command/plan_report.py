@@ -309,11 +309,12 @@ def _nodes(facts: PlanFacts) -> list[str]:
     most = _against(
         f"most into one: {bytes_text(into.into_bytes)}, node {into.node}", into.into_bytes, into.least_into_bytes
     )
+    least = facts.found.least_of_a_node
+    in_any = f"; in any schedule one has at least {bytes_text(least)}" if least else ""
     return [
         most,
         f"most out of one: {bytes_text(out_of.out_of_bytes)}, node {out_of.node}",
-        f"most into and out of one: {bytes_text(both)}; in any schedule one has at least "
-        f"{bytes_text(facts.found.least_of_a_node)}",
+        f"most into and out of one: {bytes_text(both)}{in_any}",
     ]
 
 

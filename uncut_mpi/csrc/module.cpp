@@ -24,6 +24,8 @@ void bind_capsule(nb::module_ &m);
 NB_MODULE(_native, m) {
     m.doc() =
         "Inner loops of uncut_mpi: the schedulers, lowering, the simulator, the CUDA executor, meetings of ranks.";
+    // A program that ends inside a session has objects of ours to its end, which nanobind would report as leaks.
+    nb::set_leak_warnings(false);
     uncut::bind_contract(m);
     nb::exception<uncut::TooManyTasks>(m, "TooManyTasksError", PyExc_RuntimeError);
     uncut::bind_uncut_scheduler(m);
