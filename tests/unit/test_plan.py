@@ -128,7 +128,7 @@ def test_alpha_of_zero_is_a_plan_without_a_product():
         ("--nodes 2 --net 1:2:3:4", "is no net: write GB/s of an adapter, µs and adapters, 12.5:2:2"),
         ("--nodes 2 --net fast", "is no net: write GB/s of an adapter, µs and adapters, 12.5:2:2"),
         ("--nodes 2 --net 0", "is not above 0"),
-        ("--nodes 2 --net 5:-1", "latencies not negative"),
+        ("--nodes 2 --net 5:-1", "latencies are not negative"),
         ("--nodes 2 --net 5:1:0", "at least 1"),
     ],
 )
