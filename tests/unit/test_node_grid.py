@@ -18,7 +18,7 @@ from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Dealt, Places
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks
+from uncut_mpi.planning import kblocks, kblocks_request
 from uncut_mpi.planning.candidates import Simulated
 from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.grid import ProcessGrid
@@ -88,6 +88,21 @@ def test_each_byte_enters_a_node_once_however_pieces_are_handed_on(
     problem, machine = problem_of(EDGE), dataclasses.replace(cluster(4, EACH), serial_copies=serial)
     schedule = planned(problem, dealt(problem, grid, EDGE // 16), machine, **options)
     assert entering(schedule) == {formula(EDGE, grid)}, name
+    check(schedule)
+
+
+@pytest.mark.parametrize("delivery", ["balanced", "earliest"])
+@pytest.mark.parametrize("memory", [0, 700_000])
+def test_slices_go_from_node_to_node_in_legs(delivery: str, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, machine = problem_of(EDGE), cluster(8, EACH)
+    placement, options = dealt(problem, (2, 4), EDGE // 16), {"blocking": Blocking(delivery=delivery)}
+    options |= {"device_memory": memory} if memory else {}
+    whole = planned(problem, placement, machine, **options)
+    monkeypatch.setattr(kblocks_request, "MIN_SLICE_BYTES", 8)
+    schedule = planned(problem, placement, machine, **options)
+    messages = [int((one.tasks["kind"] == Kind.SEND).sum()) for one in (whole, schedule)]
+    assert messages[1] > 3 * messages[0]
+    assert entering(schedule) == {formula(EDGE, (2, 4))}
     check(schedule)
 
 

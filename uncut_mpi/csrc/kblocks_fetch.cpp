@@ -8,6 +8,9 @@ namespace uncut::kblocks {
 // Shorter ones take longer to begin than to copy; longer ones are handed on while the next ones come.
 static constexpr std::int64_t most_bytes_of_run = std::int64_t{2} << 20;
 
+// What goes from node to node goes in legs of so many of the smallest slices: shorter messages begin too often.
+static constexpr std::int64_t slices_of_leg = 32;
+
 std::size_t Scheduler::end_of_stretch(std::size_t at) const {
     const std::vector<KStep> &steps = layout_.steps;
     const KStep &first = steps[at];
@@ -318,6 +321,7 @@ void Scheduler::hand_out_over_nodes(const KStep &step) {
             std::span(runs_).subspan(static_cast<std::size_t>(some.first), static_cast<std::size_t>(some.size())),
             columns, step);
         const Delivery::Taker *from = nullptr;
+        std::vector<std::int32_t> came;  // the legs to it
         std::size_t begin = 0;
         for (const std::size_t end : ends) {
             const auto here = std::span(slice.takers).subspan(begin, end - begin);
@@ -333,10 +337,43 @@ void Scheduler::hand_out_over_nodes(const KStep &step) {
                 continue;
             }
             Delivery::Taker *first = first_of_node(here, slice, part + turn);
-            if (first) pass(slice, from, *first), from = first;
+            if (first && node != home) pass_in_legs(slice, from, *first, came);
+            if (first && node == home) pass(slice, from, *first), came.assign(1, first->task);
+            if (first) from = first;
             hand_on(slice, here, first);
         }
     }
+}
+
+void Scheduler::pass_in_legs(const Delivery &slice, const Delivery::Taker *from, Delivery::Taker &to,
+                             std::vector<std::int32_t> &came) {
+    if (slice.runs.size() > 1) {
+        pass(slice, from, to);
+        came.assign(1, to.task);
+        return;
+    }
+    const Run &run = slice.runs.front();
+    const int by = from ? rank_of(from->block, slice.step) : -1, rank = rank_of(to.block, slice.step);
+    const auto of_slice = [&](const Region &all) {
+        return slice.columns.size() > 0 ? all.columns(slice.columns) : all;
+    };
+    const Region source = of_slice(from ? here(from->block, slice.step, run.what) : source_of(run)),
+                 there = of_slice(here(to.block, slice.step, run.what));
+    const auto legs = std::max<std::int64_t>(
+        1, std::min({most_legs, source.cols,
+                     static_cast<std::int64_t>(slice.bytes) / (slices_of_leg * problem_.min_slice_bytes)}));
+    std::vector<std::int32_t> gone;
+    for (std::int64_t leg = 0; leg < legs; ++leg) {
+        const Extent some = part_of(source.cols, legs, leg);
+        // As many came as go on, or all at once.
+        const std::int32_t awaited = came.empty() ? -1 : came[came.size() == 1 ? 0 : static_cast<std::size_t>(leg)];
+        gone.push_back(from ? push(by, rank, there.columns(some), source.columns(some), awaited)
+                            : copy_in(slice.origin, rank, there.columns(some), source.columns(some)));
+    }
+    to.task = gone.back();
+    came.swap(gone);
+    arrives(to.block, slice.step, run.what, to.task);
+    if (from) sent_[static_cast<std::size_t>(by)] += slice.elements;
 }
 
 Delivery::Taker *Scheduler::first_of_node(std::span<Delivery::Taker> takers, const Delivery &slice,

@@ -245,6 +245,7 @@ std::int64_t KRequest::tasks_at_most() const {
             for (const std::size_t block : group)
                 slices = std::max(slices, ++on_node[problem.node_of(places[blocks[block].place].front())]);
             copies += slices * static_cast<std::int64_t>(group.size());
+            if (on_node.size() > 1) copies += slices * (most_legs - 1) * static_cast<std::int64_t>(on_node.size());
         }
         return copies;
     };

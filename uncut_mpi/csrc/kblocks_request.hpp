@@ -74,6 +74,8 @@ struct KProblem : PlacedProblem {
 };
 
 inline constexpr int halvings = 2;  // how often the last of several blocks of rows or columns is halved
+// What goes from node to node is cut in so many at most, so that a node sends the first while the last comes.
+inline constexpr std::int64_t most_legs = 4;
 inline constexpr int lookahead =
     2;  // products for which fetches are issued before one is: it takes as long as six copies
 

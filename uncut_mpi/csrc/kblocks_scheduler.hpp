@@ -245,6 +245,10 @@ class Scheduler {
     // The same where some who take them are on other nodes than the origin. Each slice goes round the nodes, so that it
     // enters each once and leaves each once; the rank of a node that gets it hands it on there.
     void hand_out_over_nodes(const KStep &step);
+    // Brings a slice to a node in legs, each as soon as it has come where it comes from: `came` are those, and then
+    // those that went.
+    void pass_in_legs(const Delivery &slice, const Delivery::Taker *from, Delivery::Taker &to,
+                      std::vector<std::int32_t> &came);
     // Who of a node gets a slice first, by turns; null if it is the origin's turn, which is there.
     Delivery::Taker *first_of_node(std::span<Delivery::Taker> takers, const Delivery &slice, std::int64_t turn) const;
     // What all who are on the node of one that has it get from there; null: from the origin.
