@@ -24,6 +24,7 @@ from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.node_grid import in_tiles
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.rank_sets import RankSets
 from uncut_mpi.planning.schedule import Kind, Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
@@ -189,3 +190,13 @@ def test_ranks_keep_their_order_where_no_tile_fits() -> None:
             assert list(itertools.compress(places, (rank < 3 for rank in devices))) == [(0, 0), (1, 0), (2, 0)]
         else:
             assert devices == tuple(range(machine.num_ranks))
+
+
+def test_where_memory_is_short_nodes_have_tiles_too() -> None:
+    problem, machine = problem_of(EDGE), cluster(4, EACH)
+    setting = Setting.of(problem, Placement.parse("h,h,h"), 16, machine)
+    tried = [one for one in RankSets(setting).with_room(ScheduleOptions(scheduler="kblocks")) if one.grid == (4, 4)]
+    assert tried
+    tiles = in_tiles(problem, machine, range(16), ProcessGrid(4, 4))
+    assert {one.devices for one in tried} == {tiles}
+    assert tiles[:8] == (0, 1, 4, 5, 2, 3, 6, 7)

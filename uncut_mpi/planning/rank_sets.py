@@ -115,7 +115,12 @@ class RankSets:
             for cut in cuts:
                 splits = cut.pop("splits", given.splits)
                 if given.splits in (0, splits):
-                    where = {"devices": ranks} if asked.devices is not None else self.in_order(ranks)
+                    filled = ranks
+                    if asked.devices is None and "grid" in cut:
+                        down, along = cut["grid"]
+                        places = ProcessGrid(down, along, self._problem.swapped)
+                        filled = in_tiles(self._problem, self._machine, ranks, places)
+                    where = {"devices": ranks} if asked.devices is not None else self.in_order(filled)
                     yield changed(
                         asked, **where, **cut, blocking=changed(given, splits=splits, combine=combine, **small)
                     )
