@@ -15,7 +15,7 @@ from uncut_mpi.api.gate import Stage
 from uncut_mpi.device.host.executor import HostRun
 from uncut_mpi.errors import DeviceError
 
-pytestmark = [pytest.mark.mpi, pytest.mark.one_node("a call in one go")]
+pytestmark = pytest.mark.mpi
 
 SIZE = 40
 
@@ -130,8 +130,9 @@ def test_an_error_of_its_tasks_reaches_all_and_the_next_one_is_right(comm, repea
             raise DeviceError(failures.pop())
         step(*about)
 
+    works = repeated.make().tasks > 0
     with monkeypatch.context() as patch:
-        if repeated.odd:  # it would be right if it were run again
+        if works:  # it would be right if it were run again
             patch.setattr(HostRun, "_step", broken)
         said = outcome(repeated.make)
         stage = repeated.session._gate.stage

@@ -121,9 +121,7 @@ class CudaExecutable(Executable):
 
         self.runner = run
 
-    def _finish(
-        self, native: _native.CudaRun, net: NetLanes, messages: NetRun, epoch: int, timeout_s: float
-    ) -> None:
+    def _finish(self, native: _native.CudaRun, net: NetLanes, messages: NetRun, epoch: int, timeout_s: float) -> None:
         """Go on with a run and its messages until both are over."""
         moved_s, words, seen = time.monotonic(), self.board.words, b""
         while not (over := native.poll()) or not messages.over:
