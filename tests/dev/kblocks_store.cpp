@@ -22,6 +22,9 @@ uncut::KProblem problem_on_device(int m, int n, int k) {
     using namespace uncut;
     KProblem problem;
     problem.num_ranks = 3, problem.reads_c = true;
+    const std::vector<LocationRecord> places{
+        {device_space, 0, 0, 0}, {device_space, 1, 0, 1}, {device_space, 2, 0, 2}, {host_space, -1, 0, 3}};
+    problem.locations = Locations(places);
     const auto user = [](int matrix, int rows, int cols) {
         return BufferRecord{0, user_role, static_cast<std::uint8_t>(matrix), dtype_f64, 0, rows, cols, rows, -1};
     };

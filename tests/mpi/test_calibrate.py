@@ -312,14 +312,6 @@ def test_what_cannot_be_done_is_said_before_anything_is_measured(comm, job, mpi_
     collective_assert(comm, status == 2 and said in err and not out, out + err)
 
 
-@pytest.mark.mpi(min_size=2)
-def test_ranks_on_several_nodes_are_refused_before_anything_is_measured(comm, job, mpi_tmp_path, monkeypatch):
-    monkeypatch.setenv(RANKS_PER_NODE, "1")
-    status, out, err = job(SHORT)
-    collective_assert(comm, status == 2 and f"on {comm.size} nodes" in err and not out, out + err)
-    collective_assert(comm, not kept(mpi_tmp_path), f"{kept(mpi_tmp_path)}")
-
-
 def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, job, mpi_tmp_path, monkeypatch):
     if comm.rank == 0:
         (mpi_tmp_path / "file").write_text("")

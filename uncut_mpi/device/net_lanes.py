@@ -62,11 +62,11 @@ class BounceBuffers:
 
     Parameters
     ----------
-    make : callable
-        Returns so many bytes of host memory (uint8), registered for the device.
+    make : callable, optional
+        Returns so many bytes of host memory (uint8), registered for the device, if there is one.
     """
 
-    def __init__(self, make: Callable[[int], np.ndarray]) -> None:
+    def __init__(self, make: Callable[[int], np.ndarray] = lambda nbytes: np.empty(nbytes, np.uint8)) -> None:
         self._make, self._made = make, list[np.ndarray]()
 
     def first(self, count: int) -> list[np.ndarray]:

@@ -57,7 +57,7 @@ class HostBackend(Backend):
             raise ParamError(f"local rank {local_rank} of {ranks_on_node} ranks on the node does not exist")
         self._local_rank, self._ranks_on_node = local_rank, ranks_on_node
         self.files = FileWindows()
-        self._bounce_buffers = BounceBuffers(lambda nbytes: np.empty(nbytes, np.uint8))
+        self._bounce_buffers = BounceBuffers()
         cores = usable_cores()
         self._blas = BlasThreads(max(1, cores // ranks_on_node))
         # With fewer cores than ranks a spinning rank keeps the one it waits for from running.

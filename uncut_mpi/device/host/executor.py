@@ -68,8 +68,8 @@ class HostExecutable(Executable):
         blas: BlasThreads,
         spins: bool,
         files: FileWindows,
-        transport: Transport | None,
-        bounce_buffers: BounceBuffers,
+        transport: Transport | None = None,
+        bounce_buffers: BounceBuffers | None = None,
     ) -> None:
         lane_of = program.operations["lane"]
         of_net = program.lanes["kind"] == LaneKind.NET  # which others move
@@ -85,7 +85,7 @@ class HostExecutable(Executable):
         self.tasks: list[int] = operations["task"].tolist()
         self.peers: list[int] = operations["peer"].tolist()
         self.bodies = bind_bodies(program, addresses, files)
-        self.net = NetLanes(program, addresses, flags, transport, bounce_buffers)
+        self.net = NetLanes(program, addresses, flags, transport, bounce_buffers or BounceBuffers())
         self.words = self._words(flags)
         self.counts = board.words[board.rank].data
         self.abort = board.abort.data
