@@ -21,7 +21,6 @@ from tests.helpers.calibrating import make_small
 from tests.helpers.collective import allgather, collective_assert, expect, once
 from tests.helpers.commands import in_process
 from uncut_mpi.api import measure as measuring
-from uncut_mpi.api.lifetime import RANKS_PER_NODE
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import disk, power, probes, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
