@@ -12,7 +12,7 @@ import functools
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.sessions import machine_cache, open_session, released  # noqa: F401 (of every test)
+from tests.helpers.sessions import machine_cache, on_nodes, open_session, released  # noqa: F401 (of every test)
 
 
 def pytest_addoption(parser):

@@ -274,6 +274,7 @@ def test_no_memory_for_a_part_is_taken_that_is_there(comm, open_session, cupy, k
 # -- cost ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_node("Python moves messages")
 def test_python_runs_as_often_for_many_tasks_as_for_few(session, comm):
     operands = make_operands(session, Case(96, 96, 96, place=("0", "h", "0")))
     calls, tasks = [], []
