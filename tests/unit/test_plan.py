@@ -469,3 +469,13 @@ def test_any_width_of_a_terminal_will_do(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["-m", "64"]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) < 600
+
+
+def test_a_timeline_says_what_it_leaves_out_of_the_predicted_time(capsys) -> None:
+    words = "-m 8192 --machine h200-4x --ranks 2 --scheduler kblocks".split()
+    assert main([*words, "--place", "rows,cols,rows"]) == 0
+    busy = capsys.readouterr().out
+    assert main(["-m", "512", *words[2:]]) == 0
+    short = capsys.readouterr().out
+    assert re.search(r"^predicted, without [\d.]+ .s for lack of power, ", busy, re.MULTILINE)
+    assert "lack of power" not in short
