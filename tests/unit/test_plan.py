@@ -472,7 +472,7 @@ def test_any_width_of_a_terminal_will_do(columns, monkeypatch, capsys):
 
 
 def test_a_timeline_says_what_it_leaves_out_of_the_predicted_time(capsys) -> None:
-    words = "-m 8192 --machine h200-4x --ranks 2 --scheduler kblocks".split()
+    words = ["-m", "8192", "--machine", "h200-4x", "--ranks", "2", "--scheduler", "kblocks"]
     assert main([*words, "--place", "rows,cols,rows"]) == 0
     busy = capsys.readouterr().out
     assert main(["-m", "512", *words[2:]]) == 0
