@@ -200,3 +200,14 @@ def test_where_memory_is_short_nodes_have_tiles_too() -> None:
     tiles = in_tiles(problem, machine, range(16), ProcessGrid(4, 4))
     assert {one.devices for one in tried} == {tiles}
     assert tiles[:8] == (0, 1, 4, 5, 2, 3, 6, 7)
+
+
+@pytest.mark.parametrize("place", ["h,h,h", "h,h,0", "h,h,3"])
+@pytest.mark.parametrize("columns", [3, 4])
+def test_list_scheduling_deals_what_comes_from_host_memory(
+    place: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kblocks_request, "MIN_SLICE_BYTES", 1)
+    blocking = Blocking(delivery="earliest", columns=columns, lanes=2, combine="worker")
+    problem = GemmProblem(65, 43, 57, DType.f64)
+    check(planned(problem, Placement.parse(place), cluster(2, 2), blocking=blocking))

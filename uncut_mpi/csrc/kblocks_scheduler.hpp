@@ -97,7 +97,8 @@ class Scheduler {
     // Whether all fetches of a stretch of k are looked at together.
     bool in_stretches() const {
         const bool from_devices = problem_.on_device(matrix_a) || problem_.on_device(matrix_b);
-        return problem_.serial_copies || (how_.earliest && (from_devices || !problem_.ways.even()));
+        const bool deals = from_devices || !problem_.ways.even() || problem_.locations.num_nodes() > 1;
+        return problem_.serial_copies || (how_.earliest && deals);
     }
 
     // Where the fetches of one stretch of k end, those of all splits: each sums a k of its own. Of a device that serves
