@@ -76,7 +76,7 @@ class Control:
             return
         about, number, text = meetings.WORD.unpack(word)
         if about == meetings.ABORT:
-            self.board.abort[0] = number + 1
+            self.board.note_failure(number)
         elif about == meetings.STEPS:
             self.steps[rank] = max(self.steps[rank], number)
         for one in (self.exchange, self.verdicts):

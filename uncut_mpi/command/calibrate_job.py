@@ -115,6 +115,10 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     try:
         with agreement.collective(group, "checking the output"):
             ranks_per_node_of(arguments.ranks_per_node)
+            if arguments.devices and len(arguments.devices) != group.size:
+                raise ParamError(
+                    f"--devices names {len(arguments.devices)} for {group.size} ranks: name the device of each rank"
+                )
             if group.rank == 0:
                 check_paths(written_by(arguments))
             if group.local_rank == 0 and arguments.disk is not None:

@@ -27,6 +27,7 @@ from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, NO_SOURCE, LaneKind
 
 _RANDOM_BYTES = 1 << 20
+_WRITES_NO_FLAGS = 1 << 63  # in the abort word
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,8 +151,13 @@ class ProgressBoard:
 
     def fail(self, epoch: int) -> None:
         """Have ranks leave out what they have not begun of the call with this epoch."""
-        self.abort[0] = epoch + 1
+        self.note_failure(epoch)
         self.on_fail(epoch)
+
+    def note_failure(self, epoch: int) -> None:
+        """Note that the call with this epoch fails; what is noted of it, or of a later one, stays as it is."""
+        if int(self.abort[0]) & ~_WRITES_NO_FLAGS < epoch + 1:
+            self.abort[0] = epoch + 1
 
     @staticmethod
     def shape(num_ranks: int) -> tuple[int, int]:

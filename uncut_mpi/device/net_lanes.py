@@ -16,6 +16,7 @@ thread that uses MPI, and never waits for one of them alone.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
@@ -41,8 +42,11 @@ _MOST_BUFFERS, _LEAST_BUFFERS, _BUFFERS_OF_ALL = 8, 2, 128  # of a lane, and abo
 _HALF, _MASK = 0x80000000, 0xFFFFFFFF
 _BEATS = 8  # while others would take a rank for lost
 
+_given_up: list[object] = []
+"""Lanes that have ended with messages under way, of which MPI may still read and write memory."""
+
 Over = Callable[[], bool]
-"""Says whether what has begun is over, and lets it get on; once it is, nobody asks again."""
+"""Says whether what has begun is over, and lets it get on."""
 
 BeginCopy = Callable[[bool, int, int, int, int, int, int], Over]
 """
@@ -114,10 +118,13 @@ class _Parcel:
         self.posted: Over | None = None
         self.is_there = False
 
-    def add(self, fragment: _Fragment) -> np.ndarray:
+    def where(self, fragment: _Fragment) -> np.ndarray:
         """Return where the next fragment is in the buffer, or comes."""
-        at, self.nbytes, self.count = self.nbytes, self.nbytes + fragment.columns.nbytes, self.count + 1
-        return self.buffer[at : self.nbytes]
+        return self.buffer[self.nbytes : self.nbytes + fragment.columns.nbytes]
+
+    def add(self, fragment: _Fragment) -> None:
+        """Count it."""
+        self.nbytes, self.count = self.nbytes + fragment.columns.nbytes, self.count + 1
 
     def is_over(self) -> bool:
         """Whether the message was posted, and has gone or come."""
@@ -134,7 +141,7 @@ class _Parcel:
 def _fragments(address: int, all_of_it: Columns, *, in_host: bool) -> Iterator[_Fragment]:
     """Cut a message: columns that together, or parts of a column that alone, have `FRAGMENT_BYTES` at most."""
     width, columns, pitch = all_of_it
-    at_a_time = max(1, FRAGMENT_BYTES // width)
+    at_a_time = max(1, FRAGMENT_BYTES // max(1, width))
     for column in range(0, columns, at_a_time):
         for row in range(0, width, FRAGMENT_BYTES):
             start, wide = address + column * pitch + row, min(FRAGMENT_BYTES, width - row)
@@ -236,12 +243,15 @@ class NetRun:
         Whether there are other nodes to hear.
     failed : bool
         Whether an error has ended the call: nothing is awaited or copied any more, and messages go on as they are.
+    given_up : str
+        Which messages have not ended after an error, so that no other run may follow; empty if all have.
     """
 
     def __init__(self, lanes: NetLanes, epoch: int) -> None:
         self._lanes, self.epoch = lanes, epoch
         self.tasks = self.copy_bytes = 0
-        self.failed = False
+        self.failed, self.given_up = False, ""
+        self._in_order = True
         self._moving = [_NetLaneRun(self, lanes, lane) for lane in lanes.lanes if lane.steps]
         self.listens = lanes.transport is not None
 
@@ -255,9 +265,14 @@ class NetRun:
         if self._lanes.transport is not None:
             self._lanes.transport.listen()
         moved = False
-        for _ in range(turns):
-            for lane in self._moving:
-                moved |= lane.advance()
+        try:
+            for _ in range(turns):
+                for lane in self._moving:
+                    moved |= lane.advance()
+        except BaseException as error:
+            # Lanes note what is done behind what may fail; an interrupt may come in between.
+            self._in_order = isinstance(error, Exception)
+            raise
         if moved:
             self._moving = [lane for lane in self._moving if not lane.over]
         return moved
@@ -267,10 +282,20 @@ class NetRun:
         return [text for lane in self._moving if (text := lane.awaited())]
 
     def finish(self, timeout_s: float) -> None:
-        """Send and receive what is left after an error, whatever it is, and tell: nobody may wait for ever."""
+        """
+        Send and receive what is left after an error, whatever it is, and tell: nobody may wait for ever.
+
+        It is given up when nothing has got on for `timeout_s`. What is under way then keeps its memory.
+        """
         self.failed, until_s = True, time.monotonic() + timeout_s
-        while self._moving and time.monotonic() < until_s:
-            self.advance()
+        with contextlib.suppress(BaseException):  # the error before it is told, and what is not over is given up
+            while self._in_order and self._moving and time.monotonic() < until_s:
+                if self.advance():
+                    until_s = time.monotonic() + timeout_s
+                    self._lanes.beat(timeout_s)
+        if self._moving:
+            self.given_up = f"messages did not end: {'; '.join(self.waits()) or 'of lanes that were interrupted'}"
+            _given_up.append(self._moving)
         for lane in self._moving:
             lane.tell_all()
         self._moving = []
@@ -322,45 +347,53 @@ class _NetLaneRun:
         return self._run.failed or (flag[0] - self._run.epoch - value) & _MASK < _HALF
 
     def _begin(self, fragment: _Fragment) -> bool:
-        parcel = self._open
-        if parcel is not None and self._lane.receives:
-            if fragment.is_small and not parcel.is_over():
+        lane, parcel = self._lane, self._open
+        if parcel is not None:
+            if lane.receives and fragment.is_small and not parcel.is_over():
                 return False  # it may be in this one
-            if not fragment.is_small or parcel.count == parcel.header[0]:
-                parcel = self._open = None
-        elif parcel is not None:
-            full = parcel.nbytes + fragment.columns.nbytes > len(parcel.buffer)
-            if full or not fragment.is_small or parcel.posted is not None:
-                parcel = self._open = None
+            if not self._takes(parcel, fragment):
+                parcel = None
+        is_new = parcel is None
         if parcel is None:
-            buffers = self._lane.buffers
-            if len(self._parcels) == len(buffers):
+            if len(self._parcels) == len(lane.buffers):
                 return False
-            buffer = buffers[self._count % len(buffers)]
-            self._count += 1
+            buffer = lane.buffers[self._count % len(lane.buffers)]
             if fragment.is_small:
-                parcel = self._open = _Parcel(buffer, _HEADER.itemsize)
+                parcel = _Parcel(buffer, _HEADER.itemsize)
             else:
                 parcel = _Parcel(buffer if fragment.memory is None else fragment.memory)
-            self._parcels.append(parcel)
-            if self._lane.receives:
+            if lane.receives:
                 self._post(parcel, fragment)
-        where = parcel.add(fragment)
-        self._begun.append((parcel, where, parcel.is_over if self._lane.receives else self._copy(fragment, where)))
+        where = parcel.where(fragment)
+        is_over = parcel.is_over if lane.receives else self._copy(fragment, where)
+        if is_new:
+            self._parcels.append(parcel)
+            self._count += 1
+        self._open = parcel if fragment.is_small else None
+        parcel.add(fragment)
+        self._begun.append((parcel, where, is_over))
         return True
+
+    def _takes(self, parcel: _Parcel, fragment: _Fragment) -> bool:
+        """Return whether a fragment goes with the small ones of a parcel, or has come with them."""
+        if self._lane.receives:
+            return fragment.is_small and parcel.count < parcel.header[0]
+        fits = parcel.nbytes + fragment.columns.nbytes <= len(parcel.buffer)
+        return fragment.is_small and fits and parcel.posted is None
 
     def _go_on(self, fragment: _Fragment) -> bool:
         parcel, where, is_over = self._begun[0]
         if not is_over():
             return False
-        self._begun.popleft()
         if self._lane.receives:
-            self._going.append((parcel, self._copy(fragment, where)))
-            return True
-        self._going.append((parcel, parcel.is_over))
-        parcel.copied += 1
-        if parcel.copied == parcel.count:  # what is ready was begun before
-            self._post(parcel, fragment)
+            is_over = self._copy(fragment, where)
+        else:
+            if parcel.copied + 1 == parcel.count:  # what is ready was begun before
+                self._post(parcel, fragment)
+            parcel.copied += 1
+            is_over = parcel.is_over
+        self._begun.popleft()
+        self._going.append((parcel, is_over))
         return True
 
     def _end(self, fragment: _Fragment) -> bool:

@@ -280,7 +280,7 @@ def on_each_node(group: Group, what: str) -> Iterator[Group]:
     within, error = group.of_node(), None
     try:
         yield within
-    except UncutError as caught:
+    except Exception as caught:
         if within.stalled or (within.size > 1 and not is_agreed(caught)):
             raise
         error = caught

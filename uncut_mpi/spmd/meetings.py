@@ -302,7 +302,7 @@ _FAILED, _LOST = 1, 2  # in the status of a record, beside _LEFT
 
 class Verdicts(CallExchange):
     """
-    The exchange that ends a product: who has failed, and by what. Any thread may make it, since it uses no MPI.
+    The exchange that ends a product: who has failed, and by what. On one node any thread may make it, without MPI.
 
     Parameters
     ----------

@@ -60,7 +60,9 @@ def _begin(
     if columns is None:
         return begin((data, MPI.BYTE), rank, _TAG).Test
     width, count, pitch = columns
-    kind = MPI.BYTE.Create_vector(count, width, pitch).Commit()
+    if count == 1:
+        return begin((data, width, MPI.BYTE), rank, _TAG).Test
+    kind = MPI.BYTE.Create_hvector(count, width, pitch).Commit()
     request = begin((data, 1, kind), rank, _TAG)
     kind.Free()  # which MPI does when the message is over
     return request.Test

@@ -328,17 +328,18 @@ class CudaBackend(Backend):
     ) -> Over:
         """See `net_lanes.BeginCopy`; the device is current."""
         stream = self._net_streams[inbound]
-        event = self._net_events.pop() if self._net_events else self._cupy.cuda.Event(disable_timing=True)
+        event: Any = self._net_events.pop() if self._net_events else self._cupy.cuda.Event(disable_timing=True)
         self._runtime.memcpy2DAsync(
             destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, stream.ptr
         )
         event.record(stream)
 
         def is_over() -> bool:
-            if not event.done:
-                return False
-            self._net_events.append(event)
-            return True
+            nonlocal event
+            if event is not None and event.done:
+                self._net_events.append(event)
+                event = None
+            return event is None
 
         return is_over
 

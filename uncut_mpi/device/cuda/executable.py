@@ -105,21 +105,34 @@ class CudaExecutable(Executable):
         ) -> _native.CudaRunResult | ExecutionReport:
             native = _native.CudaRun(self._open(), alpha, beta, epoch, timeout_s, traced, int(ALONE))
             messages = net.start(epoch)
-            try:
-                with within():
+            with within():
+                try:
                     self._finish(native, net, messages, epoch, timeout_s)
-            except BaseException as error:  # an interrupt too: a rank that left alone would strand its peers
-                release_frames(error)
-                if not isinstance(error, StallError):
+                except StallError as error:
+                    release_frames(error)
+                    messages.finish(0.0)
+                    return ExecutionReport(error=error.with_traceback(None))
+                except BaseException as error:  # an interrupt too: a rank that left alone would strand its peers
+                    release_frames(error)
                     self.board.fail(epoch)
                     messages.finish(timeout_s)
-                    native.finish()
-                return ExecutionReport(error=error.with_traceback(None))
-            result = native.finish()
-            result.add(messages.tasks, messages.copy_bytes)
-            return result
+                    return self._outcome(native, messages, timeout_s, error.with_traceback(None))
+                return self._outcome(native, messages, timeout_s)
 
         self.runner = run
+
+    def _outcome(
+        self, native: _native.CudaRun, messages: NetRun, timeout_s: float, error: BaseException | None = None
+    ) -> _native.CudaRunResult | ExecutionReport:
+        """Return what a run and its messages did, of several errors the worst."""
+        result = native.finish()
+        result.add(messages.tasks, messages.copy_bytes)
+        if messages.given_up and not result.fatal:
+            told = error or self._error_of(result, timeout_s) or "another rank has failed"
+            return ExecutionReport(error=StallError(f"{told}; {messages.given_up}"))
+        if error is None or not (result.went_well or result.aborted):
+            return result
+        return ExecutionReport(error=error)
 
     def _finish(self, native: _native.CudaRun, net: NetLanes, messages: NetRun, epoch: int, timeout_s: float) -> None:
         """Go on with a run and its messages until both are over."""

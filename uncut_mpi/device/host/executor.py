@@ -219,7 +219,11 @@ class HostRun(Run):
     def _end(self) -> None:
         self._turns.close()  # it refers to this run
         if self._report.error is not None or self._report.aborted:
-            self._net.finish(self._timeout_s)
+            stalled = isinstance(self._report.error, StallError)
+            self._net.finish(0.0 if stalled else self._timeout_s)
+            if self._net.given_up and not stalled:
+                told = self._report.error or "another rank has failed"
+                self._report.error = StallError(f"{told}; {self._net.given_up}")
             self._write_remaining_flags()
         elif self._traced:
             table = np.array(self._times, np.float64).reshape(-1, 3)
