@@ -188,3 +188,16 @@ def test_a_key_tells_words_of_two_groups_apart(comm):
     one.free()
     two.free()
     collective_assert(comm, good, str(heard))
+
+
+def test_nothing_that_ranks_were_told_comes_to_communicators_of_the_program(comm, open_alone):
+    session = open_alone()
+    session.barrier()
+    if comm.rank == 0:
+        time.sleep(0.3)  # the others tell that they wait
+    session.close()
+    own = comm.Dup()  # which may have the number of one of the session's
+    comm.Barrier()
+    found = own.Iprobe()
+    own.Free()
+    collective_assert(comm, not found, found)

@@ -598,6 +598,10 @@ class Group:
         """Free the communicator; a second call does nothing. A stalled group only lets go of it."""
         if self._freed:
             return
+        if not self.stalled:
+            # What ranks told while they waited for this one: else a communicator of the program's may get it.
+            self.on_word = lambda rank, word: None
+            self.drive()
         self._freed = True
         if not self.stalled and not MPI.Is_finalized():
             self._comm.Free()
