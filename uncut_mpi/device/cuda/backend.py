@@ -257,12 +257,25 @@ class CudaBackend(Backend):
         """See `Backend.copy_columns`."""
         if not width_bytes or not columns:
             return
+        ends = destination, destination_pitch, source, source_pitch
+        with self._current(f"copying {columns} columns of {width_bytes} bytes"):
+            self._enqueue_copy(0, *ends, width_bytes, columns)
+            self._runtime.streamSynchronize(0)
+
+    def _enqueue_copy(
+        self,
+        stream: int,
+        destination: int,
+        destination_pitch: int,
+        source: int,
+        source_pitch: int,
+        width_bytes: int,
+        columns: int,
+    ) -> None:
         if columns == 1:
             destination_pitch = source_pitch = width_bytes  # unused, but checked against the width
         extent = width_bytes, columns
-        with self._current(f"copying {columns} columns of {width_bytes} bytes"):
-            self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, 0)
-            self._runtime.streamSynchronize(0)
+        self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, stream)
 
     def fill_words(self, address: int, count: int, value: int) -> None:
         """Set `count` 32-bit words; synchronous."""
@@ -323,15 +336,11 @@ class CudaBackend(Backend):
         self._pinned.pin(self._pins, memory.ctypes.data, nbytes)
         return memory
 
-    def _begin_copy(
-        self, inbound: bool, destination: int, destination_pitch: int, source: int, source_pitch: int, *extent: int
-    ) -> Over:
+    def _begin_copy(self, inbound: bool, *ends_and_extent: int) -> Over:
         """See `net_lanes.BeginCopy`; the device is current."""
         stream = self._net_streams[inbound]
         event: Any = self._net_events.pop() if self._net_events else self._cupy.cuda.Event(disable_timing=True)
-        self._runtime.memcpy2DAsync(
-            destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, stream.ptr
-        )
+        self._enqueue_copy(stream.ptr, *ends_and_extent)
         event.record(stream)
 
         def is_over() -> bool:
