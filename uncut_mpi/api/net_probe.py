@@ -11,7 +11,7 @@ import numpy as np
 from uncut_mpi.errors import StallError, agreed
 from uncut_mpi.model.net import ALONE, BOTH_WAYS, NODES, RANKS, Flow, NetSample
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.group import SETTLING_S, Group
+from uncut_mpi.spmd.group import SETTLING_S, Group, keep_until_over
 from uncut_mpi.spmd.transport import MpiTransport
 
 SHORT_BYTES: Final = 8
@@ -27,9 +27,6 @@ _SEVERAL: Final = 10
 _QUICK_S: Final = 0.02
 _LIMIT_S = SETTLING_S
 """How long a message is waited for, and a rank."""
-
-_given_up: list[object] = []
-"""Messages that an error has left under way: MPI may still read and write their bytes."""
 
 Enough = Callable[[Sequence[float]], bool]
 """Tells of some times (s), the same on all ranks, whether no more are needed."""
@@ -169,6 +166,7 @@ class _Messages:
         try:
             group.watch(over, _WHAT, _LIMIT_S)
         except BaseException:
-            _given_up.append((coming, answers, leaving, sent, received))
+            for is_over in (*(one[1] for one in coming), *answers, *leaving):
+                keep_until_over(is_over, (sent, received))
             raise
         return took if to else 0.0

@@ -84,7 +84,7 @@ _KEY_BYTES, _MOST_WORD_BYTES = 8, 64
 _awaited: dict[int, object] = {}
 """The buffers of operations that somebody waits for, or whose beginning an interrupt has ended."""
 
-_unended: collections.deque[tuple[MPI.Request, object]] = collections.deque()
+_unended: collections.deque[tuple[Callable[[], bool], object]] = collections.deque()
 """Operations whose wait an error has ended, with their buffers: MPI may still write to them."""
 
 
@@ -324,7 +324,7 @@ class Group:
         told = self._key + word
         for rank in range(self.size):
             if rank != self.rank:
-                keep_until_over(self._comm.Isend((told, MPI.BYTE), rank, _WORD), told)
+                keep_until_over(self._comm.Isend((told, MPI.BYTE), rank, _WORD).Test, told)
 
     def beat(self, interval_s: float) -> None:
         """Tell ranks of other nodes that this one gets on, unless it has within such a time. Not collective."""
@@ -363,7 +363,7 @@ class Group:
         except BaseException:
             self.stalled = True
             if request is not None:
-                _unended.append((request, _awaited.pop(id(kept))))
+                keep_until_over(request.Test, _awaited.pop(id(kept)))
             raise
         del _awaited[id(kept)]
 
@@ -607,9 +607,9 @@ class Group:
             self._comm.Free()
 
 
-def keep_until_over(request: MPI.Request, keep: object) -> None:
-    """Keep the buffers of an operation that nobody will wait for. Not collective."""
-    _unended.append((request, keep))
+def keep_until_over(is_over: Callable[[], bool], keep: object) -> None:
+    """Keep the buffers of an operation that nobody will wait for, until it says that it is over. Not collective."""
+    _unended.append((is_over, keep))
 
 
 def _forget_ended() -> None:
@@ -617,7 +617,7 @@ def _forget_ended() -> None:
     for _ in range(len(_unended)):
         with contextlib.suppress(IndexError):  # another thread has taken it
             one = _unended.popleft()
-            if not one[0].Test():
+            if not one[0]():
                 _unended.append(one)
 
 

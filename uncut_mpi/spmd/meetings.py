@@ -101,7 +101,7 @@ class NetMeeting:
         while not self._request.Test():
             # Who gives up a meeting has come to it, and others wait for the rest as long as they like.
             if any(number < self.number or (number == self.number and why) for number, why in self._gone.values()):
-                keep_until_over(self._request, (self._mine, self._everyone))
+                keep_until_over(self._request.Test, (self._mine, self._everyone))
                 return _ABANDONED
             if time.perf_counter() >= until_s:
                 return _WAITING
@@ -115,7 +115,7 @@ class NetMeeting:
         if self._request is None:
             self.number += 1
         else:
-            keep_until_over(self._request, (self._mine, self._everyone))
+            keep_until_over(self._request.Test, (self._mine, self._everyone))
         if self._group.rank not in self._gone:
             self._gone[self._group.rank] = self.number, reason
             self._group.tell(WORD.pack(self._about, self.number, reason.encode()))

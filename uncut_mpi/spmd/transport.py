@@ -11,6 +11,7 @@ from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import MPI
 
 Columns = tuple[int, int, int]
+"""As `device.interface.Columns`, of which this package does not know."""
 
 _TAG: Final = 1
 """Of all messages: two ranks exchange them in one order, which MPI keeps."""
