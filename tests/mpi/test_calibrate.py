@@ -35,7 +35,7 @@ from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
 
-pytestmark = [pytest.mark.mpi, pytest.mark.one_node("calibrate")]
+pytestmark = pytest.mark.mpi
 
 SHORT = ["--backend", "host", "--time-limit", "1e-3"]
 
@@ -173,6 +173,7 @@ def kept(folder: pathlib.Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
+@pytest.mark.one_node("what is printed and probed of one")
 def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, job, mpi_tmp_path):
     status, out, err = job(SHORT)
     collective_assert(comm, status == 0, out + err)
@@ -210,6 +211,7 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, job,
         collective_assert(comm, session.machine.provenance == machine.provenance, session.machine.provenance)
 
 
+@pytest.mark.one_node("what is printed and probed of one")
 @pytest.mark.mpi(min_size=2)
 def test_pairs_of_links_are_measured_where_there_is_time(comm, job, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(workbench, "_MAX_SAMPLES", 12)  # where times do not settle
@@ -248,6 +250,7 @@ def test_all_memory_is_closed_and_freed_before_the_backend_ends(comm, job, monke
     collective_assert(comm, status == 0 and balance == {"memory": 0, "peers": 0}, f"{balance} {out}{err}")
 
 
+@pytest.mark.one_node("what is printed and probed of one")
 def test_the_quick_form_says_so_and_whether_the_machine_was_busy(comm, job, mpi_tmp_path, monkeypatch):
     monkeypatch.setattr(measuring, "_STEADY_SPREAD", -1.0)
     status, out, err = job(["--backend", "host", "--quick"])
@@ -273,6 +276,7 @@ def test_output_names_the_file_that_is_kept_and_json_one_more(comm, job, mpi_tmp
     collective_assert(comm, f"kept in {path}" in out and not err and not kept(mpi_tmp_path), out + err)
 
 
+@pytest.mark.one_node("what is printed and probed of one")
 def test_the_quick_form_says_that_it_takes_the_place_of_a_whole_one(comm, job, mpi_tmp_path):
     path, said = mpi_tmp_path / "machine.json", "it takes the place of a whole calibration"
     quick = ["--backend", "host", "--quick", "--output", path]
@@ -319,6 +323,7 @@ def test_a_directory_that_cannot_be_made_is_an_error_that_names_the_flag(comm, j
     collective_assert(comm, status == 2 and "--output" in err, err)
 
 
+@pytest.mark.one_node("what is printed and probed of one")
 @pytest.mark.mpi(min_size=2)
 def test_a_reader_that_sees_other_words_fails_the_litmus_and_nothing_is_kept(comm, job, mpi_tmp_path, monkeypatch):
     true_to_host = HostBackend.to_host

@@ -25,14 +25,6 @@ from uncut_mpi.spmd.transport import MpiTransport
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.host_backend]
 
 
-@pytest.fixture(params=["each alone", "two by two", "all but one"])
-def per_node(comm, request):
-    each = {"each alone": 1, "two by two": 2, "all but one": comm.size - 1}[request.param]
-    if comm.size <= max(each, 2 if request.param == "all but one" else 1):
-        pytest.skip(f"{comm.size} ranks on nodes of {each}")
-    return each
-
-
 @pytest.fixture(autouse=True)
 def small(mpi_tmp_path, monkeypatch):
     """Small probes, and machines measured here stay here."""

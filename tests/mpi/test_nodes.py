@@ -33,14 +33,6 @@ def as_it_is_said(monkeypatch):
     monkeypatch.delenv(RANKS_PER_NODE, raising=False)
 
 
-@pytest.fixture(params=["each alone", "two by two", "all but one"])
-def per_node(comm, request):
-    each = {"each alone": 1, "two by two": 2, "all but one": comm.size - 1}[request.param]
-    if comm.size <= max(each, 2 if request.param == "all but one" else 1):
-        pytest.skip(f"{comm.size} ranks on nodes of {each}")
-    return each
-
-
 def machine_of(size, each):
     """Return a machine of nodes with so many ranks, the last with what is left."""
     node_of = [rank // each for rank in range(size)]
