@@ -144,7 +144,7 @@ def test_what_is_to_run_by_itself_before_a_plan_is_not_made_with_others(fake, ap
     address = memory.ctypes.data + -memory.ctypes.data % 256
     for alignment in (0, 32, 64):
         region = Region(DType.f64, Op.N, 0, alignment, 2, 2, 2)
-        todo.gemm(GemmSignature(region, region, region, accumulates=False), 0)
+        todo.gemm(GemmSignature(region, region, region, Factor.ZERO), 0)
         if apart:
             todo.part(0)
     executable = bind(fake.device(), todo.program(), [address, address])

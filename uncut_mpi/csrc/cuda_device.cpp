@@ -146,7 +146,7 @@ void DeviceState::tune(const std::map<ProductShape, Wanted> &asked) {
 DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
     const ComputeLane &lane = compute_lane(0);
     const ProductShape &shape = wanted.shape;
-    const float alpha = 1.0F, one = 1.0F, zero = 0.0F;
+    const float alpha = 1.0F, one = 1.0F, zero = 0.0F, neither = 0.5F;
     const auto product = std::make_shared<TunedProduct>(*blas_, lane.handle, shape, workspace_bytes);
     // A long product's time to issue is hidden behind nothing, and is nothing.
     const int at_once = shape.operations() > long_operations ? 1 : 2;
@@ -183,8 +183,9 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
         }
     const auto first = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
     if (first == 0 || seconds[first] > worth_it * seconds[0]) return {seconds[0], seconds[0], nullptr};
-    // Without C it may be another kernel, which has to be loaded as well before lanes wait for peers.
-    if (!(sample(first, 1, zero) < never)) return {seconds[0], seconds[0], nullptr};
+    // With another beta it may be another kernel, which has to be loaded as well before lanes wait for peers.
+    if (!(sample(first, 1, zero) < never && sample(first, 1, neither) < never))
+        return {seconds[0], seconds[0], nullptr};
     return {seconds[0], seconds[first], product};
 }
 

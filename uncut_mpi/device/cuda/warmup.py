@@ -69,12 +69,22 @@ class Region(NamedTuple):
 
 
 class GemmSignature(NamedTuple):
-    """All that cuBLAS may look at when it chooses a kernel: C, A and B, and whether C is read."""
+    """
+    All that cuBLAS may look at when it chooses a kernel: C, A and B, and the factor of C.
+
+    Attributes
+    ----------
+    c, a, b : Region
+        The operands.
+    factor_c : Factor
+        ZERO, ONE, or BETA for a number that is neither: in half types the library has kernels for each of the three
+        (cuBLAS 13 on H200).
+    """
 
     c: Region
     a: Region
     b: Region
-    accumulates: bool
+    factor_c: Factor
 
     @property
     def nbytes(self) -> int:
@@ -83,17 +93,17 @@ class GemmSignature(NamedTuple):
 
     def compact(self) -> GemmSignature:
         """Return it with compact operands."""
-        return GemmSignature(self.c.compact(), self.a.compact(), self.b.compact(), self.accumulates)
+        return GemmSignature(self.c.compact(), self.a.compact(), self.b.compact(), self.factor_c)
 
 
 def square(size: int, dtype: DType) -> GemmSignature:
     """Return the signature of a size×size×size product that does not read C."""
     operand = Region(dtype, Op.N, 0, 0, size, size, size)
-    return GemmSignature(operand._replace(dtype=dtype.accumulator), operand, operand, accumulates=False)
+    return GemmSignature(operand._replace(dtype=dtype.accumulator), operand, operand, Factor.ZERO)
 
 
 def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSignature]:
-    """Return the distinct signatures of a list's GEMMs; beta may be zero or not, so both are taken."""
+    """Return the distinct signatures of a list's GEMMs; beta may be 0, 1 or another number, so all three are taken."""
     gemms, operands = program.operations[program.operations["code"] == Code.GEMM], program.operands
     first, adds = gemms["first_operand"], gemms["num_operands"] == 4
     columns = [np.where(adds, operands["factor"][np.where(adds, first + 3, first)], Factor.ZERO)]
@@ -109,8 +119,8 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
         c, a, b = (Region(DType(places[at]), *places[at + 1 : at + 7]) for at in (0, 7, 14))
         if not (c.rows and c.cols and a.rows and a.cols):
             continue
-        reads = {Factor.ZERO: (False,), Factor.ONE: (True,)}.get(Factor(factor), (False, True))
-        found.update(GemmSignature(c, a, b._replace(spare_rows=0), accumulates) for accumulates in reads)
+        may_be = (Factor(factor),) if factor in (Factor.ZERO, Factor.ONE) else (Factor.ZERO, Factor.ONE, Factor.BETA)
+        found.update(GemmSignature(c, a, b._replace(spare_rows=0), factor_c) for factor_c in may_be)
     return found
 
 
@@ -125,8 +135,8 @@ class WarmupList:
     def gemm(self, signature: GemmSignature, lane: int) -> None:
         """Add a product; its three operands overlap, for only the call matters."""
         operands = [(_SCRATCH, dtype, Factor.ONE, *others) for dtype, *others in signature[:3]]
-        if signature.accumulates:
-            operands.append(operands[0])
+        if signature.factor_c != Factor.ZERO:
+            operands.append((_SCRATCH, signature.c.dtype, signature.factor_c, *signature.c[1:]))
         self._add(Code.GEMM, operands, lane)
 
     def part(self, lane: int) -> None:
