@@ -196,6 +196,7 @@ def left(comm, folder):
     return comm.bcast(sorted(os.listdir(folder)) if comm.rank == 0 else None)
 
 
+@pytest.mark.one_node("other nodes need not see the file")
 def test_a_file_that_one_rank_cannot_open_is_taken_away_again(comm, open_session, folder, monkeypatch):
     with open_session(comm) as session:
         (folder / str(comm.rank)).mkdir()
@@ -213,7 +214,10 @@ def test_a_file_that_one_rank_cannot_open_is_taken_away_again(comm, open_session
         expect(comm, um.DataFileError, ["that no file can have"], lambda: session.create_file("a\0b", (9, 9), "f64"))
 
 
-@pytest.mark.parametrize("end", ["release", "close", "unwritten", "failed", "block", "mended", "error"])
+FAILED = pytest.param("failed", marks=pytest.mark.one_node("an executor uploads, whose files are its own"))
+
+
+@pytest.mark.parametrize("end", ["release", "close", "unwritten", FAILED, "block", "mended", "error"])
 def test_a_new_file_has_its_name_when_it_is_complete_and_else_nothing_is_left(comm, open_session, folder, end):
     path = folder / "c.npy"
     save(comm, path, np.zeros(1))
@@ -476,6 +480,7 @@ def test_complex_files_of_any_orders_are_conjugated(comm, open_session, folder, 
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.one_node("other nodes need not see the files")
 def test_ranks_that_see_other_files_are_told(comm, open_session, folder, monkeypatch):
     (folder / str(comm.rank)).mkdir(exist_ok=True)
     np.save(folder / str(comm.rank) / "x.npy", np.full((60, 60), float(comm.rank)))

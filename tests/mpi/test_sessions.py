@@ -50,6 +50,7 @@ def test_overlapping_sessions_work_in_turn(comm, open_session):
     collective_assert(comm, not any(wrong), str(wrong))
 
 
+@pytest.mark.one_node("one thread makes the calls of all sessions there")
 def test_two_threads_with_a_session_each(comm, open_session):
     parts = [comm.Dup(), comm.Dup()]
     wrong: list[object] = [None, None]

@@ -156,6 +156,7 @@ def test_a_process_has_one_gpu_in_all_its_sessions(comm, session, open_session, 
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.multigpu(num=2)
+@pytest.mark.one_node("no memory is shared with another node")
 def test_gpus_that_do_not_reach_each_other_are_everybodys_error(comm, open_session, cupy, monkeypatch):
     if comm.rank == 1:
         monkeypatch.setattr(cupy.cuda.runtime, "deviceCanAccessPeer", lambda device, peer: 0)
@@ -168,6 +169,7 @@ def test_gpus_that_do_not_reach_each_other_are_everybodys_error(comm, open_sessi
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.multigpu(num=2)
+@pytest.mark.one_node("no memory is shared with another node")
 def test_memory_that_one_rank_cannot_map_is_everybodys_error(comm, open_session, cupy, monkeypatch):
     def refuse(handle, flags=0):
         raise cupy.cuda.runtime.CUDARuntimeError(1)
