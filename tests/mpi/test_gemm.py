@@ -21,9 +21,11 @@ from tests.helpers.products import (
     release,
     renew,
 )
+from uncut_mpi.api import plan_maker, plans
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.planning import kblocks_request
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
+from uncut_mpi.planning.planner import remade
 from uncut_mpi.planning.schedule import Kind
 
 UNCUT = um.ScheduleOptions(scheduler="uncut", tile=16)
@@ -194,6 +196,26 @@ def test_a_repeated_call_asks_the_device_for_nothing_but_to_run(session, comm, m
     new = {name: getattr(after, name) - getattr(before, name) for name in costs}
     collective_assert(comm, not any(new.values()) and after.calls == before.calls + 1, f"{new}")
     release(session, operands)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("differs", [False, True], ids=["all make the same", "one rounds otherwise"])
+def test_many_ranks_make_a_large_schedule_themselves(comm, open_session, monkeypatch, differs):
+    monkeypatch.setattr(plans, "MOST_TOLD_ALL", 1)
+    monkeypatch.setattr(plans, "LARGE_BYTES", 0)
+    if differs and comm.rank == 1:
+        monkeypatch.setattr(plan_maker, "remade", lambda setting, one: remade(setting, one._replace(options=UNCUT)))
+    with open_session(comm, verify=True) as session:
+        case = Case(160, 150, 140, place=("h", "0", "0"))
+        operands = make_operands(session, case)
+        with session.plan(*operands.abc) as plan:
+            session.poison_softbuf()
+            plan.execute(case.alpha, case.beta)
+            check_product(comm, case, operands)
+            told, whole = session.counters.schedule_bytes_broadcast, len(plan.schedule.encode())
+            digests = comm.allgather(plan.schedule.digest())
+        collective_assert(comm, (told > whole) == differs, f"{told} bytes were told, the schedule has {whole}")
+        collective_assert(comm, set(digests) == {plan.summary.digest}, f"{digests}, {plan.summary.digest} planned")
 
 
 def test_counted_tasks_and_bytes_equal_the_schedule(session, comm):

@@ -20,11 +20,13 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
 from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.places import Places
+from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
-from uncut_mpi.planning.planner import Planned, plan, plans_for_calls
+from uncut_mpi.planning.planner import Planned, plan, plans_for_calls, remade
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
@@ -498,6 +500,39 @@ def test_the_planner_returns_as_many_as_asked_and_plans_the_same_first_one():
     # What the caller fixed stays fixed.
     fixed = ScheduleOptions(tune=3, blocking=Blocking(columns=2))
     assert {planned.options.blocking.columns for planned in plan_several(TRIED, PLACE, 4, machine, fixed)} == {2}
+
+
+BY_ROWS = Places.parse("rows,cols,rows")
+SWAPPED = dataclasses.replace(TRIED, swapped=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "placement", "machine", "options", "private", "files"),
+    [
+        (TRIED, PLACE, load_machine("h200-4x"), ScheduleOptions(tune=4), (), ()),
+        (SWAPPED, BY_ROWS, load_machine("h200-4x"), None, (), ()),
+        (TRIED, BY_ROWS, Machine.cluster(load_machine("h200-4x"), 3, Net(25.0, 2e-6)), None, (), ()),
+        (TRIED, BY_ROWS, Machine.cluster(karolina_like(2), 2, Net(25.0, 2e-6)), None, (1, 3), ()),
+        (TRIED, HOST, karolina_like(3), ScheduleOptions(scheduler="uncut"), (), ()),
+        (TRIED, HOST, karolina_like(3), ScheduleOptions(scheduler="cyclic"), (), ()),
+        (
+            GemmProblem(300, 200, 100, DType.f64),
+            Places.parse("cols@host,cols@host,cols@host"),
+            karolina_like(2),
+            ScheduleOptions(host_memory=6000),
+            range(6),
+            range(6),
+        ),
+    ],
+    ids=["four tried", "stored by rows", "nodes", "staged on nodes", "uncut", "cyclic", "files, beside copies"],
+)
+def test_a_decision_is_made_the_same_schedule_of_elsewhere(problem, placement, machine, options, private, files):
+    bound_places = placement.bind(problem, machine.num_ranks) if isinstance(placement, Places) else placement
+    about = problem, bound_places, machine.num_ranks, machine, options, private, files
+    several = plan_several(*about)
+    for one in several:
+        assert remade(Setting.of(*about), one.decision).digest() == one.schedule.digest()
+    assert several[0].beside == bool(files)
 
 
 def test_nothing_else_can_be_tried():

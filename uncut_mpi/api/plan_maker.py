@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.neighbours import Neighbours
-from uncut_mpi.api.plans import Plan, PlanSummary, Trial
+from uncut_mpi.api.plans import Plan, PlanSummary, Told, Trial
 from uncut_mpi.api.searches import Better
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import CapacityError, PlanError, UncutError, agreed
@@ -20,7 +20,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.chunks import Chunks
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import SEARCHED, ScheduleOptions, changed
-from uncut_mpi.planning.planner import expected_seconds, plans_for_calls
+from uncut_mpi.planning.planner import Decision, expected_seconds, plans_for_calls, remade
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
@@ -28,6 +28,8 @@ from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.agreement import by_rank
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.units import bytes_text
+
+_T = TypeVar("_T")
 
 USUAL_FRACTION: Final = 0.8
 """What of the free memory plans use where nobody says: the program and libraries take some later."""
@@ -164,40 +166,57 @@ class PlanMaker:
         whole : bool, optional
             Whether it is done by one schedule, however large.
         """
-        group, counters = self._group, self._counters
         options = self._options((key,), held)
-        before = group.bytes_broadcast
         made: list[Schedule] = []  # on rank 0, which need not read what it has written
-        told = group.from_root(lambda: self._plan_on_root(key, options, made, whole=whole))
-        counters.schedule_bytes_broadcast += group.bytes_broadcast - before
+        told = self._from_root(lambda: self._plan_on_root(key, options, made, whole=whole))
         if isinstance(told, Chunks):
             return told
-        with agreement.collective(group, "decoding the schedule"):
-            schedules = made or [_decoded(encoded, key) for _, encoded in told]
-            several = zip(told, schedules, strict=True)
-            plans = tuple(Plan.of(key, about, schedule, group.rank, options) for (about, _), schedule in several)
-        counters.planner_calls += 1
+        plans = self._as_told(key, options, told, made)
         return plans[0] if len(plans) == 1 else Trial(plans, ((),) * len(plans))
 
     def successor(self, plan: Plan, better: Better | None) -> Plan:
         """Return the better plan that rank 0 has found beside the calls of one; None on the others. Collective."""
-        group, counters = self._group, self._counters
 
-        def of_root() -> tuple[PlanSummary, bytes]:
+        def of_root() -> Told:
             assert better is not None  # it has said so
             self.neighbours.add(plan.key, better.chosen)
             return better.told
 
-        before = group.bytes_broadcast
-        summary, encoded = group.from_root(of_root)
-        counters.schedule_bytes_broadcast += group.bytes_broadcast - before
-        with agreement.collective(group, "decoding the schedule"):
-            if better is None:
-                made = Plan.of(plan.key, summary, _decoded(encoded, plan.key), group.rank, plan.options)
-            else:
-                made = better.plan
-        counters.planner_calls += 1
-        return made
+        told = self._from_root(of_root)
+        made = [] if better is None else [better.plan.schedule]
+        return self._as_told(plan.key, plan.options, [told], made)[0]
+
+    def _from_root(self, function: Callable[[], _T]) -> _T:
+        """Return what rank 0 tells of schedules, and count its bytes. Collective."""
+        before = self._group.bytes_broadcast
+        found: _T = self._group.from_root(function)
+        self._counters.schedule_bytes_broadcast += self._group.bytes_broadcast - before
+        return found
+
+    def _as_told(
+        self, key: PlanKey, options: ScheduleOptions, told: list[Told], made: list[Schedule]
+    ) -> tuple[Plan, ...]:
+        """Return the plans that rank 0 tells, which has made their schedules; what the others make is the same."""
+        group = self._group
+
+        def plans(ways: Callable[[], list[Schedule]]) -> tuple[Plan, ...]:
+            with agreement.collective(group, "making the schedule"):
+                several = zip(told, made or ways(), strict=True)
+                return tuple(Plan.of(key, about, schedule, group.rank, options) for (about, _), schedule in several)
+
+        def as_told() -> list[Schedule]:
+            setting = self._setting(key, options)
+            return [_decoded(one, key) if isinstance(one, bytes) else remade(setting, one) for _, one in told]
+
+        several = plans(as_told)
+        if any(isinstance(one, Decision) for _, one in told):
+            same = all(one.schedule.digest() == one.summary.digest for one in several)
+            if not group.allgather_bytes(np.array([same])).all():
+                # Processors are not alike, and one rounds otherwise in a scheduler that weighs times.
+                encoded = self._from_root(lambda: [one.encode() for one in made])
+                several = plans(lambda: [_decoded(one, key) for one in encoded])
+        self._counters.planner_calls += 1
+        return several
 
     def fastest(self, keys: Sequence[PlanKey], held: tuple[int, int]) -> int:
         """
@@ -252,7 +271,7 @@ class PlanMaker:
 
     def _plan_on_root(
         self, key: PlanKey, options: ScheduleOptions, made: list[Schedule], *, whole: bool
-    ) -> Chunks | list[tuple[PlanSummary, bytes]]:
+    ) -> Chunks | list[Told]:
         started, setting = time.perf_counter(), self._setting(key, options)
         like = self.neighbours.of(key)
         if like is not None:  # each has memory of its own

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -26,8 +26,14 @@ from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.lower import OperationList, lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
-from uncut_mpi.planning.planner import Planned
+from uncut_mpi.planning.planner import Decision, Planned
 from uncut_mpi.planning.schedule import Schedule, digest_of_bytes
+
+MOST_TOLD_ALL: Final = 64
+"""Up to so many ranks are told the whole schedule of any plan: to have it from rank 0 takes less than to make it."""
+
+LARGE_BYTES: Final = 1 << 16
+"""So are more ranks, if it takes no more than this, encoded."""
 
 CALLS: Final = 3
 """Calls of each plan that are timed; its first one comes before them and is not."""
@@ -113,11 +119,12 @@ class PlanSummary:
     @classmethod
     def of(
         cls, planned: Planned, machine: Machine, asked: ScheduleOptions, plan_s: float, tried: int, calls: int = 0
-    ) -> tuple[PlanSummary, bytes]:
+    ) -> Told:
         """
-        Return what one of several plans does, and its schedule as bytes: what other ranks make theirs of.
+        Return what one of several plans does, and what other ranks make its schedule of.
 
-        It is by what was asked for, the time that all took (s), and `search_after`.
+        It is by what was asked for, the time that all took (s), and `search_after`. Many ranks make a large schedule
+        themselves.
         """
         schedule, copies = planned.schedule, planned.schedule.copies()
         names = "BAC" if schedule.problem.swapped else "ABC"
@@ -145,7 +152,24 @@ class PlanSummary:
             search=("rule" if calls else asked.search or "full") if searched else "",
             search_after=calls,
         )
-        return summary, encoded
+        is_large = machine.num_ranks > MOST_TOLD_ALL and len(encoded) > LARGE_BYTES
+        return Told(summary, planned.decision if is_large else encoded)
+
+
+class Told(NamedTuple):
+    """
+    A plan as rank 0 tells it.
+
+    Attributes
+    ----------
+    summary : PlanSummary
+        The plan in numbers.
+    schedule : bytes or Decision
+        Its schedule, or what that is made by.
+    """
+
+    summary: PlanSummary
+    schedule: bytes | Decision
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from uncut_mpi.api.plans import AnyPlan, Plan, PlanSummary
+from uncut_mpi.api.plans import AnyPlan, Plan, PlanSummary, Told
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions, changed
@@ -51,14 +51,14 @@ class Better(NamedTuple):
     ----------
     plan : Plan
         As rank 0 runs it.
-    told : (PlanSummary, bytes)
+    told : Told
         What the others make theirs of: the plan in numbers, and its schedule.
     chosen : ScheduleOptions
         What the search has chosen.
     """
 
     plan: Plan
-    told: tuple[PlanSummary, bytes]
+    told: Told
     chosen: ScheduleOptions
 
 
@@ -258,10 +258,11 @@ def better_plan(plan: Plan, machine: Machine, searching: Searching, *, verify: b
     if verify:
         prove(found.schedule, lower(found.schedule))
     pause()
-    summary, encoded = PlanSummary.of(found, machine, key.options, time.perf_counter() - started, 1)
+    told = PlanSummary.of(found, machine, key.options, time.perf_counter() - started, 1)
     if searching.share < 1:
-        summary = dataclasses.replace(summary, search="part", search_after=plan.summary.search_after)
+        summary = dataclasses.replace(told.summary, search="part", search_after=plan.summary.search_after)
+        told = told._replace(summary=summary)
     pause()
-    made = Plan.of(key, summary, found.schedule, 0, plan.options)
+    made = Plan.of(key, told.summary, found.schedule, 0, plan.options)
     pause()
-    return Better(made, (summary, encoded), found.options)
+    return Better(made, told, found.options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class Planned:
         owner's alone or is stored the other way round.
     simulation : Simulation or None
         Its run, if it was simulated as it is here.
+    beside : bool
+        Whether it was planned with the memory that is left beside copies of all that may be staged.
     """
 
     schedule: Schedule
@@ -58,6 +60,26 @@ class Planned:
     options: ScheduleOptions
     staged: tuple[Matrix, ...] = ()
     simulation: Simulation | None = None
+    beside: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """What others make the same schedule of."""
+        return Decision(self.options, self.beside)
+
+
+class Decision(NamedTuple):
+    """
+    What a schedule was made by, beside its setting: `remade` makes the same one of it, without a search.
+
+    Attributes
+    ----------
+    options, beside
+        As of `Planned`.
+    """
+
+    options: ScheduleOptions
+    beside: bool
 
 
 def plan(
@@ -111,7 +133,8 @@ def plan_several(setting: Setting) -> list[Planned]:
         beside, several = beside_copies(setting)
         for smaller in several:
             try:
-                fit += _all_staged(setting.but(options=smaller), beside)
+                several_beside = _all_staged(setting.but(options=smaller), beside)
+                fit += [dataclasses.replace(one, beside=True) for one in several_beside]
             except CapacityError as another:
                 refusal = another if options.host_memory else error
         if not fit:
@@ -120,6 +143,23 @@ def plan_several(setting: Setting) -> list[Planned]:
     if setting.files:  # of which no search knows
         fit.sort(key=lambda one: one.predicted_s)
     return fit[: max(1, options.tune)]
+
+
+def remade(setting: Setting, decision: Decision) -> Schedule:
+    """
+    Return the schedule of a decision, as `plan_several` has made it on another rank. Pure and deterministic.
+
+    Parameters
+    ----------
+    setting : Setting
+        What was asked for there.
+    decision : Decision
+        That of the plan.
+    """
+    beside = beside_copies(setting)[0] if decision.beside else setting.machine
+    about = _as_searched(setting.but(placement=setting.placement.straight(setting.num_ranks), machine=beside))
+    made = make_schedule(about.but(options=setting.callers(decision.options))).schedule
+    return cross(_with_copies(setting, made))
 
 
 def plans_for_calls(
@@ -186,13 +226,13 @@ def _all_staged(setting: Setting, beside: Machine) -> list[Planned]:
 def _unstaged(setting: Setting) -> list[Planned]:
     """Return schedules to try as if all could use all matrices as they are, the best first; parts are straight."""
     options, machine = setting.options, setting.machine
-    if not setting.problem.has_product or setting.problem.batch or options.scheduler != "auto":
+    if not _is_searched(setting):
         made = make_schedule(setting)
         # Of several nodes the halves are simulated, which it does not have yet.
         seconds = made.seconds(machine) if machine.num_nodes == 1 else math.nan
         return [Planned(made.schedule, seconds, setting.callers(made.options))]
     several, refusals = list[Planned](), list[UncutError]()
-    searched = setting.but(machine=behind_a_disk(machine)) if setting.files else setting
+    searched = _as_searched(setting)
     for first in _first_options(setting):
         if several and several[0].options.blocking.slots:  # which looks at long k-blocks as it is
             break
@@ -208,6 +248,16 @@ def _unstaged(setting: Setting) -> list[Planned]:
     if not several:
         raise refusals[0]
     return several
+
+
+def _is_searched(setting: Setting) -> bool:
+    problem = setting.problem
+    return problem.has_product and not problem.batch and setting.options.scheduler == "auto"
+
+
+def _as_searched(setting: Setting) -> Setting:
+    """Return what a search is asked, if there is one."""
+    return setting.but(machine=behind_a_disk(setting.machine)) if setting.files and _is_searched(setting) else setting
 
 
 def in_chunks(setting: Setting) -> Chunks | None:
@@ -251,12 +301,15 @@ def behind_a_disk(machine: Machine) -> Machine:
     return dataclasses.replace(machine, bandwidth_gb_per_s=bandwidth, ports=(*machine.ports, *ports), on_disk=True)
 
 
+def _with_copies(setting: Setting, schedule: Schedule) -> Schedule:
+    """Return it with buffers staged that cannot be used as it says."""
+    touched = used_by_others(schedule, setting.private)
+    return stage(schedule, touched, setting) if touched or schedule.placement != setting.placement else schedule
+
+
 def _staged(setting: Setting, planned: Planned) -> Planned:
     """Return it with buffers staged that cannot be used as it says, and in halves what it copies between nodes."""
-    touched, schedule = used_by_others(planned.schedule, setting.private), planned.schedule
-    if touched or schedule.placement != setting.placement:
-        schedule = stage(schedule, touched, setting)
-    schedule = cross(schedule)
+    schedule = cross(_with_copies(setting, planned.schedule))
     if schedule is planned.schedule and not math.isnan(planned.predicted_s):
         return planned
     added = schedule.buffers["matrix"][len(planned.schedule.buffers) :]
