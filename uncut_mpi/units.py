@@ -1,8 +1,9 @@
-"""Bytes and times as text for people."""
+"""Bytes, times and ranks as text for people."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def bytes_text(size: int) -> str:
@@ -26,3 +27,15 @@ def _digits(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     return f"{value:.0f}" if value >= 999.95 else f"{value:#.4g}"
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2`` or ``ranks 0-2, 5`` for ascending rank numbers."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 
 import pytest
@@ -64,13 +65,15 @@ RANKS, RANKS_OF_TESTS = (
     {f"test_{name}": ranks for ranks, names in table.items() for name in names.split()} for table in (FILES, TESTS)
 )
 """On how many ranks files and single tests run: on others they take longer and find nothing else."""
+ON_ANY = "UNCUT_TEST_ON_ANY" in os.environ
+"""Whether all run on as many ranks as there are."""
 
 
 def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
     """Leave out what is the same on so many ranks; None has pytest decide."""
     from mpi4py import MPI
 
-    if not collection_path.stem.startswith("test_"):
+    if ON_ANY or not collection_path.stem.startswith("test_"):
         return None
     return True if MPI.COMM_WORLD.size not in RANKS.get(collection_path.stem, ALONE_AND_ON_THREE) else None
 
@@ -80,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from mpi4py import MPI
 
     size = MPI.COMM_WORLD.size
-    names = {name for name, ranks in RANKS_OF_TESTS.items() if size not in ranks}
+    names = {name for name, ranks in RANKS_OF_TESTS.items() if size not in ranks and not ON_ANY}
     out = [item for item in items if item.originalname in names]
     if out:
         config.hook.pytest_deselected(items=out)

@@ -9,7 +9,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
 from tests.helpers.hostile import interrupt
 from tests.helpers.products import Case, array_of, check_product, make_operands, shared_of
-from uncut_mpi.spmd.agreement import name_ranks
+from uncut_mpi.units import name_ranks
 
 
 def blocked(slots):

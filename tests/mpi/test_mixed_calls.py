@@ -12,7 +12,7 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, expect, outcome
 from tests.helpers.products import Case, make_operands, mismatch, release
 from tests.helpers.sessions import open_descriptors
-from uncut_mpi.spmd.agreement import name_ranks
+from uncut_mpi.units import name_ranks
 
 pytestmark = pytest.mark.mpi(min_size=2)
 CASE = Case(24, 20, 16)

@@ -12,6 +12,7 @@ from tests.helpers.collective import allgather, carried
 from tests.helpers.hostile import interrupt
 from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
 from uncut_mpi.spmd import agreement, exchange, meetings
+from uncut_mpi.units import name_ranks
 
 
 def raised(body):
@@ -294,8 +295,8 @@ def test_an_exchange_of_equal_records_is_unanimous_and_no_other(comm, agree_all,
 
 def test_rank_numbers_are_named_in_runs(comm):
     with carried(comm):
-        assert agreement.name_ranks([3]) == "rank 3"
-        assert agreement.name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+        assert name_ranks([3]) == "rank 3"
+        assert name_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
         for values, said in (
             ("xyx", "y on rank 1, x on the others"),
             ("xy", "x on rank 0, y on rank 1"),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.hostile import interrupt
 from tests.helpers.timelines import check_trace
-from uncut_mpi.command import planning
+from uncut_mpi.command import plan_report, planning
 from uncut_mpi.command.planning import find_machine, parse
 from uncut_mpi.errors import ParamError, PlanError
 from uncut_mpi.model.bounds import bound
@@ -479,3 +479,10 @@ def test_a_timeline_says_what_it_leaves_out_of_the_predicted_time(capsys) -> Non
     short = capsys.readouterr().out
     assert re.search(r"^predicted, without [\d.]+ .s for lack of power, ", busy, re.MULTILINE)
     assert "lack of power" not in short
+
+
+def test_of_many_ranks_one_line_says_what_holds_for_several_and_the_file_has_the_rest() -> None:
+    assert plan_report._of_ranks(enumerate("abab")) == ["ranks 0, 2: a", "ranks 1, 3: b"]
+    lines = plan_report._of_ranks(enumerate("abcdefghij" + "a" * 100))
+    assert lines == ["ranks 0, 10-109: a", *(f"rank {at}: {text}" for at, text in enumerate("bcdefgh", 1)), lines[-1]]
+    assert lines[-1] == "2 more ranks: --json has them"

@@ -32,9 +32,10 @@ from uncut_mpi.errors import (
 from uncut_mpi.instead import bad_call
 from uncut_mpi.model.arguments import shown, type_text
 from uncut_mpi.spmd import agreement, meetings
-from uncut_mpi.spmd.group import Group, name_ranks
+from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import is_fork, require_mpi
 from uncut_mpi.spmd.turns import DeviceTurns
+from uncut_mpi.units import name_ranks
 
 if TYPE_CHECKING:
     from uncut_mpi.api.binding import Binding

@@ -26,7 +26,7 @@ from uncut_mpi.model.locations import Location, Memory
 from uncut_mpi.model.parts import BoundLayout, Part, Rectangle
 from uncut_mpi.model.positions import Orders, indices_of, pieces_in
 from uncut_mpi.model.problem import Order, StoredMatrix
-from uncut_mpi.spmd.group import name_ranks
+from uncut_mpi.units import name_ranks
 
 if TYPE_CHECKING:
     from uncut_mpi.api.batch import Batch

@@ -18,7 +18,7 @@ from uncut_mpi.model.arguments import Number, number, type_text
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import transposition
 from uncut_mpi.planning.options import ScheduleOptions
-from uncut_mpi.spmd.group import name_ranks
+from uncut_mpi.units import name_ranks
 
 Operands = tuple[Matrix, Matrix, Matrix]
 """A, B and C."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -21,7 +21,7 @@ from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.planning.simulate import Simulation
-from uncut_mpi.units import bytes_text, time_text
+from uncut_mpi.units import bytes_text, name_ranks, time_text
 from uncut_mpi.view.explain import Explanation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline
@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # which makes this report
     from uncut_mpi.command.planning import Found, PlanArguments
 
 _RUNNERS_UP: Final = 5
+_OF_RANKS: Final = 8
+"""Lines that are shown of ranks at most, and their number if there are more."""
 # Options that a description of a schedule says, and those that lines of their own say.
 _DESCRIBED: Final = ("scheduler", "tile", "grid", "row_shares", "col_shares", "areas", "blocking")
 _SAID_OF_MEMORY: Final = ("device_memory", "host_memory")
@@ -115,7 +117,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *labelled("runners-up", _runners_up(facts)),
         *labelled("bytes", [_traffic(one) for one in facts.traffic.links]),
         *labelled("nodes", _nodes(facts)),
-        *labelled("ports", [_port(one) for one in facts.traffic.ports]),
+        *labelled("ports", _of_ranks((one.rank, _port(one)) for one in facts.traffic.ports)),
         *labelled("memory", _memory(facts)),
         "",
     ]
@@ -320,9 +322,7 @@ def _nodes(facts: PlanFacts) -> list[str]:
 
 def _port(one: PortTraffic) -> str:
     ways = (("in", one.into_bytes, one.least_into_bytes), ("out", one.out_of_bytes, one.least_out_of_bytes))
-    return f"rank {one.rank}: " + "; ".join(
-        _against(f"{way} {bytes_text(moved)}", moved, least) for way, moved, least in ways
-    )
+    return "; ".join(_against(f"{way} {bytes_text(moved)}", moved, least) for way, moved, least in ways)
 
 
 def _against(text: str, nbytes: int, least_bytes: int) -> str:
@@ -335,10 +335,18 @@ def _memory(facts: PlanFacts) -> list[str]:
     most = int(facts.found.result.best.schedule.softbuf_bytes(Space.HOST).max())
     of = f" of {bytes_text(allowed)} allowed" if allowed else ""
     host = [f"host memory for copies of matrices: {bytes_text(most)}{of} on each rank at most"] if most else []
-    return host + [
-        f"rank {rank}: {bytes_text(int(needed))} of {bytes_text(int(there))}"
-        for rank, (needed, there) in enumerate(zip(facts.memory_bytes, facts.machine.memory_bytes, strict=True))
-    ]
+    pairs = zip(facts.memory_bytes.tolist(), facts.machine.memory_bytes.tolist(), strict=True)
+    return host + _of_ranks(enumerate(f"{bytes_text(needed)} of {bytes_text(there)}" for needed, there in pairs))
+
+
+def _of_ranks(texts: Iterable[tuple[int, str]]) -> list[str]:
+    """Return lines of ranks and what is said of them, one for all of whom the same is said, and not too many."""
+    alike: dict[str, list[int]] = {}
+    for rank, text in texts:
+        alike.setdefault(text, []).append(rank)
+    lines = [f"{name_ranks(ranks)}: {text}" for text, ranks in alike.items()]
+    left = sum(map(len, list(alike.values())[_OF_RANKS:]))
+    return [*lines[:_OF_RANKS], f"{left} more ranks: --json has them"] if left > 1 else lines
 
 
 def _borrowed_rate(machine: Machine, dtype: DType) -> list[str]:

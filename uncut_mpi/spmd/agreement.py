@@ -28,7 +28,8 @@ from uncut_mpi.errors import (
     reason,
     to_wire,
 )
-from uncut_mpi.spmd.group import Group, name_ranks
+from uncut_mpi.spmd.group import Group
+from uncut_mpi.units import name_ranks
 
 DIGEST_BYTES = 16
 

@@ -26,6 +26,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, agreed, from_wire, to_wire
 from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thread_multiple
+from uncut_mpi.units import name_ranks
 
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
 # from running, so it is all but left out. Yielding hands a core on within microseconds, a sleep
@@ -128,18 +129,6 @@ def _begun(data: bytes, nbytes: int) -> np.ndarray[Any, Any]:
     record, first = bytearray(nbytes), data[: nbytes - 8]
     record[: 8 + len(first)] = len(data).to_bytes(8, sys.byteorder) + first
     return np.frombuffer(record, np.uint8)
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2`` or ``ranks 0-2, 5`` for ascending rank numbers."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 class Group:

@@ -14,8 +14,9 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import PeerFailedError, StallError, Wire, agreed, to_wire
-from uncut_mpi.spmd.group import Group, Missing, Progress, keep_until_over, name_ranks
+from uncut_mpi.spmd.group import Group, Missing, Progress, keep_until_over
 from uncut_mpi.spmd.runtime import MPI
+from uncut_mpi.units import name_ranks
 
 RECORD = np.dtype(
     [
