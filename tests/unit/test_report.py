@@ -132,7 +132,9 @@ def test_the_text_says_what_was_run_on_what_and_how_it_went():
 def test_ranks_of_the_host_backend_are_not_called_devices():
     host = dataclasses.replace(ABOUT, backend="host", devices=("EPYC",) * 3, cores=1)
     assert host.device == "host backend, 3 ranks on 1 node, EPYC, 1 core"
-    lines = text(dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, nodes=2, hosts=("a", "b")))).splitlines()
+    on_two = dataclasses.replace(FACTS, about=dataclasses.replace(ABOUT, nodes=2, hosts=("a", "b")))
+    assert [json.loads(to_json(facts))["nodes"] for facts in (FACTS, on_two)] == [1, 2]
+    lines = text(on_two).splitlines()
     assert "# hosts     a, b" in lines
     assert "# MPI       MPICH 5.0.2; 3 ranks on 2 nodes" in lines
     assert f"# devices   {host.device}\n" in text(dataclasses.replace(FACTS, about=host))

@@ -239,8 +239,7 @@ def to_json(facts: Facts) -> str:
     measured = ("median_s", "min_s", "max_s", "tflop_per_s")
     value = {
         **facts.asked.values("m", "n", "k", "dtype", "trans_a", "trans_b", "alpha", "beta", "place"),
-        **fields_of(about, "backend", "ranks"),
-        "nodes": 1,
+        **fields_of(about, "backend", "ranks", "nodes"),
         "scheduler": plan.scheduler,
         "grid": f"{plan.grid[0]}x{plan.grid[1]}",
         **fields_of(plan, "tile", "tasks", "plan_s"),
