@@ -389,11 +389,13 @@ def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     where.add_argument("--slurm", action="store_true")
     parser.add_argument("--no-gpu", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--prove", nargs="?", const="", metavar="FOLDER")
     asked, others = parser.parse_known_args(words[:cut])
     if others:
         stop(f"unknown argument '{others[0]}'; write the program after --")
-    if not words[cut + 1 :]:
-        stop("no program was given: launch/node -- python -m uncut_mpi.gemm")
+    if bool(words[cut + 1 :]) is (asked.prove is not None):
+        given = "--prove runs programs of its own: leave yours out"
+        stop(given if words[cut + 1 :] else "no program was given: launch/node -- python -m uncut_mpi.gemm")
     if asked.n < 0:
         stop(f"-n {asked.n} is not a number of ranks")
     return asked, words[cut + 1 :]
@@ -413,6 +415,10 @@ def table_of(nodes: list[tuple[dict[str, Any], int]]) -> str:
 def main(words: list[str]) -> None:
     """Ask, deal, print and start."""
     asked, program = parse(words)
+    if asked.prove is not None:
+        import prove
+
+        sys.exit(prove.main(asked, [host for host, _ in read_hostfile(asked.hostfile)] if asked.hostfile else []))
     # GPUs are numbered as nvidia-smi numbers them, and false waits between streams are fewer with 32 channels.
     os.environ |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     hosts = hosts_of_slurm() if asked.slurm else read_hostfile(asked.hostfile) if asked.hostfile else [("", 0)]

@@ -16,6 +16,7 @@ import types
 from pathlib import Path
 
 RANKS = Path(__file__).resolve().parents[2] / "launch" / "ranks.py"
+sys.path.insert(0, str(RANKS.parent))  # as Python does for what runs there
 NODES = Path(os.environ.get("PRETENDED", "/nowhere"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -22,15 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
 
 
-def load_summarise():
-    spec = importlib.util.spec_from_file_location("launch_summarise", LAUNCH / "summarise.py")
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, LAUNCH / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
 
-summarise = load_summarise()
+summarise = load("summarise")
+prove = load("prove")  # which imports the one above
 
 
 def report(folder, rank, **cases):
@@ -303,6 +305,7 @@ class TestNode:
             (["--", "/none/started"], {}, "cannot start /none/started"),
             (["--slurm", "--", "echo", "started"], {}, "--slurm outside a job of Slurm"),
             ([], {}, "no program was given"),
+            (["--prove", "--", "echo", "started"], {}, "--prove runs programs of its own"),
         ],
     )
     def test_what_cannot_work_is_said_before_anything_starts(self, node, arguments, environment, said):
@@ -681,6 +684,97 @@ class TestSlurm:
         assert done.returncode == 1
         assert done.stdout == ""
         assert said in done.stderr
+
+
+class TestProve:
+    @pytest.fixture
+    def proof(self, tmp_path, monkeypatch):
+        """Run a proof of steps of our own: name, limit (s), what a shell does."""
+
+        def start(*steps):
+            def found(text):
+                if "nothing" in text:
+                    raise ValueError("proves nothing")
+                return text.splitlines()
+
+            made = [prove.Step(name, limit_s, ["bash", "-c", does], found) for name, limit_s, does in steps]
+            monkeypatch.setattr(prove, "make_steps", lambda *about: made)
+            status = prove.main(argparse.Namespace(prove=str(tmp_path / "proof")), [])
+            lines = (tmp_path / "proof/report.txt").read_text().splitlines()
+            table = [line.split(maxsplit=3) for line in lines[4 : 4 + len(steps)]]
+            return status, lines, {name: (state, said) for name, state, _, said in table}
+
+        return start
+
+    def test_each_step_has_a_line_and_what_it_found_and_said_is_kept(self, proof, tmp_path):
+        status, lines, table = proof(("map", 9, "echo all here; echo rank 0"), ("b", 9, "echo fast; echo slow >&2"))
+        assert (status, lines[0]) == (0, "uncut_mpi on the nodes of this job: all steps passed")
+        assert lines[1].startswith(f"versions: python {platform.python_version()}, uncut-mpi ")
+        assert table == {"map": ("passed", "all here"), "b": ("passed", "fast")}
+        assert lines[lines.index("map:") + 1] == "  rank 0"
+        assert (tmp_path / "proof/b.txt").read_text() == "fast\nslow\n"
+
+    @pytest.mark.parametrize(
+        ("does", "said"),
+        [
+            ("echo broken; exit 3", "exit status 3; see x.txt"),
+            ("echo it waits; exec sleep 60", "ended by force after 1 s; see x.txt"),
+            ("echo nothing", "ValueError: proves nothing; see x.txt"),
+        ],
+    )
+    def test_a_step_that_fails_is_named_with_its_words_and_the_others_are_run(self, proof, does, said):
+        status, lines, table = proof(("map", 9, "echo all here"), ("x", 1, does), ("y", 9, "echo fine"))
+        assert (status, lines[0][-14:]) == (1, "1 STEPS FAILED")
+        assert table["x"] == ("FAILED", said)
+        assert lines[lines.index("x:") + 1] == f"  {does.partition('echo ')[2].partition(';')[0]}"
+        assert any(line.startswith("y ") and " passed " in line for line in lines)
+
+    def test_where_nodes_answer_no_more_the_rest_is_not_run(self, proof, tmp_path):
+        gone = tmp_path / "gone"
+        steps = ("map", 9, f"echo here; [[ ! -e {gone} ]]"), ("x", 9, f"touch {gone}; exit 1"), ("y", 9, f"rm {gone}")
+        status, lines, _ = proof(*steps)
+        assert status == 1
+        assert gone.exists()
+        assert [line.split()[:2] for line in lines[5:8]] == [["x", "FAILED"], ["map-again", "FAILED"], ["y", "not"]]
+        assert "the nodes do not answer" in lines[7]
+
+    def test_of_what_is_left_of_the_time_a_step_gets_no_more(self, proof, monkeypatch):
+        monkeypatch.setattr(prove, "LIMIT_S", 1)
+        status, _, table = proof(("map", 9, "exec sleep 60"), ("y", 9, "echo fine"))
+        assert (status, table["map"][1]) == (1, "ended by force after 1 s; see map.txt")
+
+    def test_slurm_runs_it_by_launch_node_on_all_nodes_of_the_job(self, batch, nodes, tmp_path):
+        nodes.two("a")
+        nodes.two("b")
+        mapped, program = nodes.folder / "mapped", 'shift 2; [[ $* == *--answer* ]] || { echo "$*" >>$PRETENDED/begun; '
+        program += f'[[ $* == *--dry-run* && ! -e {mapped} ]] && touch {mapped} || exit 7; }}; exec "$@"\n'
+        executable(nodes.tools / "timeout", program)  # all fails after the first map
+        done = batch("--prove", str(tmp_path / "proof"), hosts="a,b")
+        assert done.returncode == 1, done.stderr
+        report = (tmp_path / "proof/report.txt").read_text()
+        for said in ("4 ranks on 2 nodes (a 2, b 2), 4 GPUs", "rank 3 -> b, GPU 1 (0000:2b:00.0)", "exit status 7"):
+            assert said in report
+        for step in ("gemm-small-rows-cols-rows", "gemm-large-files", "calls", "plan", "bytes"):
+            assert re.search(rf"^{step} +not run +0.0  the nodes do not answer", report, re.MULTILINE), report
+        begun = (nodes.folder / "begun").read_text().splitlines()
+        assert begun[0] == f"{LAUNCH}/node --slurm --dry-run -- true"
+        assert begun[1].startswith(f"{LAUNCH}/node --slurm -- python -m uncut_mpi.calibrate --json {tmp_path}/proof/")
+        assert begun[2:] == begun[:1]
+
+    def test_bytes_between_nodes_are_held_against_what_must_come(self, tmp_path):
+        for moved, fine in ((8_000_000, True), (7_999_999, False)):
+            write(
+                tmp_path, plan=json.dumps({"k": 1000, "n": 1000, "nodes": [{}, {}], "bytes": {"node_to_node": moved}})
+            )
+            write(tmp_path, run=json.dumps({"planned": 8_000_000, "sent": 8_080_000.0}))
+            if fine:
+                said = prove.found_bytes(tmp_path / "plan", tmp_path / "run", "")
+                assert said == [
+                    "planned 8.00 MB, 1.000 of (nodes - 1)·k·n·8; run 8.00 MB, of which adapters have counted 1.010"
+                ]
+            else:
+                with pytest.raises(ValueError, match="8000000 must come"):
+                    prove.found_bytes(tmp_path / "plan", tmp_path / "run", "")
 
 
 @pytest.fixture
