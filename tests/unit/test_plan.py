@@ -288,7 +288,7 @@ def test_the_search_gets_what_was_asked_and_the_best_is_reported(asked, capsys, 
     assert all(re.search(rf"s, 250 J: tile {tile}$", out, re.MULTILINE) for tile in others)
     assert "host to device: " in out
     assert "250 J without power at rest, which is not known here" in out
-    assert re.search(r"^ +rank 3: .* of 140\.0 GB$", out, re.MULTILINE)
+    assert re.search(r"^(memory| ) +ranks? .*3: .* of 140\.0 GB$", out, re.MULTILINE)
     assert out.count("idle ") == 4
     assert max(map(len, out.split("\n\n")[1].splitlines())) <= 100
 
