@@ -12,6 +12,7 @@ from tests.helpers.collective import allgather, carried
 from tests.helpers.hostile import interrupt
 from uncut_mpi.errors import CapacityError, ParamError, PeerFailedError, RankMismatchError, StallError
 from uncut_mpi.spmd import agreement, exchange, meetings
+from uncut_mpi.spmd.group import Group
 from uncut_mpi.units import name_ranks
 
 
@@ -305,3 +306,20 @@ def test_rank_numbers_are_named_in_runs(comm):
             ("xyz", "x on rank 0, y on rank 1, z on rank 2"),
         ):
             assert agreement.by_rank(values) == said
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_node_that_does_not_come_back_is_waited_for_a_while(comm, mpi_tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "SETTLING_S", 0.2)
+    group, last, over = Group(comm, ranks_per_node=1), comm.rank == comm.size - 1, mpi_tmp_path / "over"
+    said = ""
+    try:
+        with agreement.on_each_node(group, "measuring each node"):
+            while last and not over.exists():
+                time.sleep(0.01)
+    except StallError as error:
+        said = str(error)
+    over.touch()
+    comm.Barrier()
+    group.free()
+    assert last or "measuring each node" in said  # to the last one, all have come by then

@@ -40,7 +40,7 @@ from uncut_mpi.model.ports import Port
 from uncut_mpi.model.usual import ISSUED_S, usual_figures
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement, exchange
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import SETTLING_S, Group
 from uncut_mpi.unfinished import replace_file
 
 logger = logging.getLogger("uncut_mpi")
@@ -151,7 +151,7 @@ def join_nodes(group: Group, node: Machine, key: str, samples: Sequence[NetSampl
     samples : sequence of NetSample
         What was measured between nodes.
     """
-    told = group.allgather_objects(node.to_json() if group.local_rank == 0 else None)
+    told = group.allgather_objects(node.to_json() if group.local_rank == 0 else None, "joining nodes", SETTLING_S)
     nodes = [Machine.from_json(one) for one in told if one is not None]  # in the order of their first ranks
     joined = Machine.joined(nodes, group.node_of, fit_net(samples, group.node_of))
     longest = max(one.nbytes for one in samples)

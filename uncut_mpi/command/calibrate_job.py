@@ -37,7 +37,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.net import NetSample, fit_net
 from uncut_mpi.regular import read_regular
 from uncut_mpi.spmd import agreement
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import SETTLING_S, Group
 from uncut_mpi.spmd.runtime import library_version
 
 _MOST_BYTES = 1 << 28
@@ -133,7 +133,8 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
             devices = arguments.devices and tuple(arguments.devices[rank] for rank in group.here)
             node = _measure_node(within, dataclasses.replace(arguments, devices=devices), progress)
         # Of each node, told by its first rank.
-        every = group.allgather_objects((node.passed, node.told(arguments.disk), node.facts(), node.identities))
+        told = node.passed, node.told(arguments.disk), node.facts(), node.identities
+        every = group.allgather_objects(told, "calibrating", SETTLING_S)
         of_nodes = [every[group.node_of.index(number)] for number in range(group.num_nodes)]
         passed = all(its for its, *_ in of_nodes)
         machine, text, facts = node.machine, of_nodes[0][1], of_nodes[0][2]

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NoReturn, TypeGuard
 
@@ -28,7 +29,7 @@ from uncut_mpi.errors import (
     reason,
     to_wire,
 )
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import SETTLING_S, Group
 from uncut_mpi.units import name_ranks
 
 DIGEST_BYTES = 16
@@ -277,8 +278,13 @@ def on_each_node(group: Group, what: str) -> Iterator[Group]:
     ------
     Group
         Of this node's ranks; freed at the end.
+
+    Raises
+    ------
+    StallError
+        If other nodes take a minute more than thrice as long as this one: a link between nodes may be cut.
     """
-    within, error = group.of_node(), None
+    within, error, began = group.of_node(), None, time.monotonic()
     try:
         yield within
     except Exception as caught:
@@ -288,4 +294,4 @@ def on_each_node(group: Group, what: str) -> Iterator[Group]:
     finally:
         group.stalled |= within.stalled
         within.free()
-    collective_result(group, error, what)
+    collective_result(group, error, what, SETTLING_S + 3 * (time.monotonic() - began))
