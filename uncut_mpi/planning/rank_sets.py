@@ -22,6 +22,9 @@ from uncut_mpi.planning.ways import ways_of
 ALL_COUNTS: Final = 12
 """On up to so many ranks every number of them is tried; of more, eighths of them and halves of an eighth."""
 
+MANY: Final = 64
+"""Of more ranks a search for room looks at three quarters at least, and at columns of them that are about square."""
+
 MOST_SIDE: Final = 64
 """The longest row or column of ranks that is tried, if the most square grid has no longer one."""
 
@@ -96,6 +99,8 @@ class RankSets:
         """
         order = sorted(range(self._num_ranks), key=lambda rank: (-self._setting.room[rank], rank))
         counts = self.counts if not is_cut(asked) else [max(self.counts)]  # who fixes the cut names places for all
+        if self._num_ranks > MANY:  # each way takes milliseconds by then, and fewer ranks have less room together
+            counts = [count for count in counts if 4 * count >= 3 * self._num_ranks]
         sets = [tuple(sorted(order[:count])) for count in counts] if asked.devices is None else [asked.devices]
         given = asked.blocking
         small: dict[str, Any] = {"columns": given.columns or 16}
@@ -105,7 +110,10 @@ class RankSets:
         for ranks, combine in itertools.product(sets, COMBINES if free else (given.combine,)):
             cuts: list[dict[str, Any]] = [{}]
             if not is_cut(asked):
-                sizes = (sizes_of_columns([1.0] * len(ranks), columns) for columns in range(2, len(ranks)))
+                root, several = math.isqrt(len(ranks)), range(2, len(ranks))
+                if len(ranks) > MANY:
+                    several = range(root // 2, 2 * root + 1)
+                sizes = (sizes_of_columns([1.0] * len(ranks), columns) for columns in several)
                 rings = given.in_rings  # of a process grid, each rank of which has all of k
                 cuts = [
                     {"grid": grid[:2], "splits": grid[2]} for grid in grids(len(ranks)) if grid[2] == 1 or not rings
