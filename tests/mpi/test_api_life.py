@@ -384,6 +384,7 @@ def test_what_is_done_together_is_a_text_on_every_rank(comm, open_session):
 
 
 @pytest.mark.mpi(min_size=3)
+@pytest.mark.on_nodes
 def test_a_rank_that_gave_up_neither_shortens_the_wait_of_others_nor_is_blamed(comm, open_session):
     session = open_session(comm, arrival_timeout_s=1.6)
     comm.Barrier()

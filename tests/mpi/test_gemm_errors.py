@@ -162,6 +162,7 @@ def test_a_rank_that_comes_after_the_others_gave_up_is_told(comm, late):
 
 @pytest.mark.mpi(min_size=3)
 @pytest.mark.host_backend
+@pytest.mark.on_nodes
 def test_a_rank_whose_wait_was_interrupted_is_told_that_others_gave_up(comm, monkeypatch):
     session = um.Session(comm, backend="host", machine=um.Machine.uniform(comm.size), arrival_timeout_s=0.5)
     made = make_operands(session, Case(24, 20, 16))

@@ -1,4 +1,4 @@
-"""A rank that leaves a session on several nodes: whoever waits for it, wherever, hears so and gets one error."""
+"""A rank that leaves or gives up a session of several nodes: whoever waits, wherever, hears so and gets one error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import uncut_mpi as um
 from tests.helpers.collective import allgather, collective_assert, outcome
 from tests.helpers.hostile import interrupt
 from uncut_mpi.api import lifetime, measure
+from uncut_mpi.api.calls import Calls
+from uncut_mpi.api.gate import Gate
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.model.ports import Net
 from uncut_mpi.spmd import group, meetings
@@ -201,3 +203,93 @@ def test_nothing_that_ranks_were_told_comes_to_communicators_of_the_program(comm
     found = own.Iprobe()
     own.Free()
     collective_assert(comm, not found, found)
+
+
+# -- ranks that give up a meeting: who comes to it in the same moment, has met in it, or waits in it ----------
+
+
+def do_together(session):
+    """Make a call that waits for the others without limit."""
+    with session.together("what has no limit"):
+        pass
+
+
+WAITS_AFTER = {"gather": lambda session: WAITS["gather"](session._group), "next call": do_together}
+
+
+@pytest.fixture
+def gives_up(comm, monkeypatch):
+    """Has a session's rank give up its next wait of a name: it is in it when it calls `before`, and out of it then."""
+
+    def patch(session, awaited, before):
+        watch = session._group.watch
+
+        def gave_up(done, what, *how, **named):
+            if what != awaited:
+                return watch(done, what, *how, **named)
+            before()
+            raise um.StallError("in vain on purpose")
+
+        monkeypatch.setattr(session._group, "watch", gave_up)
+
+    return patch
+
+
+@pytest.mark.parametrize("nodes", ["one node", "several nodes"])
+@pytest.mark.parametrize("wait", WAITS_AFTER)
+@pytest.mark.parametrize("meeting", ["barrier", "closing barrier"])
+def test_who_has_met_is_told_of_a_rank_that_gave_up_meanwhile(
+    comm, open_alone, gives_up, monkeypatch, meeting, wait, nodes
+):
+    odd, close = comm.rank == comm.size - 1, Gate.close
+    one = {"ranks_per_node": comm.size, "machine": um.Machine.uniform(comm.size)} if nodes == "one node" else {}
+    session = open_alone(**one)
+    a, c = (session.empty((24, 24), "f64", um.Layout.rows()) for _ in range(2))
+    session.gemm(a, a, c)
+    call = session.barrier if meeting == "barrier" else lambda: session.gemm(a, a, c)
+
+    def late(*arguments, **named):
+        allgather(comm, None)  # the other rank waits
+        return close(*arguments, **named)
+
+    first = ""
+    with monkeypatch.context() as patch:
+        if odd:
+            gives_up(session, meeting, lambda: [allgather(comm, None) for _ in range(2)])
+            said = outcome(call)
+        else:
+            patch.setattr(Calls, "_may_go", lambda *_: False)
+            patch.setattr(Gate, "close", late)
+            if meeting == "barrier":
+                allgather(comm, None)
+            first = outcome(call)
+            allgather(comm, None)  # and gives up what is over here
+            said = outcome(lambda: WAITS_AFTER[wait](session))
+    wanted = "in vain on purpose" if odd else f"rank {comm.size - 1} waited for "
+    good = said.startswith("StallError") and wanted in said and first in ("", "worked") and session.broken
+    collective_assert(comm, good and (odd or "gave up" in said), f"{first}; {said}")
+
+
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.parametrize("nodes", ["one node", "several nodes"])
+def test_who_meets_without_a_limit_is_told_of_a_rank_that_gave_up_and_uses_mpi_no_more(
+    comm, open_alone, gives_up, mpi_tmp_path, nodes
+):
+    one = {"ranks_per_node": comm.size, "machine": um.Machine.uniform(comm.size)} if nodes == "one node" else {}
+    session, odd, until_s = open_alone(**one), comm.size - 1, time.monotonic() + LIMIT_S
+
+    def await_end(*ranks):  # without MPI
+        while not all((mpi_tmp_path / str(rank)).exists() for rank in ranks) and time.monotonic() < until_s:
+            time.sleep(1e-3)
+
+    if comm.rank == odd:
+        gives_up(session, "barrier", lambda: None)
+        said = outcome(session.barrier)
+    else:
+        await_end(*[odd][comm.rank :])  # the first rank comes late
+        said = outcome(lambda: do_together(session))
+    (mpi_tmp_path / str(comm.rank)).touch()
+    await_end(*range(comm.size))
+    wanted = "in vain on purpose" if comm.rank == odd else f"rank {odd} waited for this rank and gave up"
+    good = said.startswith("StallError") and wanted in said and session.broken and time.monotonic() < until_s
+    collective_assert(comm, good, said)

@@ -174,8 +174,8 @@ class Call:
             verdict = gate.close(error, self._patience_s)
         except StallError as missing:
             gate.broken = True
-            # What this rank waited for in vain says more than that the barrier was not reached.
-            raise (error if isinstance(error, StallError) else missing) from None
+            # What this rank awaited in vain says more than that the barrier was not reached, but not than who gave up.
+            raise (error if isinstance(error, StallError) and not is_agreed(missing) else missing) from None
         if verdict is not None:
             wires, in_flight = verdict
             gate.broken |= in_flight

@@ -61,7 +61,7 @@ class Control:
             self.board = ProgressBoard(words["board"], group.rank, functools.partial(self._tell, meetings.ABORT))
             group.on_word, group.on_wait = self._hear, functools.partial(self._tell, meetings.STEPS)
             group.count_steps(words["steps"])
-            group.check_left = functools.partial(self.exchange.check_left, OPENING, by_giving_up=False)
+            group.check_left = functools.partial(self.exchange.check_left, OPENING)
             group.barrier(OPENING, SETTLING_S)  # all can mark now that they leave
         except BaseException as error:
             if "exchange" in self.__dict__:

@@ -216,8 +216,9 @@ class Gate:
 
     def _check_left(self) -> None:
         try:
-            self._exchange.check_left("waiting for other ranks", by_giving_up=False)
-        except PeerFailedError as error:
+            for one in (self._exchange, self._verdicts):
+                one.check_left("waiting for other ranks")
+        except (PeerFailedError, StallError) as error:
             self._note_left(str(error), broken=True)
             raise
 
@@ -403,13 +404,18 @@ class Gate:
             return self._verdicts.judge(error, timeout_s, self._progress)
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=True)
-            self._verdicts.leave()
+            if not is_agreed(missing):
+                self._verdicts.leave()
             raise
 
     def _end_by(self, error: StallError | PeerFailedError, *, broken: bool) -> None:
-        """End the session since ranks did not meet; what runs by then, if a call has opened, is in flight."""
-        if isinstance(error, PeerFailedError):
-            self._note_left(str(error), broken=broken)
+        """
+        End the session since ranks did not meet; what runs by then, if a call has opened, is in flight.
+
+        What another rank has told all (`CallExchange.check_left`) this one does not tell again.
+        """
+        if is_agreed(error):
+            self._note_left(str(error), broken=broken or isinstance(error, StallError))
         else:
             self.broken = True
             self._exchange.leave()

@@ -4,7 +4,8 @@
 // record, then the word; it reads the others' records when all their words have the number. Nobody may begin
 // a meeting before it has read all of the one before it (spmd/meetings.py sees to that), so when a place is used again
 // all have read it. A rank that leaves for good marks its word; who waits for it finds the mark in either place, since
-// some may have met with it just before.
+// some may have met with it just before. One that only gives up a meeting has come to it: the others there wait for
+// those that have not, and when all have come the meeting is abandoned.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -53,7 +55,7 @@ class Meeting {
 
     // How many meetings this rank has begun.
     std::uint64_t number() const { return number_; }
-    // Whether a meeting was begun whose records have not been collected.
+    // Whether a meeting was begun that is neither collected nor abandoned.
     bool pending() const { return pending_; }
 
     // Begin the next meeting and collect its records.
@@ -79,13 +81,14 @@ class Meeting {
         word(place).store(number_ | left_mark, std::memory_order_release);
     }
 
-    // The ranks that have left, and why.
-    std::vector<std::pair<std::size_t, std::string>> left() const {
-        std::vector<std::pair<std::size_t, std::string>> ranks;
+    // The ranks that have left: with which meeting, and why.
+    std::vector<std::tuple<std::size_t, std::uint64_t, std::string>> left() const {
+        std::vector<std::tuple<std::size_t, std::uint64_t, std::string>> ranks;
         for (std::size_t r = 0; r < size_; ++r)
-            if (const std::uint8_t *place = mark_of(r)) {
+            if (std::uint8_t *place = mark_of(r)) {
                 const auto *reason = reinterpret_cast<const char *>(place + line - reason_bytes);
-                ranks.emplace_back(r, std::string(reason, strnlen(reason, reason_bytes)));
+                ranks.emplace_back(r, word(place).load(std::memory_order_relaxed) & ~left_mark,
+                                   std::string(reason, strnlen(reason, reason_bytes)));
             }
         return ranks;
     }
@@ -97,9 +100,13 @@ class Meeting {
             if (!spin(spin_s, [this] { return present(); })) {
                 if (!is_left()) return waiting;
                 // Who left may have met with everybody before: then all were there when the mark was made.
-                if (!present()) return abandoned;
+                if (!present()) {
+                    pending_ = false;
+                    return abandoned;
+                }
             }
         }
+        pending_ = false;
         const std::uint8_t *own = place_of(rank_) + sizeof(std::uint64_t);
         int outcome = met_alike;
         bool complete = true;
@@ -109,15 +116,13 @@ class Meeting {
             if (std::memcmp(own, theirs, bytes_) != 0) outcome = met;
             std::memcpy(everyone_.data() + r * bytes_, theirs, bytes_);
         }
-        if (!complete) return abandoned;
-        pending_ = false;
-        return outcome;
+        return complete ? outcome : abandoned;
     }
 
   private:
     std::uint8_t *place_of(std::size_t rank) const { return memory_.data() + (2 * rank + number_ % 2) * line; }
     // The place in which a rank has marked that it left, if it has.
-    const std::uint8_t *mark_of(std::size_t rank) const {
+    std::uint8_t *mark_of(std::size_t rank) const {
         for (std::size_t turn = 0; turn < 2; ++turn) {
             std::uint8_t *place = memory_.data() + (2 * rank + turn) * line;
             if (word(place).load(std::memory_order_acquire) & left_mark) return place;

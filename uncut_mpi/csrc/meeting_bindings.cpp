@@ -2,6 +2,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "passage.hpp"
@@ -16,12 +17,13 @@ void bind_meeting(nb::module_ &m) {
         .def("meet", &Meeting::meet, nb::arg("spin_s"),
              "Begin the next meeting with this rank's record, then as `collect`.")
         .def_prop_ro("number", &Meeting::number, "How many meetings this rank has begun.")
-        .def_prop_ro("pending", &Meeting::pending, "Whether a meeting was begun and not collected.")
+        .def_prop_ro("pending", &Meeting::pending,
+                     "Whether a meeting was begun that is neither collected nor abandoned.")
         .def("collect", &Meeting::collect, nb::arg("spin_s"),
              "Return 0 if others are still missing after so long, 1 if all gave the same record, 3 if one of them has "
              "left, else 2.")
         .def("leave", &Meeting::leave, nb::arg("reason"), "Give up the meeting that was begun and all others.")
-        .def_prop_ro("left", &Meeting::left, "The ranks that have left, and why: the first bytes of each reason.");
+        .def_prop_ro("left", &Meeting::left, "The ranks that have left: with which meeting, and why, the first bytes.");
 
     nb::class_<DeviceLock>(m, "DeviceLock", "A lock of one process, granted in order of arrival.",
                            nb::is_weak_referenceable())

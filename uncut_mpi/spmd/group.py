@@ -392,7 +392,7 @@ class Group:
         ------
         StallError
             Past the deadline.
-        PeerFailedError
+        PeerFailedError, StallError
             If a rank has left for good, where `check_left` tells it.
 
         Notes
@@ -401,19 +401,19 @@ class Group:
         """
         backoff = Backoff(self.spin_s, self.oversubscribed)
         seen, since_s, patience_s = b"" if progress is None else progress(), 0.0, PATIENCE_S
-        steps, told = self._steps, self.num_nodes == 1 or self._steps is None  # else others do not see them
+        told = self.num_nodes == 1 or self._steps is None  # else others do not see them
         while True:
             backoff.pause()
             if done():
                 return
             waited_s = backoff.elapsed_s() - since_s
-            if not told and steps is not None and waited_s > _TELL_S * self.size:
-                self.on_wait(steps[self.rank])
+            if not told and waited_s > _TELL_S * self.size:
+                self.tell_steps()
                 told = True
-            if waited_s > _GRACE_S and self.check_left is not None:
+            if told and waited_s > _GRACE_S and self.check_left is not None:
                 try:
                     self.check_left()
-                except PeerFailedError:
+                except (PeerFailedError, StallError):
                     for _ in range(_LAST_LOOKS):  # what is awaited of that rank may be on its way
                         if done():
                             return
@@ -461,6 +461,11 @@ class Group:
         """Count a wait for all ranks that this one begins, every collective call of MPI once. Not collective."""
         if self._steps is not None:
             self._steps[self.rank] += 1
+
+    def tell_steps(self) -> None:
+        """Let ranks of other nodes hear how many waits this one has begun. Not collective."""
+        if self._steps is not None:
+            self.on_wait(self._steps[self.rank])
 
     def behind(self) -> list[int]:
         """Return the ranks that have begun fewer waits than this one, as far as that is known here. Not collective."""

@@ -78,13 +78,13 @@ class NetMeeting:
         self.number = 0
 
     @property
-    def left(self) -> list[tuple[int, str]]:
-        """The ranks that are known to have left, and why."""
-        return [(rank, why) for rank, (_, why) in sorted(self._gone.items())]
+    def left(self) -> list[tuple[int, int, str]]:
+        """The ranks that are known to have left: with which meeting, and why."""
+        return [(rank, number, why) for rank, (number, why) in sorted(self._gone.items())]
 
     @property
     def pending(self) -> bool:
-        """Whether a meeting was begun and not collected."""
+        """Whether a meeting was begun that is neither collected nor abandoned."""
         return self._request is not None
 
     def meet(self, spin_s: float) -> int:
@@ -99,17 +99,29 @@ class NetMeeting:
         """Return what the meeting has come to within so long, as `Meeting.collect`."""
         assert self._request is not None
         until_s = time.perf_counter() + spin_s
-        while not self._request.Test():
-            # Who gives up a meeting has come to it, and others wait for the rest as long as they like.
-            if any(number < self.number or (number == self.number and why) for number, why in self._gone.values()):
-                keep_until_over(self._request.Test, (self._mine, self._everyone))
-                return _ABANDONED
+        while not (over := self._request.Test()) and not self._is_abandoned():
             if time.perf_counter() >= until_s:
                 return _WAITING
+        if not over:
+            keep_until_over(self._request.Test, (self._mine, self._everyone))
         self._request = None
+        self._group.drive()  # who left may have told so before the last one came
         if any(number <= self.number for number, _ in self._gone.values()):
+            self._group.tell_steps()  # others may still wait for who has not come
             return _ABANDONED
         return _ALIKE if (self._rows == self._mine).all() else _MET
+
+    def _is_abandoned(self) -> bool:
+        """
+        Return whether nobody waits in this meeting any more, since a rank has left.
+
+        Who gives it up has come to it. It need not use MPI any more, by which the others could end what they have begun
+        with it. They wait as long as they like for those that have not come.
+        """
+        left = [(number, why) for number, why in self._gone.values() if number <= self.number]
+        return any(number < self.number or why for number, why in left) or (
+            bool(left) and self._gone.keys() >= {*self._group.behind()}
+        )
 
     def leave(self, reason: str) -> None:
         """Take part in no meeting any more: not in the one that was begun, else not in the next; tell all others."""
@@ -192,7 +204,7 @@ class CallExchange:
         ------
         StallError
             If a rank does not take part within `timeout_s`; names those that `missing` tells. If others have given up
-            this exchange before this rank came; names them.
+            this exchange, when all have come, or an earlier one; names them.
         PeerFailedError
             If a rank has left the session, whether the others are here or not; names it.
         """
@@ -211,17 +223,17 @@ class CallExchange:
         self.unanimous = self._outcome == _ALIKE
         return self.everyone
 
-    def check_left(self, what: str, *, by_giving_up: bool = True) -> None:
+    def check_left(self, what: str) -> None:
         """
         Check that no rank has left, as far as is known here now. Local.
+
+        Those that have only given up an exchange count when it is over here: who still waits in it does so as long as
+        it likes.
 
         Parameters
         ----------
         what : str
             What this rank waits in, for the error.
-        by_giving_up : bool, default True
-            Whether ranks count that have only given up waiting: who waits for the same as they does so as long as it
-            likes.
 
         Raises
         ------
@@ -229,26 +241,28 @@ class CallExchange:
             As `exchange`.
         """
         self._group.drive()
-        left = self.meeting.left
+        left, gone = self.meeting.left, dict[str, list[int]]()
         if not left:
             return
-        gone: dict[str, list[int]] = {}
-        for rank, why in left:
-            gone.setdefault(why, []).append(rank)
-        gone.pop("", None)
-        if not gone and not by_giving_up:
-            return
+        next_one = self.meeting.number + (not self.meeting.pending)
+        for rank, number, why in left:
+            if why or number < next_one:
+                gone.setdefault(why, []).append(rank)
+        gave_up = gone.pop("", None)
         if gone:
             # The launcher may end the job as soon as this rank ends; what the other has to say comes first.
             time.sleep(_LAST_WORDS_S)
             who = ", ".join(f"{name_ranks(ranks)} left the session by {why}" for why, ranks in gone.items())
             raise agreed(PeerFailedError(f"{what}: {who}, so it has ended on all ranks: see that rank's output"))
-        who = name_ranks([rank for rank, _ in left])
-        raise StallError(
-            f"{what}, rank {self._group.rank}: {who} waited for this rank and gave up, "
-            "so the session has ended here too: begin and end every call on all ranks in time, or raise "
-            "arrival_timeout_s (inside a call timeout_s)"
-        )
+        if gave_up:
+            whom = "this rank" if self._outcome == _ABANDONED else "others"
+            raise agreed(
+                StallError(
+                    f"{what}, rank {self._group.rank}: {name_ranks(gave_up)} waited for {whom} and gave up, "
+                    "so the session has ended here too: begin and end every call on all ranks in time, or raise "
+                    "arrival_timeout_s (inside a call timeout_s)"
+                )
+            )
 
     @property
     def pending(self) -> bool:
