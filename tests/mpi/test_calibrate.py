@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import platform
 import time
 import types
 
@@ -21,6 +22,7 @@ from tests.helpers.calibrating import make_small
 from tests.helpers.collective import allgather, collective_assert, expect, once
 from tests.helpers.commands import in_process
 from uncut_mpi.api import measure as measuring
+from uncut_mpi.api.lifetime import RANKS_PER_NODE
 from uncut_mpi.calibrate import main
 from uncut_mpi.calibration import disk, power, probes, workbench
 from uncut_mpi.calibration import measuring as measuring_probes
@@ -29,11 +31,13 @@ from uncut_mpi.calibration.effort import EFFORTS
 from uncut_mpi.calibration.samples import ProductSample, Samples
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
+from uncut_mpi.command import calibrate_job
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.costs import Disk
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.schedule import Kind
+from uncut_mpi.spmd import group as groups
 
 pytestmark = pytest.mark.mpi
 
@@ -274,6 +278,19 @@ def test_output_names_the_file_that_is_kept_and_json_one_more(comm, job, mpi_tmp
     status, out, err = job(["--backend", "host", "--quick", "--json", other, "--output", path])
     collective_assert(comm, status == 0 and path.read_text() == other.read_text(), out)
     collective_assert(comm, f"kept in {path}" in out and not err and not kept(mpi_tmp_path), out + err)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("machines", ["several of one name", "one of several names"])
+def test_each_machine_keeps_a_file_of_its_own_whatever_it_is_called(comm, job, monkeypatch, machines):
+    several, own = machines == "several of one name", []
+    monkeypatch.setenv(RANKS_PER_NODE, "1")
+    monkeypatch.setattr(groups, "node_identity", lambda: f"machine {comm.rank if several else 0}")
+    monkeypatch.setattr(platform, "node", lambda: "name" if several else f"name{comm.rank}")
+    monkeypatch.setattr(calibrate_job, "_keep_own", lambda *_: own.append(comm.rank))
+    status, out, err = job(["--backend", "host", "--quick"])
+    good = own == ([comm.rank] if several or comm.rank == 0 else [])
+    collective_assert(comm, status == 0 and good, f"{own} {out}{err}")
 
 
 @pytest.mark.one_node("what is printed and probed of one")

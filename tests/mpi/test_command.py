@@ -247,6 +247,15 @@ def test_bad_files_give_one_error_and_no_output(comm, job, folder, names, more, 
     collective_assert(comm, good, f"status {status}, left {left}: {err}")
 
 
+@pytest.mark.mpi(min_size=2)
+def test_cores_are_counted_of_each_node_also_where_nodes_have_one_name(comm, job, mpi_tmp_path, monkeypatch):
+    path = mpi_tmp_path / "facts.json"
+    monkeypatch.setattr(command_job, "node_identity", lambda: f"node {comm.rank}")
+    status, out, err = job([*SMALL, "--json", path])
+    wanted, said = sum(allgather(comm, len(os.sched_getaffinity(0)))), json.loads(path.read_text())["cores"]
+    collective_assert(comm, status == 0 and said == wanted, f"{said}, not {wanted}; {out}{err}")
+
+
 def test_an_output_that_exists_is_kept(comm, job, folder):
     status, _, err = job([folder / "A.npy", folder / "B.npy", "-o", folder / "there.npy"])
     kept = (folder / "there.npy").read_text() == "keep me"

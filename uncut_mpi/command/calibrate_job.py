@@ -154,7 +154,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
                 say(text)
                 _publish(machine, facts, arguments, say, keep=passed, took_s=took_s)
             # Nodes that are taken for several are one machine, which has one file.
-            first = group.rank == group.hosts.index(group.hosts[group.rank])
+            first = group.rank == group.machines.index(group.machines[group.rank])
             if first and group.num_nodes > 1 and passed and arguments.output is None:
                 _keep_own(node, arguments)
         return passed

@@ -44,6 +44,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.simulate import simulate
+from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.spmd.runtime import library_version
 from uncut_mpi.units import bytes_text, time_text
@@ -299,14 +300,14 @@ def _about(
     words: Sequence[str],
     found: Sequence[nonfinite.NonFinite],
 ) -> report.Circumstances:
-    where = session.gather_values((platform.node(), os.sched_getaffinity(0)))
+    where = session.gather_values((platform.node(), node_identity(), os.sched_getaffinity(0)))
     return report.Circumstances(
         version=uncut_mpi.__version__,
         command_line=shlex.join(["python", "-m", "uncut_mpi.gemm", *words]),
         date=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        hosts=tuple(dict.fromkeys(host for host, _ in where)),
+        hosts=tuple(dict.fromkeys(host for host, *_ in where)),
         devices=session.device_names,
-        cores=len({(host, core) for host, cores in where for core in cores}),
+        cores=len({(node, core) for _, node, cores in where for core in cores}),
         mpi=library_version(),
         versions={
             "python": platform.python_version(),

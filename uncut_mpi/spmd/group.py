@@ -159,8 +159,10 @@ class Group:
         Number of nodes.
     node_of : tuple of int
         Node of every rank.
+    machines : tuple of str
+        What tells the machine of every rank from others (`node_identity`), whatever nodes its ranks are taken for.
     hosts : tuple of str
-        Name of the machine that every rank is on.
+        Name of the machine that every rank is on, for messages: containers on several may have the same.
     local_rank, local_size : int
         This rank among those of its node, and how many those are.
     oversubscribed : bool
@@ -236,10 +238,11 @@ class Group:
     def _find_nodes(self, ranks_per_node: int | None) -> None:
         own = node_identity(), os.sched_getaffinity(0), ranks_per_node, platform.node(), os.urandom(_KEY_BYTES)
         facts = self.allgather_objects(own, OPENING, SETTLING_S)
-        self.hosts, self._key = tuple(fact[3] for fact in facts), facts[0][4]
+        self.machines, self.hosts = tuple(fact[0] for fact in facts), tuple(fact[3] for fact in facts)
+        self._key = facts[0][4]
         each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
         names = list[tuple[str, int]]()
-        for (machine, *_), most in zip(facts, each, strict=True):
+        for machine, most in zip(self.machines, each, strict=True):
             names.append((machine, before[machine] // most))
             before[machine] += 1
         nodes = list(dict.fromkeys(names))
@@ -250,7 +253,7 @@ class Group:
         cores: set[int] = set().union(
             *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
         )
-        here = [fact[0] for fact in facts].count(node_identity())  # on this machine, whatever nodes they are taken for
+        here = self.machines.count(self.machines[self.rank])  # whatever nodes they are taken for
         self.oversubscribed = len(cores) < here
         self.spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
 
