@@ -147,6 +147,17 @@ def test_who_runs_a_product_is_told_of_a_rank_that_left_it(comm, open_alone, tol
         told(outcome(lambda: session.gemm(a, a, c)), "KeyboardInterrupt")
 
 
+def test_who_plans_is_told_of_a_rank_that_waits_for_its_device_in_vain(comm, open_alone, told, monkeypatch):
+    def in_vain(*_):
+        raise um.StallError("in vain on purpose")
+
+    session = open_alone()
+    a, c = (session.empty((24, 24), "f64", um.Layout.rows()) for _ in range(2))
+    if comm.rank == comm.size - 1:
+        monkeypatch.setattr(session._calls.turns, "acquire", in_vain)
+    told(outcome(lambda: session.gemm(a, a, c)), "StallError")
+
+
 def test_a_call_that_one_rank_ends_is_ended_on_the_boards_of_other_nodes(comm, open_alone):
     with open_alone() as session:
         if comm.rank == 0:

@@ -35,7 +35,6 @@ from uncut_mpi.errors import (
     ParamError,
     PlanError,
     ScheduleError,
-    StallError,
     UncutError,
     is_agreed,
 )
@@ -255,13 +254,10 @@ class Calls:
                 told = self.gate.open(request.call, request.asked, b"", flags=READY, begun=True)
         all_ready = told == READY
         written = request.matrices[2].info
-        try:
-            self.turns.acquire(self._arrival_timeout_s, self.flight.drain)
-            if follows and (written.file or not all_ready):
-                self.flight.drain()
-        except StallError:
-            self.gate.broken = True  # some ranks may hold their devices by now
-            raise
+        # After a stall some ranks have their devices: they are told that this one leaves (`Gate.__exit__`).
+        self.turns.acquire(self._arrival_timeout_s, self.flight.drain)
+        if follows and (written.file or not all_ready):
+            self.flight.drain()
         try:
             if not all_ready:
                 ways = self._take if told & NEWS else self.prepare
