@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -279,11 +280,12 @@ def test_a_wrong_result_fails_the_run(comm, mpi_tmp_path, machine_cache, monkeyp
 
 def test_what_does_not_fit_is_multiplied_in_cubes_and_verified(comm, mpi_tmp_path):
     path = mpi_tmp_path / "cubes.jsonl"
-    words = ["--only", "16384,host", "--methods", "auto,cubes", "--scale", "0.05", "--device-memory", "2MiB"]
+    words = ["--only", "16384,host", "--methods", "auto,cubes", "--scale", "0.05"]
+    words += ["--device-memory", f"{4096 // comm.size}KiB"]
     collective_assert(comm, run(comm, path, *words, "--dtypes", "f32,f16") == 0)
     rows = results(comm, path)
     found = {(row["dtype"], row["method"]): row for row in rows}
-    good = found["f32", "cubes"]["passed"] and "64 cubes of 256, each grid" in found["f32", "cubes"]["how"]
+    good = found["f32", "cubes"]["passed"] and re.match(r"\d{2,} cubes of \d+, each grid", found["f32", "cubes"]["how"])
     good = good and found["f32", "cubes"]["scheduler"] == "cubes" and found["f32", "auto"]["passed"]
     good = good and "rounded each time" in found["f16", "cubes"]["reason"] and found["f16", "auto"]["passed"]
-    collective_assert(comm, good, str(rows))
+    collective_assert(comm, bool(good), str(rows))
