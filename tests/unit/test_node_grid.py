@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 
 from tests.helpers.clusters import cluster
@@ -104,6 +105,17 @@ def test_slices_go_from_node_to_node_in_legs(delivery: str, memory: int, monkeyp
     messages = [int((one.tasks["kind"] == Kind.SEND).sum()) for one in (whole, schedule)]
     assert messages[1] > 3 * messages[0]
     assert entering(schedule) == {formula(EDGE, (2, 4))}
+    check(schedule)
+
+
+def test_nodes_send_what_is_theirs_before_they_hand_on_what_is_others() -> None:
+    problem, machine = problem_of(EDGE), cluster(4, 1)
+    layout = Dealt(Layout.block_cyclic(EDGE // 16, EDGE // 16, (1, 4)), "device")
+    placement, at_once = Places(layout, layout, layout).bind(problem, 4), Blocking(first=EDGE, block=EDGE, columns=1)
+    schedule = planned(problem, placement, machine, grid=(1, 4), blocking=at_once)
+    senders = schedule.tasks["rank"][schedule.tasks["kind"] == Kind.SEND]
+    # Of A, each part of which goes on to three. All go on by one node before any goes on by two.
+    assert [np.bincount(some).tolist() for some in np.split(senders, 3)] == 3 * [4 * [len(senders) // 12]]
     check(schedule)
 
 

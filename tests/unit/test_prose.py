@@ -20,7 +20,7 @@ LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 END = re.compile(r"[.!?]\)?[*\"]{0,2}(?=\s)|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
 WORD = re.compile(r"\w")
 CITED = re.compile(r"\b20\d\d-\d\d-\d\d\b")
-RESULT = re.compile(r"`([\w*.-]+_(?:[1-9]xh\d+|simulated)_[\w*.-]+\.(?:jsonl?|txt))`")
+RESULT = re.compile(r"`([\w*.-]+_(?:[1-9]xh(?:\d+|ost)|simulated)_[\w*.-]+\.(?:jsonl?|txt))`")
 
 
 def sentences(text: str) -> list[str]:

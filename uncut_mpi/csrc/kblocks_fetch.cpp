@@ -29,6 +29,8 @@ void Scheduler::fetch_groups(const KStep &step, std::optional<bool> shared) {
         fetch(matrix, matrix == matrix_a ? round.strips[group] : Extent{}, groups[group], step);
         begin_residents();
     }
+    go_round();
+    begin_residents();
 }
 
 bool Scheduler::is_shared(int matrix, const Blocks &blocks, int split) const {
@@ -317,32 +319,44 @@ void Scheduler::hand_out_over_nodes(const KStep &step) {
     for (std::int64_t part = 0; part < parts; ++part) {
         const Extent some = part_of(static_cast<std::int64_t>(count), count > 1 ? parts : 1, count > 1 ? part : 0);
         const Extent columns = count > 1 || parts == 1 ? Extent{} : part_of(source_of(front).cols, parts, part);
-        Delivery slice = to_deliver(
-            std::span(runs_).subspan(static_cast<std::size_t>(some.first), static_cast<std::size_t>(some.size())),
-            columns, step);
-        const Delivery::Taker *from = nullptr;
-        std::vector<std::int32_t> came;  // the legs to it
-        std::size_t begin = 0;
-        for (const std::size_t end : ends) {
-            const auto here = std::span(slice.takers).subspan(begin, end - begin);
-            begin = end;
-            const int node = node_of(here.front(), step);
-            const KPiece &near = problem_.nearest(front.holders.front(), node);
-            if (node != home && count == 1 && node_of(near.origin) == node) {  // which has it
-                Delivery own = slice;
-                own.runs.front().from = &near, own.origin = near.origin;
-                Delivery::Taker *first = first_of_node(here, own, part + turn);
-                if (first) pass(own, nullptr, *first);
-                hand_on(own, here, first);
-                continue;
-            }
-            Delivery::Taker *first = first_of_node(here, slice, part + turn);
-            if (first && node != home) pass_in_legs(slice, from, *first, came);
-            if (first && node == home) pass(slice, from, *first), came.assign(1, first->task);
-            if (first) from = first;
-            hand_on(slice, here, first);
+        const auto first = static_cast<std::size_t>(some.first), size = static_cast<std::size_t>(some.size());
+        rounds_.push_back({to_deliver(std::span(runs_).subspan(first, size), columns, step), ends, part + turn});
+    }
+}
+
+// All go on by one node before any goes on by two. Slices of several nodes then go round at one time: a node that first
+// sent on what another one has would wait for it with its own.
+void Scheduler::go_round() {
+    bool any = !rounds_.empty();
+    for (std::size_t at = 0; any; ++at) {
+        any = false;
+        for (RoundNodes &one : rounds_) {
+            if (at < one.ends.size()) go_on(one, at);
+            any |= at + 1 < one.ends.size();
         }
     }
+    rounds_.clear();
+}
+
+void Scheduler::go_on(RoundNodes &one, std::size_t at) {
+    Delivery &slice = one.slice;
+    const std::size_t begin = at == 0 ? 0 : one.ends[at - 1];
+    const auto here = std::span(slice.takers).subspan(begin, one.ends[at] - begin);
+    const int node = node_of(here.front(), slice.step), home = node_of(slice.origin);
+    const KPiece &near = problem_.nearest(slice.runs.front().holders.front(), node);
+    if (node != home && slice.runs.size() == 1 && node_of(near.origin) == node) {  // which has it
+        Delivery own = slice;
+        own.runs.front().from = &near, own.origin = near.origin;
+        Delivery::Taker *first = first_of_node(here, own, one.turn);
+        if (first) pass(own, nullptr, *first);
+        hand_on(own, here, first);
+        return;
+    }
+    Delivery::Taker *first = first_of_node(here, slice, one.turn);
+    if (first && node != home) pass_in_legs(slice, one.from, *first, one.came);
+    if (first && node == home) pass(slice, one.from, *first), one.came.assign(1, first->task);
+    if (first) one.from = first;
+    hand_on(slice, here, first);
 }
 
 void Scheduler::pass_in_legs(const Delivery &slice, const Delivery::Taker *from, Delivery::Taker &to,

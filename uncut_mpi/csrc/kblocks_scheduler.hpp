@@ -246,6 +246,16 @@ class Scheduler {
     // The same where some who take them are on other nodes than the origin. Each slice goes round the nodes, so that it
     // enters each once and leaves each once; the rank of a node that gets it hands it on there.
     void hand_out_over_nodes(const KStep &step);
+    // What goes round nodes: where its takers of each node end, who has got it last.
+    struct RoundNodes {
+        Delivery slice;
+        std::vector<std::size_t> ends;
+        std::int64_t turn;
+        const Delivery::Taker *from = nullptr;
+        std::vector<std::int32_t> came{};  // the legs to it
+    };
+    void go_round();
+    void go_on(RoundNodes &one, std::size_t at);
     // Brings a slice to a node in legs, each as soon as it has come where it comes from: `came` are those, and then
     // those that went.
     void pass_in_legs(const Delivery &slice, const Delivery::Taker *from, Delivery::Taker &to,
@@ -386,7 +396,8 @@ class Scheduler {
     std::vector<Run> runs_;  // that go together,
     Blocks takers_, found_;  // who takes them, and who takes the next one
     std::vector<std::int64_t> edges_;
-    std::vector<Summand> summands_;  // of one part of C
+    std::vector<Summand> summands_;   // of one part of C
+    std::vector<RoundNodes> rounds_;  // what a fetch sends round nodes
     // What waits to be delivered, and until when each rank's port to other devices and from them is busy, in bytes.
     std::vector<std::vector<Delivery>> deliveries_;  // on each node
     std::vector<double> sends_until_, receives_until_, link_until_, host_until_;
