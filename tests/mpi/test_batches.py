@@ -332,7 +332,7 @@ def test_what_makes_no_product_of_batches_is_one_error_on_all_ranks_and_nothing_
     a, b, c = (session.empty_host((4, 3, 3)) for _ in "abc")
     wide, single = session.empty_host((4, 3, 5)), session.empty_host((4, 3, 3), "f32")
     set_matrix(session, c, 7.0)
-    rank, listed = session.rank, session.gemm_batch
+    rank, listed = min(session.rank, 2), session.gemm_batch
     cases = (
         (lambda: session.gemm(a, b[1:], c), um.ParamError, ["A has 4 products, B has 3 products, C has 4 products"]),
         (lambda: session.gemm(a[:2], b), um.ParamError, ["A and B have 2 and 4 products"]),

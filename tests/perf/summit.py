@@ -10,7 +10,7 @@ tiles of 1024. First N = 70,000 on a node with one process of 1 to 6 GPUs (figur
 lookaheads of 1 and 2. The text gives shares of the practical peak, 7.2 TFLOP/s a GPU; its figures have no numbers.
 
 All ranks are simulated. With several blocks of C on many processes k is cut to `LONGEST` tiles. So more of the time
-goes to what there is besides k-blocks, at the ends and between blocks of C: on 6 × 6 processes about a point.
+goes to what there is besides k-blocks, at the ends and between blocks of C: on 6 × 6 processes about a point or two.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PAPER: Final = {1: 95.0, 2: 95.0, 3: 95.0, 4: 85.0, 5: 85.0, 6: 85.0}
 AROUND: Final = (5, 11, 21, 22, 33)
 """Columns of C for each GPU beside another (tiles). C fits up to 21.8: three quarters of three GPUs' memory."""
 
-LONGEST: Final = {12: 256}
+LONGEST: Final = {12: 128}
 """Tiles of k that are simulated where there are several blocks of C, by rows of processes; else all are."""
 
 BESIDES: Final = {
