@@ -19,6 +19,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import grid_starts, share_step
@@ -130,27 +132,29 @@ def sizes_of_columns(areas: Sequence[float], columns: int) -> list[int]:
     columns : int
         From 1 to the number of ranks.
     """
-    count, cut = len(areas), _best_cuts(tuple(areas))
-    sizes, upto = [], count
+    cut, sizes, upto = _best_cuts(tuple(areas)), [], len(areas)
     for column in range(columns, 0, -1):
-        sizes.append(upto - cut[column][upto])
-        upto = cut[column][upto]
+        since = int(cut(column)[upto])
+        sizes.append(upto - since)
+        upto = since
     return sizes[::-1]
 
 
-@functools.lru_cache(maxsize=4)  # a search asks for every number of columns
-def _best_cuts(areas: tuple[float, ...]) -> list[list[int]]:
-    """Return [columns][ranks]: where the last of so many columns begins, of the first so many ranks."""
-    count, total = len(areas), math.fsum(areas)
-    before = [0.0, *itertools.accumulate(area / total for area in areas)]
-    # least[c][i]: of the first i ranks in c columns.
-    least = [[math.inf] * (count + 1) for _ in range(count + 1)]
-    cut = [[0] * (count + 1) for _ in range(count + 1)]
-    least[0][0] = 0.0
-    for column in range(1, count + 1):
-        for upto in range(column, count + 1):
-            for since in range(column - 1, upto):
-                cost = least[column - 1][since] + (upto - since) * (before[upto] - before[since])
-                if cost < least[column][upto] - 1e-12:
-                    least[column][upto], cut[column][upto] = cost, since
+@functools.lru_cache(maxsize=4)  # a search asks for several numbers of columns
+def _best_cuts(areas: tuple[float, ...]) -> Callable[[int], np.ndarray]:
+    """Return what returns, of so many columns and the first 0, 1, ... ranks, where the last column begins."""
+    total = math.fsum(areas)
+    before, count = np.array([0.0, *itertools.accumulate(area / total for area in areas)]), np.arange(len(areas) + 1)
+    # Of a last column, by the end of its ranks and their begin.
+    edges = np.where(count[:, None] > count, (count[:, None] - count) * (before[:, None] - before), math.inf)
+    least, cuts = np.where(count > 0, math.inf, 0.0), [count]
+
+    def cut(columns: int) -> np.ndarray:
+        nonlocal least
+        while len(cuts) <= columns:
+            costs = least + edges
+            least = costs.min(axis=1)
+            cuts.append((costs < least[:, None] + 1e-12).argmax(axis=1))  # the longest of those as good
+        return cuts[columns]
+
     return cut
