@@ -10,7 +10,7 @@ import pytest
 
 from uncut_mpi.device import net_lanes
 from uncut_mpi.device.interface import Columns
-from uncut_mpi.device.net_lanes import NetLanes, NetRun
+from uncut_mpi.device.net_lanes import NetLanes, NetRun, messages_left
 from uncut_mpi.device.views import bytes_at
 from uncut_mpi.planning.lower import Code
 
@@ -197,3 +197,11 @@ def test_what_nobody_takes_is_given_up_with_its_memory(monkeypatch):
     assert sender.over
     assert "sends task 0 to rank 1" in sender.given_up
     assert len(net_lanes._given_up) == 1
+
+
+def test_what_ends_a_run_whose_messages_were_given_up_stays_what_it_was() -> None:
+    assert str(messages_left(None, "task 3 waits")) == "another rank has failed; task 3 waits"
+    assert str(messages_left(MemoryError(), "task 3 waits")) == "MemoryError; task 3 waits"
+    interrupt = messages_left(KeyboardInterrupt(), "task 3 waits")
+    assert isinstance(interrupt, KeyboardInterrupt)
+    assert vars(interrupt) == {"fatal": True}

@@ -26,7 +26,7 @@ import numpy as np
 
 from uncut_mpi.device.interface import Columns, FlagTable, Transport
 from uncut_mpi.device.views import bytes_at
-from uncut_mpi.errors import DeviceError
+from uncut_mpi.errors import DeviceError, StallError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, LaneKind
@@ -299,6 +299,18 @@ class NetRun:
         for lane in self._moving:
             lane.tell_all()
         self._moving = []
+
+
+def messages_left(error: BaseException | None, given_up: str) -> BaseException:
+    """
+    Return what a run reports whose messages were given up after an error, None for another rank's: no run may follow.
+
+    An interrupt stays one, and is fatal.
+    """
+    if error is None or isinstance(error, Exception):
+        return StallError(f"{reason(error) if error else 'another rank has failed'}; {given_up}")
+    error.fatal = True  # type: ignore[attr-defined]
+    return error
 
 
 class _NetLaneRun:

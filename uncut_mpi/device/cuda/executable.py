@@ -24,7 +24,7 @@ from uncut_mpi.device.interface import (
     TaskTimes,
     lane_name,
 )
-from uncut_mpi.device.net_lanes import NetLanes, NetRun
+from uncut_mpi.device.net_lanes import NetLanes, NetRun, messages_left
 from uncut_mpi.errors import DataFileError, DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.planning.lower import Code, OperationList
@@ -128,8 +128,8 @@ class CudaExecutable(Executable):
         result = native.finish()
         result.add(messages.tasks, messages.copy_bytes)
         if messages.given_up and not result.fatal:
-            told = error or self._error_of(result, timeout_s) or "another rank has failed"
-            return ExecutionReport(error=StallError(f"{told}; {messages.given_up}"))
+            error = error or self._error_of(result, timeout_s)
+            return ExecutionReport(error=messages_left(error, messages.given_up))
         if error is None or not (result.went_well or result.aborted):
             return result
         return ExecutionReport(error=error)

@@ -37,7 +37,7 @@ from uncut_mpi.device.interface import (
     Transport,
     lane_name,
 )
-from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes
+from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes, messages_left
 from uncut_mpi.device.views import Array, words_at
 from uncut_mpi.errors import DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
@@ -222,8 +222,7 @@ class HostRun(Run):
             stalled = isinstance(self._report.error, StallError)
             self._net.finish(0.0 if stalled else self._timeout_s)
             if self._net.given_up and not stalled:
-                told = self._report.error or "another rank has failed"
-                self._report.error = StallError(f"{told}; {self._net.given_up}")
+                self._report.error = messages_left(self._report.error, self._net.given_up)
             self._write_remaining_flags()
         elif self._traced:
             table = np.array(self._times, np.float64).reshape(-1, 3)
