@@ -182,9 +182,10 @@ class PlanMaker:
             self.neighbours.add(plan.key, better.chosen)
             return better.told
 
-        told = self._from_root(of_root)
-        made = [] if better is None else [better.plan.schedule]
-        return self._as_told(plan.key, plan.options, [told], made)[0]
+        told = [self._from_root(of_root)]
+        if better is None:
+            return self._as_told(plan.key, plan.options, told, [])[0]
+        return self._as_told(plan.key, plan.options, told, [better.plan.schedule], (better.plan,))[0]
 
     def _from_root(self, function: Callable[[], _T]) -> _T:
         """Return what rank 0 tells of schedules, and count its bytes. Collective."""
@@ -194,13 +195,24 @@ class PlanMaker:
         return found
 
     def _as_told(
-        self, key: PlanKey, options: ScheduleOptions, told: list[Told], made: list[Schedule]
+        self,
+        key: PlanKey,
+        options: ScheduleOptions,
+        told: list[Told],
+        made: list[Schedule],
+        ready: tuple[Plan, ...] = (),
     ) -> tuple[Plan, ...]:
-        """Return the plans that rank 0 tells, which has made their schedules; what the others make is the same."""
+        """
+        Return the plans that rank 0 tells. Collective.
+
+        There schedules are `made`, and plans may be `ready`. What the others make is the same.
+        """
         group = self._group
 
         def plans(ways: Callable[[], list[Schedule]]) -> tuple[Plan, ...]:
             with agreement.collective(group, "making the schedule"):
+                if ready:
+                    return ready
                 several = zip(told, made or ways(), strict=True)
                 return tuple(Plan.of(key, about, schedule, group.rank, options) for (about, _), schedule in several)
 

@@ -166,9 +166,9 @@ class Planner:
         check_steps(dealt, how)
         aligns = aligns and self.aligns
         made = Prepared(self, dealt, options, how, aligns=aligns)
-        if in_core and not made.fits:
-            return made  # whatever k-blocks it has, and to count its tasks may take seconds
         if not options.blocking.block and made.request.tasks_at_most > MAX_TASKS:
+            if in_core and not made.fits:
+                return made  # whatever k-blocks it has, and to count its tasks may take seconds
             how = with_longer_k_blocks(dealt, how)
             made = Prepared(self, dealt, options, how, aligns=aligns)
         if in_core or aligns or self.setting.surely_fits or options.areas is not None or made.fits:

@@ -132,29 +132,26 @@ def sizes_of_columns(areas: Sequence[float], columns: int) -> list[int]:
     columns : int
         From 1 to the number of ranks.
     """
-    cut, sizes, upto = _best_cuts(tuple(areas)), [], len(areas)
-    for column in range(columns, 0, -1):
-        since = int(cut(column)[upto])
+    # By powers of two, since a search asks for several numbers of columns.
+    cuts = _best_cuts(tuple(areas), 1 << (columns - 1).bit_length())
+    sizes, upto = [], len(areas)
+    for cut in cuts[columns - 1 :: -1]:
+        since = int(cut[upto])
         sizes.append(upto - since)
         upto = since
     return sizes[::-1]
 
 
-@functools.lru_cache(maxsize=4)  # a search asks for several numbers of columns
-def _best_cuts(areas: tuple[float, ...]) -> Callable[[int], np.ndarray]:
-    """Return what returns, of so many columns and the first 0, 1, ... ranks, where the last column begins."""
+@functools.lru_cache(maxsize=8)
+def _best_cuts(areas: tuple[float, ...], columns: int) -> list[np.ndarray]:
+    """Return for 1, 2, ... columns where the last one begins, of the first 0, 1, ... ranks: int, shape (ranks + 1,)."""
     total = math.fsum(areas)
     before, count = np.array([0.0, *itertools.accumulate(area / total for area in areas)]), np.arange(len(areas) + 1)
     # Of a last column, by the end of its ranks and their begin.
     edges = np.where(count[:, None] > count, (count[:, None] - count) * (before[:, None] - before), math.inf)
-    least, cuts = np.where(count > 0, math.inf, 0.0), [count]
-
-    def cut(columns: int) -> np.ndarray:
-        nonlocal least
-        while len(cuts) <= columns:
-            costs = least + edges
-            least = costs.min(axis=1)
-            cuts.append((costs < least[:, None] + 1e-12).argmax(axis=1))  # the longest of those as good
-        return cuts[columns]
-
-    return cut
+    least, cuts = np.where(count > 0, math.inf, 0.0), []
+    for _ in range(min(columns, len(areas))):
+        costs = least + edges
+        least = costs.min(axis=1)
+        cuts.append((costs < least[:, None] + 1e-12).argmax(axis=1))  # the longest of those as good
+    return cuts
