@@ -75,8 +75,8 @@ def test_products_of_every_kind_and_place_are_right_in_chunks(comm, open_session
 
 
 def test_who_polls_a_product_in_chunks_comes_to_an_end(comm, open_session, few_tasks, monkeypatch):
-    case = CASES[0]
-    with open_session(comm, device_memory=96 * KIB) as session:
+    case = Case(480, 260, 280)
+    with open_session(comm, device_memory=48 * KIB) as session:
         calls, kinds = session._calls, []
 
         def polled(*about):
@@ -159,28 +159,27 @@ def test_chunks_that_lie_differently_have_plans_of_their_own_for_as_long_as_ther
 
 @pytest.fixture
 def failing(comm, few_tasks):
-    """Yield a session and what sets it up to fail on a rank that computes in the second chunk of a plan's next call."""
-    left, odd = [-1], ranks_per_node(comm.size) - 1
+    """Yield a session and what sets it up to fail on a rank that computes in the second chunk of the next call."""
+    armed, seen, odd = threading.Event(), set(), ranks_per_node(comm.size) - 1
 
     def fail(*_):
-        left[0] -= 1
-        if left[0] == 0 and comm.rank == odd:
-            raise um.DeviceError("nothing works any more")
-
-    def fails(plan):
-        left[0] = int((plan.schedule.tasks["rank"] == odd).sum()) + 3
+        if armed.is_set() and comm.rank == odd:
+            seen.add(session._gate.epoch)
+            if len(seen) > 1:
+                armed.clear()
+                raise um.DeviceError("nothing works any more")
 
     machine, faulty = um.Machine.uniform(comm.size), functools.partial(FaultyBackend, fault=fail)
     with um.Session(comm, backend=faulty, machine=machine, device_memory=48 * KIB, timeout_s=20) as session:
-        yield session, fails
+        yield session, armed.set
 
 
 @pytest.mark.host_backend
 def test_an_error_in_a_chunk_ends_all_ranks_and_the_session_goes_on(comm, failing):
-    case, (session, fails) = Case(300, 260, 280), failing
+    case, (session, fails) = Case(480, 260, 280), failing
     operands = make_operands(session, case)
     with session.plan(*operands.abc) as plan:
-        fails(plan)
+        fails()
         expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
         collective_assert(comm, plan.summary.chunks > 1 and plan.progress() == 0, str(plan.summary))
         # By that epoch a rank that is interrupted tells the others.
@@ -197,7 +196,7 @@ def test_a_file_of_which_a_chunk_has_failed_gets_no_name(comm, tmp_path, failing
     operands = make_operands(session, Case(480, 260, 280))
     c = session.create_file(folder / "c.npy", operands.c.shape, "f64")
     with session.plan(operands.a, operands.b, c, reads_c=False) as plan:
-        fails(plan)
+        fails()
         expect(comm, um.DeviceError, ["nothing works any more"], plan.execute)
         expect(comm, um.DataFileError, ["has failed"], lambda: session.commit(c))
         plan.execute()
