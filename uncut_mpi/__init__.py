@@ -37,6 +37,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 
 if TYPE_CHECKING:
+    from uncut_mpi import blas
     from uncut_mpi.api.batch import Batch
     from uncut_mpi.api.call import CallResult
     from uncut_mpi.api.flight import Handle
@@ -71,6 +72,7 @@ _LAZY = {
 __all__ = [
     "Batch",
     "Blocking",
+    "blas",
     "CallResult",
     "CapacityError",
     "DataFileError",
@@ -107,6 +109,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "blas":
+        return importlib.import_module("uncut_mpi.blas")
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     if name == "_native":  # whoever imports it comes here first

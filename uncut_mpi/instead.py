@@ -13,7 +13,9 @@ BATCH: Final = (
 )
 _DIMENSIONS = {0: "a number is x.reshape(1, 1)", 1: "a vector is a matrix of one column, x.reshape(-1, 1)"}
 _ASYNCHRONOUS = "session.gemm and plan.execute return at once with wait=False, and what they return has wait()"
-_GEMM = "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm"
+_GEMM = (
+    "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm; uncut_mpi.blas has SciPy's names"
+)
 _SQUARE = "session.gemm(a, a.T) computes all of it, for complex matrices with a.H in the place of a.T"
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
 

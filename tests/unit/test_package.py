@@ -108,9 +108,9 @@ def test_every_public_name_is_in_the_reference():
     import uncut_mpi
 
     reference = (ROOT / "docs" / "reference.md").read_text()
-    documented = set(re.findall(r"auto(?:class|function):: uncut_mpi\.(\w+)$", reference, re.MULTILINE))
+    documented = set(re.findall(r"auto(?:class|function|module):: uncut_mpi\.(\w+)$", reference, re.MULTILINE))
     errors = {name for name in uncut_mpi.__all__ if name.endswith("Error")}  # by automodule
-    assert documented == set(uncut_mpi.__all__) - errors - {"__version__"}
+    assert documented - {"errors"} == set(uncut_mpi.__all__) - errors - {"__version__"}
 
 
 def test_the_version_is_the_one_of_the_project_file():

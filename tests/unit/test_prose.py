@@ -71,7 +71,7 @@ def test_docstrings_are_of_short_sentences_and_those_of_modules_of_few_lines() -
 
 def test_sentences_of_the_cores_comments_are_short() -> None:
     found = {}
-    for path in sorted((ROOT / "uncut_mpi" / "csrc").iterdir()):
+    for path in sorted((ROOT / "uncut_mpi" / "csrc").rglob("*.?pp")):
         # What is not a line of comment alone ends a paragraph.
         lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
         text = "\n".join(line.removeprefix("// ") if line.startswith("// ") else "" for line in lines)

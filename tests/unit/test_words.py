@@ -38,7 +38,7 @@ OF_THE_CORE = {
 
 
 def test_words_of_the_core_stand_where_they_have_their_meaning() -> None:
-    for path in (ROOT / "uncut_mpi" / "csrc").iterdir():
+    for path in (ROOT / "uncut_mpi" / "csrc").rglob("*.?pp"):
         for word, places in OF_THE_CORE.items():
             said = re.search(rf"(?<![a-z]){word}(s|ed)?(?![a-z])", path.read_text())
             assert said is None or path.name.startswith(places), (path.name, word)

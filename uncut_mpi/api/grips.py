@@ -34,8 +34,18 @@ from uncut_mpi.segments import Segment
 from uncut_mpi.spmd.group import Group
 from uncut_mpi.unfinished import Discardable
 
+
+class Lent(np.ndarray[Any, Any]):
+    """
+    An array of a caller who may free it after any call, and get other memory at the same address.
+
+    It is never page-locked: devices would go on to see the memory that was there.
+    """
+
+
 # Subclasses of numpy's array that mean what lies in their buffer.
-_PLAIN = (np.ndarray, np.memmap, np.matrix)
+_PLAIN = (np.ndarray, np.memmap, np.matrix, Lent)
+_LENT = "its owner may free it after any call"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -316,7 +326,9 @@ class Grips:
         # Last, since it is to be undone; and here, since what devices may write depends on it.
         pin, obstacle = Pin.FOREIGN, ""
         try:
-            if nbytes:
+            if isinstance(array, Lent):
+                obstacle = "" if self._backend.takes_host_memory else _LENT
+            elif nbytes:
                 pin = self._backend.pin(address, nbytes)
         except PinError as error:
             obstacle = str(error)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import os
+import pathlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from uncut_mpi import _native
 from uncut_mpi.errors import TopologyError, reason
 from uncut_mpi.spmd import launcher
 
@@ -14,6 +18,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 __all__ = ["MPI", "check_launcher", "library_version", "node_rank", "require_mpi", "require_thread_multiple", "world"]
+
+_MPICH_ABI: Final = "libmpi.so.12"
 
 
 def _load() -> Any:
@@ -30,6 +36,7 @@ def _load() -> Any:
     try:
         import mpi4py
 
+        _alias_of_program()
         rc = mpi4py.rc
         by_itself, finalises = rc.initialize, rc.finalize
         # A library says what it is before it is initialised, so it is asked first where a launcher speaks PMIx.
@@ -57,6 +64,23 @@ def _load() -> Any:
     else:
         mpi.Init()
     return mpi
+
+
+def _alias_of_program() -> None:
+    """
+    Let mpi4py find the MPI that a program of another language has loaded, under the name that its wheels ask for.
+
+    MPICH and those of its ABI have several names (``libmpich.so.12`` of Debian). A library that is empty but for the
+    usual one stands for it; what mpi4py calls is found in the program.
+    """
+    program = ctypes.CDLL(None)
+    if "mpi4py.MPI" in sys.modules or not hasattr(program, "MPI_Init") or hasattr(program, "ompi_mpi_comm_self"):
+        return
+    try:
+        ctypes.CDLL(_MPICH_ABI, os.RTLD_NOLOAD)
+    except OSError:
+        with contextlib.suppress(OSError):  # then mpi4py says what it lacks
+            ctypes.CDLL(str(pathlib.Path(_native.__file__).parent / "lib" / "alias" / _MPICH_ABI))
 
 
 class _Late:

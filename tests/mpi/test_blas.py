@@ -1,0 +1,256 @@
+"""The names of BLAS and PBLAS: as a program in C calls them, and as SciPy has them."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+import types
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert
+from uncut_mpi.blas import calls
+from uncut_mpi.errors import ParamError
+
+pytestmark = pytest.mark.host_backend
+TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
+TRANS = [*itertools.product("NTC", "NTC")]
+BEHIND = r"""
+#include <stdint.h>
+/* What stands behind the library in these tests: it counts, and says what grid there is. */
+int passed_on, told, aborted, exited, grid[4];
+intptr_t handle;
+#define GEMM(name) void name(void) { passed_on++; }
+GEMM(sgemm_) GEMM(dgemm_) GEMM(cgemm_) GEMM(zgemm_) GEMM(psgemm_) GEMM(pdgemm_) GEMM(pcgemm_) GEMM(pzgemm_)
+GEMM(dgemm_64_) GEMM(pdgemm_64_)
+void Cblacs_gridinfo(int context, int *rows, int *cols, int *row, int *col) {
+    *rows = grid[0], *cols = grid[1], *row = grid[2], *col = grid[3];
+}
+void Cblacs_get(int context, int what, int *value) { *value = what == 10 ? 77 : -1; }
+intptr_t Cblacs2sys_handle(int number) { return number == 77 ? handle : 0; }
+void Cblacs_abort(int context, int code) { aborted = code; }
+void Cblacs_gridexit(int context) { exited++; }
+void pxerbla_(int *context, char *name, int *number) { told = *number; }
+"""
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """Yield the library, and what is behind it, loaded by this process."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("blas")
+    (folder / "behind.c").write_text(BEHIND)
+    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "behind.so"), str(folder / "behind.c")]
+    subprocess.run(command, check=True, timeout=60)
+    behind = ctypes.CDLL(str(folder / "behind.so"), ctypes.RTLD_GLOBAL)
+    os.environ.update(UNCUT_MPI_BLAS_BACKEND="host", UNCUT_MPI_BLAS_MIN_GFLOP="0")
+    loaded = ctypes.CDLL(str(um.blas.library())), ctypes.CDLL(str(um.blas.library(ilp64=True)))
+    yield types.SimpleNamespace(behind=behind, lp64=loaded[0], ilp64=loaded[1])
+    calls.forget(-1)
+
+
+def matrix(rng, shape, kind):
+    """Return a column-major matrix of full mantissas."""
+    made = rng.random(shape) - 0.5
+    return np.asfortranarray((made + 1j * rng.random(shape) if "c" in kind else made).astype(kind))
+
+
+def applied(array, op):
+    return array if op == "N" else array.T if op == "T" else array.conj().T
+
+
+def expected(ops, alpha, a, b, beta, c):
+    """Return what a product is in doubles, and how far one in the matrices' type may be from it."""
+    wide = [one.astype("c16" if np.iscomplexobj(one) else "f8") for one in (a, b, c)]
+    first, second, third = applied(wide[0], ops[0]), applied(wide[1], ops[1]), wide[2]
+    value = alpha * first @ second + (beta * third if beta else 0)
+    size = abs(alpha) * abs(first) @ abs(second) + (abs(beta * third) if beta else 0)
+    return value, (first.shape[1] + 4) * 4 * np.finfo(c.dtype).eps * size + 1e-300  # Higham 2002, (3.13) and 3.6
+
+
+def reals(value, kind):
+    return np.array([value], kind).ctypes.data_as(ctypes.c_void_p)
+
+
+def numbers(*values, integer=ctypes.c_int):
+    return [ctypes.byref(integer(value)) for value in values]
+
+
+def at(array):
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@pytest.mark.parametrize(("library", "suffix"), [("lp64", "_"), ("lp64", "_64_"), ("ilp64", "_")])
+def test_gemm_of_every_type_and_transpose(names, library, suffix):
+    rng = np.random.default_rng(1)
+    integer = ctypes.c_int if (library, suffix) == ("lp64", "_") else ctypes.c_int64
+    for (letter, kind), ops, beta in itertools.product(TYPES.items(), TRANS, (0, -1.25)):
+        m, n, k = 17, 13, 19
+        a, b = (matrix(rng, s if op == "N" else s[::-1], kind) for s, op in zip(((m, k), (k, n)), ops, strict=True))
+        whole = matrix(rng, (m + 3, n), kind)  # rows behind C's are another's
+        if not beta:
+            whole[:m] = np.nan
+        before, (value, bound) = whole.copy(), expected(ops, 1.5, a, b, beta, whole[:m])
+        lda, ldb, ldc = (numbers(len(one), integer=integer) for one in (a, b, whole))
+        names.behind.passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
+        passed_on = ctypes.c_int.in_dll(names.behind, "passed_on").value
+        getattr(getattr(names, library), f"{letter}gemm{suffix}")(
+            *(op.lower().encode() for op in ops), *numbers(m, n, k, integer=integer), reals(1.5, kind),
+            *(at(a), *lda, at(b), *ldb, reals(beta, kind), at(whole), *ldc),
+        )  # fmt: skip
+        wrong = np.abs(whole[:m] - value) > bound
+        assert not wrong.any(), (letter, ops, beta)
+        assert (whole[m:] == before[m:]).all()
+        assert ctypes.c_int.in_dll(names.behind, "passed_on").value == passed_on
+
+
+def test_illegal_and_empty_products_are_those_of_the_library_behind(names):
+    passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
+    a = np.ones((4, 4), order="F")
+    for m, k, lda, op in ((4, 4, 3, b"N"), (-1, 4, 4, b"N"), (4, 4, 4, b"X"), (0, 4, 4, b"N"), (4, 0, 4, b"N")):
+        before, one = passed_on.value, reals(1, "f8")
+        rest = at(a), *numbers(4), one, at(a), *numbers(4)
+        names.lp64.dgemm_(op, b"N", *numbers(m, 4, k), one, at(a), *numbers(lda), *rest)
+        assert passed_on.value == before + 1
+
+
+class Dealt:
+    """This rank's array of a matrix of a program, with its descriptor."""
+
+    def __init__(self, rng, comm, shape, block, *, begun=None, source=(0, 0), gap=0):
+        self.full = comm.bcast(matrix(rng, shape, "f8"))
+        self.grid, self.place = (2, 2), divmod(comm.rank, 2)
+        skip = [whole - first for whole, first in zip(block, begun or block, strict=True)]
+        self.indices = []
+        for axis in (0, 1):
+            at_here = np.arange(shape[axis] + skip[axis])
+            owner = (source[axis] + at_here // block[axis]) % self.grid[axis]
+            here = at_here[owner == self.place[axis]] - skip[axis]
+            self.indices.append(here[here >= 0])
+        rows, cols = map(len, self.indices)
+        self.array = np.full((max(1, rows) + gap, cols), 77.0, order="F")
+        self.array[:rows] = self.full[np.ix_(*self.indices)]
+        self.rows, ld = rows, max(1, rows) + gap
+        first = (1, 5, *shape) if begun is None else (2, 5, *shape, *begun)
+        self.descriptor = (ctypes.c_int * 11)(*first, *block, *source, ld)
+
+
+def multiply(names, ops, extents, operands, starts, beta, suffix="pdgemm_"):
+    given = [(at(one.array), *numbers(*start), one.descriptor) for one, start in zip(operands, starts, strict=True)]
+    one = reals(1.5, "f8"), reals(beta, "f8")
+    getattr(names.lp64, suffix)(
+        *(op.encode() for op in ops), *numbers(*extents), one[0], *given[0], *given[1], one[1], *given[2]
+    )
+
+
+@pytest.fixture
+def grid(names, comm):
+    """Make a grid of two by two of the ranks."""
+    (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = 2, 2, *divmod(comm.rank, 2)
+    ctypes.c_ssize_t.in_dll(names.behind, "handle").value = comm.handle
+    yield
+    names.lp64.Cblacs_gridexit(5)
+
+
+@pytest.mark.parametrize(("block", "begun", "source"), [((3, 4), None, (1, 0)), ((5, 3), (2, 3), (0, 1))])
+def test_pgemm_of_parts_of_dealt_matrices(names, comm, grid, block, begun, source):
+    rng = np.random.default_rng(3)
+    m, n, k, first = 11, 9, 13, (4, 2)
+    for ops, beta in itertools.product(TRANS, (0, 0.75)):
+        shapes = (m, k) if ops[0] == "N" else (k, m), (k, n) if ops[1] == "N" else (n, k), (m, n)
+        about = {"begun": begun, "source": source}
+        operands = [
+            Dealt(rng, comm, (rows + 6, cols + 5), block, gap=at, **about) for at, (rows, cols) in enumerate(shapes)
+        ]
+        parts = [one.full[3 : 3 + rows, 1 : 1 + cols] for one, (rows, cols) in zip(operands, shapes, strict=True)]
+        value, bound = expected(ops, 1.5, *parts[:2], beta, parts[2])
+        multiply(names, ops, (m, n, k), operands, [first] * 3, beta)
+        c = operands[2]
+        wanted, room = c.full.copy(), np.zeros_like(c.full)
+        wanted[3 : 3 + m, 1 : 1 + n], room[3 : 3 + m, 1 : 1 + n] = value, bound
+        here = np.ix_(*c.indices)
+        good = (np.abs(c.array[: c.rows] - wanted[here]) <= room[here]).all() and (c.array[c.rows :] == 77.0)[
+            :, :
+        ].all()
+        collective_assert(comm, bool(good), f"{ops} {beta}")
+    collective_assert(comm, ctypes.c_int.in_dll(names.behind, "passed_on").value < 100, "passed on")
+
+
+def test_memory_that_is_freed_and_made_again_is_read_anew(names, comm, grid):
+    rng = np.random.default_rng(4)
+    for gap in (0, 0, 1, 2):  # of a rank another leading dimension: another matrix for a plan
+        operands = [Dealt(rng, comm, (24, 24), (4, 4), gap=gap * (comm.rank == 1)) for _ in range(3)]
+        value, bound = expected("NN", 1.5, *(one.full for one in operands[:2]), 0, operands[2].full)
+        multiply(names, "NN", (24, 24, 24), operands, [(1, 1)] * 3, 0)
+        c, here = operands[2], np.ix_(*operands[2].indices)
+        collective_assert(comm, bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all()), f"{gap}")
+
+
+def test_what_layouts_lack_and_lies_are_for_the_library_behind(names, comm, grid):
+    rng, passed_on = np.random.default_rng(5), ctypes.c_int.in_dll(names.behind, "passed_on")
+    for entry, value in ((0, 3), (6, -1), (2, 8), (8, 0)):  # no such type, replicated, too few rows, short columns
+        operands = [Dealt(rng, comm, (16, 16), (4, 4)) for _ in range(3)]
+        operands[0].descriptor[entry] = value
+        before = passed_on.value
+        multiply(names, "NN", (16, 16, 16), operands, [(1, 1)] * 3, 0)
+        collective_assert(comm, passed_on.value == before + 1, f"{entry}")
+
+
+@pytest.mark.parametrize(
+    ("change", "number"), [({"n": 5}, 4), ({"first": 2}, 12), ({"block": (2, 4)}, 1405), ({"beta": 0.5}, 15)]
+)
+def test_ranks_that_pass_other_arguments_end_as_pblas_ends(names, comm, grid, change, number):
+    rng = np.random.default_rng(6)
+    odd = change if comm.rank == 2 else {}
+    operands = [Dealt(rng, comm, (8, 8), odd.get("block", (4, 4)) if at == 1 else (4, 4)) for at in range(3)]
+    facts = [ord("d"), 4, ord("N"), ord("N"), 6, odd.get("n", 6), 6]
+    for at_of, one in enumerate(operands):
+        plain = [*one.descriptor]
+        first = odd.get("first", 1) if at_of == 1 else 1
+        facts += [first, 1, *plain[:4], *plain[4:6], *plain[4:9]]
+    data = np.array(facts, np.int64).tobytes()
+    with pytest.raises(SystemExit):
+        calls.pgemm(data, *(one.array.ctypes.data for one in operands), 1.0, 0.0, odd.get("beta", 0.25), 0.0, 0)
+    told = [ctypes.c_int.in_dll(names.behind, name).value for name in ("told", "aborted")]
+    collective_assert(comm, told == [number, number], f"{told}")
+
+
+def test_names_of_scipy(names):
+    rng = np.random.default_rng(2)
+    for (letter, kind), ops, order in itertools.product(TYPES.items(), TRANS, "CF"):
+        shapes = (7, 5), (5, 6)
+        given = [
+            np.asarray(matrix(rng, shape if op == "N" else shape[::-1], kind), order=order)
+            for shape, op in zip(shapes, ops, strict=True)
+        ]
+        c = matrix(rng, (7, 6), kind)
+        by = {f"trans_{name}": "NTC".index(op) for name, op in zip("ab", ops, strict=True)}
+        multiply_it = getattr(um.blas, f"{letter}gemm")
+        for out, overwrite in ((None, 0), (c.copy(), 0), (c.copy("F"), 1)):
+            beta = 0.0 if out is None else 0.5
+            value, bound = expected(ops, 2.0, *given, beta, c)
+            found = multiply_it(2.0, *given, beta, out, overwrite_c=overwrite, **by)
+            assert (np.abs(found - value) <= bound).all(), (letter, ops, order)
+            assert found.flags.f_contiguous
+            assert found.dtype == kind
+            assert (found is out) == bool(overwrite)
+            assert out is None or overwrite or (out == c).all()
+
+
+def test_arguments_of_names_of_scipy_that_do_not_fit():
+    a = np.ones((4, 3))
+    for given, said in (
+        ((1, a, a), "k must be the same"),
+        ((1, a[0], a), "a has 1 dimensions"),
+        ((1, a, a.T, 1, a), "c is 4×3"),
+        ((1, a, a, 0, None, 3), "trans_a = 3"),
+    ):
+        with pytest.raises(ParamError, match=said):
+            um.blas.dgemm(*given)

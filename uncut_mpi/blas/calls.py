@@ -1,0 +1,219 @@
+"""
+What the shared library ``libuncut_mpi_blas`` calls: products by the addresses and numbers that a program passed.
+
+They return whether the product is done; else the program's own library does it. Whether one is done here depends on
+what all ranks of a grid pass alike. So all of them do the same.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NoReturn, cast
+
+from uncut_mpi.api.session import Session
+from uncut_mpi.blas.doors import CallersProduct, Door, Given, LeadingDimensionError
+from uncut_mpi.blas.rates import grid_rate, plain_rate
+from uncut_mpi.errors import RankMismatchError, UncutError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.problem import Trans
+from uncut_mpi.spmd.blacs import Blacs, blacs, can_begin
+from uncut_mpi.spmd.runtime import MPI
+
+DEFAULT_GFLOP: Final = 2.0
+"""As of the shared library, which does not even start Python for less: see docs/how-to/blas.md."""
+
+_TYPES = {"s": DType.f32, "d": DType.f64, "c": DType.c64, "z": DType.c128}
+_ENTRIES = (1, 2, 3, 4, 5, 6, 5, 6, 7, 8)
+"""Of a descriptor of type 1, for what `pgemm` is told of each but LLD."""
+_NUMBERS = (
+    *(0, 0, 1, 2, 3, 4, 5),
+    *(
+        first + more
+        for first in (8, 12, 17)
+        for more in (0, 1, *(100 * (first + 2) - first + entry for entry in _ENTRIES))
+    ),
+    *(6, 15),
+)
+"""By what ranks agree on, its number as PBLAS tells it: of descriptors 100 times it and the entry."""
+
+_said: set[str] = set()
+_doors: dict[object, Door | None] = {}
+"""By the context of a grid; None: of this process alone."""
+
+
+def gemm(
+    facts: bytes, a: int, b: int, c: int, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int
+) -> bool:
+    """
+    Compute a product of this process. Local.
+
+    Parameters
+    ----------
+    facts : bytes
+        Of whole numbers of 64 bits: letter of the routine, bytes of its integers, TRANSA, TRANSB, M, N, K, LDA, LDB and
+        LDC.
+    a, b, c : int
+        Addresses of column-major matrices.
+    alpha, alpha_i, beta, beta_i : float
+        Real and imaginary parts of the scalars.
+    plain : int
+        Address of the routine that does it otherwise; 0 if there is none.
+    """
+    kind = _TYPES[chr(facts[0])]
+    door = of_process()
+    if door is None:
+        return False
+    scalars = _scalars(kind, alpha, alpha_i, beta, beta_i)
+
+    numbers = struct.unpack("10q", facts)
+
+    def product() -> CallersProduct:
+        trans_a, trans_b, shapes = _shapes(*numbers[2:7])
+        return CallersProduct(kind, [Given(shape, Layout.whole(), shape) for shape in shapes], trans_a, trans_b)
+
+    return door.multiply(facts, ((a, b, c), numbers[7:]), scalars, product, lambda: plain_rate(kind, numbers[1], plain))
+
+
+def pgemm(
+    facts: bytes, a: int, b: int, c: int, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int
+) -> bool:
+    """
+    Compute a product of a grid of processes. Collective in the grid.
+
+    Parameters
+    ----------
+    facts : bytes
+        Of whole numbers of 64 bits: letter of the routine, bytes of its integers, TRANSA, TRANSB, M, N and K. Then of
+        A, B and C the first row and column, from 1, and a descriptor: type, context, M, N, IMB, INB, MB, NB, RSRC, CSRC
+        and LLD.
+    a, b, c, alpha, alpha_i, beta, beta_i, plain
+        As of `gemm`; addresses are those of this process's parts.
+    """
+    kind = _TYPES[chr(facts[0])]
+    numbers = struct.unpack("46q", facts)
+    context = numbers[10]
+    door = _doors[context] if context in _doors else _of_grid(numbers[1], context)
+    if door is None:
+        return False
+    # What lies where is each rank's own matter, and no part of what they agree on.
+    common = (*numbers[:19], *numbers[20:32], *numbers[33:45])
+    scalars = _scalars(kind, alpha, alpha_i, beta, beta_i)
+    rate = functools.partial(grid_rate, door, kind, numbers[1], context, plain)
+    try:
+        where = (a, b, c), (numbers[19], numbers[32], numbers[45])
+        return door.multiply(common, where, scalars, lambda: _dealt(door, kind, numbers), rate)
+    except LeadingDimensionError:
+        return False
+    except RankMismatchError as error:
+        _end_by_mismatch(door, (*common, *scalars), error)
+
+
+def forget(context: int) -> None:
+    """Close what a grid of processes has; of all grids, and of this process, for -1. Collective in the grid."""
+    for one in [*_doors] if context == -1 else [context]:
+        door = _doors.pop(one, None)
+        if door is not None:
+            door.close()
+
+
+atexit.register(forget, -1)
+
+
+def say(what: str) -> None:
+    """Tell the user why calls are not computed here, once, if they want to know (``UNCUT_MPI_BLAS_LOG``)."""
+    if what not in _said and os.environ.get("UNCUT_MPI_BLAS_LOG", "0") not in ("", "0"):
+        _said.add(what)
+        print(f"uncut_mpi: {what}; BLAS calls go on as without it", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def least_flop() -> float:
+    """Return from how many operations on a product may be computed here (``UNCUT_MPI_BLAS_MIN_GFLOP``)."""
+    return 1e9 * float(os.environ.get("UNCUT_MPI_BLAS_MIN_GFLOP") or DEFAULT_GFLOP)
+
+
+def _scalars(kind: DType, alpha: float, alpha_i: float, beta: float, beta_i: float) -> tuple[Any, Any]:
+    return (complex(alpha, alpha_i), complex(beta, beta_i)) if kind.is_complex else (alpha, beta)
+
+
+def _backend() -> Any:
+    return os.environ.get("UNCUT_MPI_BLAS_BACKEND") or "auto"
+
+
+def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
+    """Return what computes for a communicator; None, and why is said, if nothing of use does. Collective."""
+    asked = _backend()
+    try:
+        session = Session(comm(), backend=asked)
+    except (ImportError, UncutError) as error:  # the same on all ranks; ImportError where there is no MPI for Python
+        say(str(error))
+        return None
+    if session.backend_name == "host" and asked != "host":
+        say(f"no GPUs are used ({session.backend_reason})")
+        session.close()
+        return None
+    return Door(session, grid)
+
+
+def of_process() -> Door | None:
+    """Return what computes the products of this process alone; None, which is said, if nothing of use does. Local."""
+    if None not in _doors:
+        why = can_begin()
+        if why:
+            say(why)
+            return None
+        _doors[None] = _open(lambda: MPI.COMM_SELF)
+    return _doors[None]
+
+
+def _of_grid(integer_bytes: int, context: int) -> Door | None:
+    """Return what computes for a grid of processes; collective in it."""
+    try:
+        library: Blacs = blacs(integer_bytes)
+    except UncutError as error:
+        say(str(error))
+        return None
+    grid = library.grid(context)
+    if min(grid.place) < 0:
+        return None  # who is not in the grid has nothing to do
+    _doors[context] = None
+    if not can_begin():
+        _doors[context] = _open(lambda: library.communicator(context), grid)
+    return _doors[context]
+
+
+def _shapes(op_a: int, op_b: int, m: int, n: int, k: int) -> tuple[Trans, Trans, Sequence[tuple[int, int]]]:
+    """Return how A and B are taken, and the shapes of A, B and C."""
+    trans_a, trans_b = cast("tuple[Trans, Trans]", (chr(op_a), chr(op_b)))
+    return trans_a, trans_b, ((m, k) if trans_a == "N" else (k, m), (k, n) if trans_b == "N" else (n, k), (m, n))
+
+
+def _dealt(door: Door, kind: DType, numbers: Sequence[int]) -> CallersProduct | None:
+    """Return the product that descriptors say; None if ours has no such matrices."""
+    trans_a, trans_b, shapes = _shapes(*numbers[2:7])
+    context, starts = numbers[10], (7, 20, 33)
+    given = []
+    for shape, at in zip(shapes, starts, strict=True):
+        row, col, _, of, *about = numbers[at : at + 12]
+        extents, first_blocks, block, source = zip(about[::2], about[1::2], strict=True)
+        part = door.part(shape, (row - 1, col - 1), extents, first_blocks, block, source) if of == context else None
+        if part is None:
+            return None
+        given.append(part)
+    return CallersProduct(kind, given, trans_a, trans_b)
+
+
+def _end_by_mismatch(door: Door, passed: Sequence[object], error: RankMismatchError) -> NoReturn:
+    """End the program as PBLAS does for a wrong argument, where ranks pass different ones. Collective."""
+    every = door.session.gather_values(passed)
+    at = next((at for at, values in enumerate(zip(*every, strict=True)) if len({*values}) > 1), 0)
+    number = _NUMBERS[at]
+    print(f"uncut_mpi: P{chr(int(str(passed[0]))).upper()}GEMM: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    library, context = blacs(int(str(passed[1]))), int(str(passed[10]))
+    library.tell(context, f"P{chr(int(str(passed[0]))).upper()}GEMM", number)
+    library.abort(context, number)

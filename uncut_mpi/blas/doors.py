@@ -1,0 +1,274 @@
+"""Products of arrays that a session knows by their addresses alone: planned once for what is the same on all ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+from uncut_mpi.api.grips import Lent
+from uncut_mpi.device.views import matrix_at
+from uncut_mpi.errors import CapacityError, ParamError, PlanError, RankMismatchError
+from uncut_mpi.model.cyclic import numroc
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.problem import Trans
+from uncut_mpi.planning.options import ScheduleOptions
+
+if TYPE_CHECKING:
+    from uncut_mpi.api.gemm_plan import GemmPlan
+    from uncut_mpi.api.session import Session
+    from uncut_mpi.spmd.blacs import ProcessGridOf
+
+Where: TypeAlias = tuple[tuple[int, int, int], tuple[int, int, int]]
+"""Addresses and leading dimensions of this rank's arrays."""
+
+_MOST_KEPT: Final = 64
+"""Products that a door keeps a plan of, or knows to be better done elsewhere."""
+
+_CALLS_BEFORE_SEARCH: Final = 2
+"""Calls by a plan by rule, before a search that may take seconds: most shapes of a factorisation come once."""
+
+
+class LeadingDimensionError(ParamError):
+    """An array whose columns overlap: of this rank alone, whose own library can tell."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Given:
+    """
+    An operand of a product as its caller has it.
+
+    Attributes
+    ----------
+    shape : (int, int)
+        Of the matrix.
+    layout : Layout
+        How it is dealt to ranks.
+    extents : (int, int)
+        Rows and columns of this rank's part.
+    offset : (int, int), default (0, 0)
+        From which row and column of this rank's array on.
+    least_ld : int
+        How many rows that array has.
+    """
+
+    shape: tuple[int, int]
+    layout: Layout
+    extents: tuple[int, int]
+    offset: tuple[int, int] = (0, 0)
+    least_ld: int = 1
+
+    def array(self, address: int, ld: int, dtype: DType) -> Lent:
+        """Return this rank's part, of a column-major array at an address with a leading dimension (elements)."""
+        (rows, cols), (down, across) = self.extents, self.offset
+        if ld < max(1, self.least_ld):
+            raise LeadingDimensionError(f"a leading dimension of {ld}, for an array of {self.least_ld} rows")
+        start = address + (down + ld * across) * dtype.itemsize
+        return matrix_at(start, rows, cols, ld, dtype.numpy).view(Lent)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallersProduct:
+    """A product: its element type, A, B and C, and how A and B are taken."""
+
+    dtype: DType
+    given: Sequence[Given]
+    trans_a: Trans
+    trans_b: Trans
+
+    def arrays(self, where: Where) -> Sequence[Lent]:
+        """Return this rank's parts."""
+        return [one.array(address, ld, self.dtype) for one, address, ld in zip(self.given, *where, strict=True)]
+
+    @property
+    def flop(self) -> float:
+        """Operations that it takes, of complex types four times as many."""
+        (rows, cols), (m, n) = self.given[0].shape, self.given[2].shape
+        return (8.0 if self.dtype.is_complex else 2.0) * m * n * (cols if self.trans_a == "N" else rows)
+
+
+@dataclasses.dataclass(slots=True)
+class _Kept:
+    """A product that was worth a plan, and what it last multiplied."""
+
+    product: CallersProduct
+    plan: GemmPlan
+    where: Where
+    arrays: Sequence[Lent]
+    calls: int = 0
+
+
+class Door:
+    """
+    The products of a session, or of one grid of a program.
+
+    Parameters
+    ----------
+    session : Session
+        It is closed with this.
+    grid : ProcessGridOf, optional
+        The grid of processes.
+    """
+
+    def __init__(self, session: Session, grid: ProcessGridOf | None = None) -> None:
+        self.session, self.grid = session, grid
+        self._kept: OrderedDict[Hashable, _Kept | None] = OrderedDict()
+        self.ranks: list[int] | None = None
+        if grid is not None:
+            places = session.gather_values(grid.place)
+            ranks = [places.index((row, col)) for row in range(grid.shape[0]) for col in range(grid.shape[1])]
+            self.ranks = None if ranks == [*range(len(ranks))] else ranks
+        self._compares = not os.environ.get("UNCUT_MPI_BLAS_MIN_GFLOP")
+
+    def part(
+        self,
+        shape: tuple[int, int],
+        first: tuple[int, int],
+        extents: tuple[int, int],
+        first_blocks: tuple[int, int],
+        block: tuple[int, int],
+        source: tuple[int, int],
+    ) -> Given | None:
+        """
+        Return a part of a matrix in cyclic blocks; None for a matrix that `Layout` does not have. Local.
+
+        Parameters
+        ----------
+        shape, first : (int, int)
+            Rows and columns of the part, and its first row and column, from 0.
+        extents, first_blocks, block, source : (int, int)
+            Rows and columns of the matrix, of its first blocks, and of others; the place in the grid of the first.
+        """
+        assert self.grid is not None
+        grid, place, skip, offset = self.grid.shape, self.grid.place, [], []
+        fits = all(
+            0 < begun <= whole and 0 <= at < count and start >= 0 and start + edge <= extent
+            for begun, whole, at, count, start, edge, extent in zip(
+                first_blocks, block, source, grid, first, shape, extents, strict=True
+            )
+        )
+        if not fits:
+            return None
+        # A first block that is smaller is the rest of one, of a matrix that begins earlier.
+        for axis in (0, 1):
+            skip.append(block[axis] - first_blocks[axis])
+            before = numroc(skip[axis] + first[axis], block[axis], place[axis], source[axis], grid[axis])
+            offset.append(before - (skip[axis] if place[axis] == source[axis] else 0))
+        whole = Layout.block_cyclic(*block, grid, source=source, ranks=self.ranks)
+        rows, cols = ((lack + start, lack + start + edge) for lack, start, edge in zip(skip, first, shape, strict=True))
+        of, size = (skip[0] + extents[0], skip[1] + extents[1]), self.session.size
+        layout = whole.sliced(of, rows, cols)
+        owned = layout.local_shape(shape, self.session.rank, num_ranks=size)
+        least_ld = whole.local_shape(of, self.session.rank, num_ranks=size)[0] - (
+            skip[0] if place[0] == source[0] else 0
+        )
+        return Given(shape, layout, owned, (offset[0], offset[1]), least_ld)
+
+    def multiply(
+        self,
+        key: Hashable,
+        where: Where,
+        scalars: tuple[Any, Any],
+        describe: Callable[[], CallersProduct | None],
+        plain_rate: Callable[[], float],
+    ) -> bool:
+        """
+        Compute C := alpha op(A) op(B) + beta C, if it is worth it here; return whether. Collective.
+
+        Parameters
+        ----------
+        key : hashable
+            What all ranks pass alike, of which the product follows.
+        where : ((int, int, int), (int, int, int))
+            Addresses and leading dimensions of this rank's arrays.
+        scalars : (float or complex, float or complex)
+            Alpha and beta.
+        describe : callable
+            Returns the product, None for one that cannot be had here.
+        plain_rate : callable
+            Returns how many operations a second the program's own library does. Collective.
+
+        Raises
+        ------
+        LeadingDimensionError
+            On this rank alone, before it does anything with others.
+        RankMismatchError
+            If ranks pass different keys or scalars.
+        UncutError
+            If a rank failed while computing; C is undefined then.
+        """
+        alpha, beta = scalars
+        reads_c = beta != 0
+        name = key, reads_c
+        if name not in self._kept:
+            self._kept[name] = self._new(describe(), where, reads_c, plain_rate)
+            self._forget_old()
+        self._kept.move_to_end(name)
+        kept = self._kept[name]
+        if kept is None:
+            return False
+        product = kept.product
+        if where != kept.where:
+            kept.where, kept.arrays = where, product.arrays(where)
+        kept.calls += 1
+        if kept.calls == _CALLS_BEFORE_SEARCH + 1:
+            kept.plan.close()
+            kept.plan = self._plan(product, kept.arrays, reads_c, "full")
+        for again in (False, True):
+            a, b, c = kept.arrays
+            try:
+                kept.plan.execute(alpha, beta, a=a, b=b, c=c)
+                break
+            except ParamError as error:  # on all ranks, and nothing is computed
+                if again or isinstance(error, RankMismatchError):
+                    raise
+                kept.plan.close()  # the leading dimension of one is another now
+                kept.plan = self._plan(product, kept.arrays, reads_c, "rule")
+        return True
+
+    def close(self) -> None:
+        """Close the session. Collective."""
+        self._kept.clear()
+        self.session.close()
+
+    def _new(
+        self, product: CallersProduct | None, where: Where, reads_c: bool, plain_rate: Callable[[], float]
+    ) -> _Kept | None:
+        """Return a product that is asked for the first time; None if it is not to be computed here. Collective."""
+        if product is None:
+            return None
+        arrays = product.arrays(where)
+        try:
+            plan = self._plan(product, arrays, reads_c, "rule")
+        except RankMismatchError:
+            raise
+        except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
+            return None
+        if self._compares:
+            rate, summary = plain_rate(), plan.summary
+            if rate and (summary.predicted_s + summary.plan_s) * rate > product.flop:
+                plan.close()
+                return None
+        return _Kept(product, plan, where, arrays)
+
+    def _plan(
+        self, product: CallersProduct, arrays: Sequence[Lent], reads_c: bool, search: Literal["rule", "full"]
+    ) -> GemmPlan:
+        """Return a plan for a product. Collective."""
+        session = self.session
+        a, b, c = (
+            session.distribute(array, one.layout, shape=one.shape, dtype=product.dtype)
+            for one, array in zip(product.given, arrays, strict=True)
+        )
+        options = ScheduleOptions(search=search)
+        trans_a, trans_b = product.trans_a, product.trans_b
+        return session.plan(a, b, c, reads_c=reads_c, trans_a=trans_a, trans_b=trans_b, options=options)
+
+    def _forget_old(self) -> None:
+        while len(self._kept) > _MOST_KEPT:
+            _, old = self._kept.popitem(last=False)
+            if old is not None:
+                old.plan.close()

@@ -1,0 +1,297 @@
+// ?gemm_ and p?gemm_ as a program calls them: handed to uncut_mpi.blas in Python, or on to the library behind this one.
+#include "blas/python.hpp"
+#include "blas/uncut_mpi_blas.h"
+
+#include <link.h>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+namespace {
+
+using uncut::blas::Answer;
+using uncut::blas::Python;
+
+// What the program's own library computes in less time on any machine: to ask for a plan takes longer.
+// docs/how-to/blas.md says how it was measured.
+constexpr double default_gflop = 2.0;
+
+double least_flop() {
+    static const double least = [] {
+        const char *text = std::getenv("UNCUT_MPI_BLAS_MIN_GFLOP");
+        return 1e9 * (text == nullptr || *text == 0 ? default_gflop : std::atof(text));
+    }();
+    return least;
+}
+
+// -- the library behind this one -----------------------------------------------------------------
+
+struct Search {
+    const char *name;
+    void *found;
+};
+
+int look(dl_phdr_info *info, std::size_t, void *given) {
+    auto *search = static_cast<Search *>(given);
+    if (info->dlpi_name == nullptr || *info->dlpi_name == 0) return 0;
+    void *handle = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+    if (handle == nullptr) return 0;
+    void *symbol = dlsym(handle, search->name);
+    dlclose(handle);
+    Dl_info theirs{}, ours{};
+    if (symbol != nullptr && dladdr(symbol, &theirs) != 0 &&
+        dladdr(reinterpret_cast<void *>(&least_flop), &ours) != 0 && theirs.dli_fbase != ours.dli_fbase)
+        search->found = symbol;
+    return search->found != nullptr;
+}
+
+// Return the routine of a name that the program would call without this library. Python loads extensions and what they
+// link so that RTLD_NEXT does not see them: then it is that of the first library that has one.
+void *behind(const char *name) {
+    if (void *next = dlsym(RTLD_NEXT, name)) return next;
+    Search search{name, nullptr};
+    dl_iterate_phdr(look, &search);
+    return search.found;
+}
+
+// -- counting ------------------------------------------------------------------------------------
+
+// Of one routine: how many calls there were, and how many of them the devices have computed, with their flop.
+struct Count {
+    std::atomic<long> calls{0}, taken{0};
+    std::atomic<double> flop{0}, flop_taken{0};
+};
+
+constexpr const char letters[] = "sdcz";
+Count counts[2][4];
+
+int letter_at(char letter) { return static_cast<int>(std::strchr(letters, letter) - letters); }
+
+void add(std::atomic<double> &sum, double value) {
+    double now = sum.load();
+    while (!sum.compare_exchange_weak(now, now + value)) {
+    }
+}
+
+struct Report {
+    ~Report() {
+        const char *text = std::getenv("UNCUT_MPI_BLAS_LOG");
+        if (text == nullptr || *text == 0 || std::strcmp(text, "0") == 0) return;
+        for (int p = 0; p < 2; ++p)
+            for (int at = 0; at < 4; ++at) {
+                const Count &one = counts[p][at];
+                if (one.calls == 0) continue;
+                const double share = one.flop > 0 ? 100 * one.flop_taken / one.flop : 0;
+                std::fprintf(stderr,
+                             "uncut_mpi: %s%cgemm_: %ld of %ld calls on devices, %.2f %% of %.4g Gflop (process %d)\n",
+                             p == 1 ? "p" : "", letters[at], one.taken.load(), one.calls.load(), share, one.flop * 1e-9,
+                             static_cast<int>(getpid()));
+            }
+    }
+} report;
+
+// -- calls ---------------------------------------------------------------------------------------
+
+// Only one call is under way in a process. Others go on to the library behind: of other threads, and those of BLAS that
+// our own computing makes.
+std::mutex one_at_a_time;
+
+int op_of(const char *given) {
+    const int op = *given & ~0x20;  // upper case
+    return op == 'N' || op == 'T' || op == 'C' ? op : 0;
+}
+
+double flop_of(char letter, double m, double n, double k) {
+    return (letter == 'c' || letter == 'z' ? 8 : 2) * m * n * k;
+}
+
+struct Scalars {
+    double alpha[2]{}, beta[2]{};
+    Scalars(char letter, const void *a, const void *b) {
+        for (auto [to, from] : {std::pair{alpha, a}, std::pair{beta, b}})
+            for (int part = 0; part < (letter == 'c' || letter == 'z' ? 2 : 1); ++part)
+                to[part] = letter == 's' || letter == 'c' ? static_cast<double>(static_cast<const float *>(from)[part])
+                                                          : static_cast<const double *>(from)[part];
+    }
+};
+
+// Hand a call to Python, if it may be worth it; return whether it was computed.
+template <std::size_t N>
+bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], const void *const (&arrays)[3],
+           const Scalars &scalars, void *next) {
+    Count &count = counts[p][letter_at(letter)];
+    count.calls += 1;
+    add(count.flop, flop);
+    if (flop < least_flop() || flop == 0) return false;
+    std::unique_lock lock(one_at_a_time, std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    Python *python = Python::get();
+    if (python == nullptr) return false;
+    const Answer answer =
+        python->ask(p ? "pgemm" : "gemm", facts, sizeof facts, arrays, scalars.alpha, scalars.beta, next);
+    if (answer == Answer::forward) return false;
+    count.taken += 1;
+    add(count.flop_taken, flop);
+    return true;
+}
+
+[[noreturn]] void lacks(const std::string &name) {
+    std::fprintf(stderr, "uncut_mpi: %s was called, and no library behind libuncut_mpi_blas has it: link one too\n",
+                 name.c_str());
+    std::abort();
+}
+
+template <class Function>
+Function *must(const std::string &name, void *found) {
+    if (found == nullptr) lacks(name);
+    return reinterpret_cast<Function *>(found);
+}
+
+using Illegal = void (*)(const char *, const void *, std::size_t);
+
+// Tell the program of an illegal argument as BLAS does, where no routine behind this one will.
+template <class Int>
+void illegal(const std::string &name, Int number) {
+    std::fprintf(stderr, "uncut_mpi: %s: argument %ld is illegal\n", name.c_str(), static_cast<long>(number));
+    if (void *xerbla = dlsym(RTLD_DEFAULT, "xerbla_")) {
+        std::string padded = name + std::string(name.size() < 6 ? 6 - name.size() : 0, ' ');
+        reinterpret_cast<Illegal>(xerbla)(padded.c_str(), &number, padded.size());
+        return;
+    }
+    std::abort();
+}
+
+template <class Int>
+Int illegal_at(const char *ta, const char *tb, Int m, Int n, Int k, Int lda, Int ldb, Int ldc) {
+    const int a = op_of(ta), b = op_of(tb);
+    const auto least = [](Int rows) { return rows > 1 ? rows : Int{1}; };
+    if (a == 0) return 1;
+    if (b == 0) return 2;
+    if (m < 0) return 3;
+    if (n < 0) return 4;
+    if (k < 0) return 5;
+    if (lda < least(a == 'N' ? m : k)) return 8;
+    if (ldb < least(b == 'N' ? k : n)) return 10;
+    return ldc < least(m) ? 13 : 0;
+}
+
+template <char letter, class Int, class Routine>
+void gemm(const std::string &name, void *next, const char *ta, const char *tb, const Int *m, const Int *n, const Int *k,
+          const void *alpha, const void *a, const Int *lda, const void *b, const Int *ldb, const void *beta, void *c,
+          const Int *ldc) {
+    const Int wrong = illegal_at(ta, tb, *m, *n, *k, *lda, *ldb, *ldc);
+    if (wrong == 0) {
+        const std::int64_t facts[] = {
+            letter, static_cast<std::int64_t>(sizeof(Int)), op_of(ta), op_of(tb), *m, *n, *k, *lda, *ldb, *ldc};
+        if (taken(false, letter, flop_of(letter, *m, *n, *k), facts, {a, b, c}, Scalars(letter, alpha, beta), next))
+            return;
+    }
+    if (next != nullptr) return must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, 1, 1);
+    if (wrong == 0) lacks(name);
+    illegal(name, wrong);
+}
+
+// A descriptor as one of type 2, which says how large the first blocks are; false for one of another type.
+template <class Int>
+bool descriptor(const Int *given, std::int64_t *facts) {
+    if (*given != 1 && *given != 2) return false;
+    const int blocks = *given == 1 ? 4 : 6;
+    for (int at = 0; at < 4; ++at)
+        facts[at] = given[at];
+    facts[4] = given[4], facts[5] = given[5];
+    for (int at = 0; at < 5; ++at)
+        facts[6 + at] = given[blocks + at];
+    return true;
+}
+
+template <char letter, class Int, class Routine>
+void pgemm(const std::string &name, void *next, const char *ta, const char *tb, const Int *m, const Int *n,
+           const Int *k, const void *alpha, const void *a, const Int *ia, const Int *ja, const Int *desca,
+           const void *b, const Int *ib, const Int *jb, const Int *descb, const void *beta, void *c, const Int *ic,
+           const Int *jc, const Int *descc) {
+    std::int64_t facts[7 + 3 * 13] = {letter, static_cast<std::int64_t>(sizeof(Int)), op_of(ta), op_of(tb), *m, *n, *k};
+    const Int *const starts[] = {ia, ja, ib, jb, ic, jc}, *const descriptors[] = {desca, descb, descc};
+    bool fit = facts[2] != 0 && facts[3] != 0 && *m > 0 && *n > 0 && *k > 0;
+    for (int at = 0; at < 3; ++at) {
+        std::int64_t *to = facts + 7 + 13 * at;
+        to[0] = *starts[2 * at], to[1] = *starts[2 * at + 1];
+        fit = fit && descriptor(descriptors[at], to + 2);
+    }
+    // What does not fit is for the program's own library to tell: it knows how its callers want to hear of it.
+    if (fit && taken(true, letter, flop_of(letter, *m, *n, *k), facts, {a, b, c}, Scalars(letter, alpha, beta), next))
+        return;
+    must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc);
+}
+
+template <class Int>
+using Gemm = void(const char *, const char *, const Int *, const Int *, const Int *, const void *, const void *,
+                  const Int *, const void *, const Int *, const void *, void *, const Int *, std::size_t, std::size_t);
+template <class Int>
+using Pgemm = void(const char *, const char *, const Int *, const Int *, const Int *, const void *, const void *,
+                   const Int *, const Int *, const Int *, const void *, const Int *, const Int *, const Int *,
+                   const void *, void *, const Int *, const Int *, const Int *);
+
+// Of all grids, and of this process alone.
+constexpr std::int64_t everything = -1;
+
+void forget(std::int64_t context) {
+    if (Python *python = Python::started()) python->forget(context);
+}
+
+}  // namespace
+
+#define UNCUT_DEFINE(letter, suffix, Int, upper)                                                                       \
+    void letter##gemm##suffix(const char *ta, const char *tb, const Int *m, const Int *n, const Int *k,                \
+                              const void *alpha, const void *a, const Int *lda, const void *b, const Int *ldb,         \
+                              const void *beta, void *c, const Int *ldc) {                                             \
+        static void *const next = behind(#letter "gemm" #suffix);                                                      \
+        gemm<#letter[0], Int, Gemm<Int>>(upper "GEMM", next, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);    \
+    }                                                                                                                  \
+    void p##letter##gemm##suffix(const char *ta, const char *tb, const Int *m, const Int *n, const Int *k,             \
+                                 const void *alpha, const void *a, const Int *ia, const Int *ja, const Int *desca,     \
+                                 const void *b, const Int *ib, const Int *jb, const Int *descb, const void *beta,      \
+                                 void *c, const Int *ic, const Int *jc, const Int *descc) {                            \
+        static void *const next = behind("p" #letter "gemm" #suffix);                                                  \
+        pgemm<#letter[0], Int, Pgemm<Int>>("P" upper "GEMM", next, ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib,    \
+                                           jb, descb, beta, c, ic, jc, descc);                                         \
+    }
+extern "C" {
+UNCUT_DEFINE(s, _, uncut_mpi_int, "S")
+UNCUT_DEFINE(d, _, uncut_mpi_int, "D")
+UNCUT_DEFINE(c, _, uncut_mpi_int, "C")
+UNCUT_DEFINE(z, _, uncut_mpi_int, "Z")
+UNCUT_DEFINE(s, _64_, std::int64_t, "S")
+UNCUT_DEFINE(d, _64_, std::int64_t, "D")
+UNCUT_DEFINE(c, _64_, std::int64_t, "C")
+UNCUT_DEFINE(z, _64_, std::int64_t, "Z")
+
+// A context's number may be that of another grid after these.
+void blacs_gridexit_(const uncut_mpi_int *context) {
+    static void *const next = behind("blacs_gridexit_");
+    forget(*context);
+    must<void(const uncut_mpi_int *)>("blacs_gridexit_", next)(context);
+}
+
+void Cblacs_gridexit(uncut_mpi_int context) {
+    static void *const next = behind("Cblacs_gridexit");
+    forget(context);
+    must<void(uncut_mpi_int)>("Cblacs_gridexit", next)(context);
+}
+
+// Sessions are closed by all ranks while they still have MPI.
+int MPI_Finalize() {
+    static void *const next = behind("MPI_Finalize");
+    forget(everything);
+    return must<int()>("MPI_Finalize", next)();
+}
+
+void mpi_finalize_(std::int32_t *error) {
+    static void *const next = behind("mpi_finalize_");
+    forget(everything);
+    must<void(std::int32_t *)>("mpi_finalize_", next)(error);
+}
+}
