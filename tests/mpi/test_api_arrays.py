@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+import types
 import weakref
 
 import ml_dtypes
@@ -14,6 +16,7 @@ from tests.helpers import foreign
 from tests.helpers.collective import collective_assert, expect
 from tests.helpers.foreign import ArrayInterface, Tensor, Units
 from tests.helpers.products import array_of, as_numpy, shared_of, shows
+from uncut_mpi.device import exported
 
 FULL = np.ma.masked_array(np.eye(3), mask=np.eye(3, dtype=bool))
 
@@ -154,11 +157,11 @@ def test_what_shows_its_memory_is_registered_without_a_copy(comm, session, name)
     matrix = session.register(given, root=root)
     good = True
     if comm.rank == root:
-        there = behind(given)
+        there, array = behind(given), np.asarray(matrix)
         good = (
             matrix.shape == there.shape
-            and matrix.array.dtype == there.dtype == matrix.dtype.numpy
-            and (matrix.array.ctypes.data == there.ctypes.data or not there.size)
+            and array.dtype == there.dtype == matrix.dtype.numpy
+            and (array.ctypes.data == there.ctypes.data or not there.size)
             and shows(matrix, there)
             and not matrix.info.read_only
         )
@@ -251,6 +254,110 @@ def test_an_exporter_is_asked_for_no_copy_and_for_no_stream_in_host_memory(comm,
     collective_assert(comm, good, f"{given.asked}")
 
 
+# -- arrays out as they came in ------------------------------------------------------------------
+
+
+@pytest.fixture
+def shelf(monkeypatch):
+    """A library whose arrays are those of the tests: it has made all that are out of the session's memory."""
+    monkeypatch.setitem(exported._LIBRARIES, "tests", "shelf")
+    makes = types.SimpleNamespace(from_dlpack=lambda one: Tensor(exported.from_dlpack(one).as_numpy(), versioned=False))
+    monkeypatch.setitem(sys.modules, "shelf", makes)
+
+
+def rows(comm, array):
+    return np.array_split(array, comm.size)[comm.rank].copy()
+
+
+def are_of(kind, wanted, *arrays):
+    """Whether arrays are of a kind, and have the numbers."""
+    return all(type(one) is kind and np.array_equal(behind(one), wanted) for one in arrays)
+
+
+def test_results_are_of_the_library_that_a_came_in_or_b(comm, session, shelf):
+    a_MK, b_KN = data(), data().T.copy()
+    by_rows, wanted = um.Layout.rows(), rows(comm, a_MK @ b_KN)
+    for first, second, kind in ((Tensor, Tensor, Tensor), (Tensor, np.array, Tensor), (np.array, Tensor, Tensor),
+                                (np.array, np.array, np.ndarray)):  # fmt: skip
+        a = session.distribute(first(rows(comm, a_MK)), by_rows)
+        b = session.distribute(second(rows(comm, b_KN)), by_rows)
+        c = session.gemm(a, b)
+        found = (
+            c.local,
+            session.matmul(a, b).local,
+            um.matmul(comm, a.local, b.local),
+            session.redistribute(c, by_rows).local,
+        )
+        collective_assert(comm, are_of(kind, wanted, *found), f"{first}, {second}: {found}")
+        collective_assert(comm, are_of(kind, wanted[:, 1:], c[:, 1:].local), f"{c[:, 1:].local}")
+        every = session.download(c)
+        good = are_of(kind, a_MK @ b_KN, every.array) and type(np.asarray(every)) is np.ndarray
+        collective_assert(comm, good, f"{every.array}")
+        collective_assert(comm, type(session.gather(c)) is np.ndarray or comm.rank > 0, "gathered")
+
+
+def test_ranks_that_gave_nothing_have_the_library_of_who_did(comm, session, shelf):
+    given = Tensor(data()) if comm.rank == 0 else None
+    a, dealt = session.register(given, root=0), session.scatter(given, um.Layout.rows())
+    collective_assert(comm, are_of(Tensor, rows(comm, data()), dealt.local), f"{dealt.local}")
+    c = session.gemm(a, a.T)
+    collective_assert(comm, are_of(Tensor, data() @ data().T, c.array), f"{c.array}")
+    found = um.matmul(comm, given, rows(comm, data().T))
+    collective_assert(comm, type(found) is Tensor and behind(found).shape[1] == 3, f"{found}")
+
+
+def test_batches_are_of_the_library_that_they_came_in(comm, session, shelf):
+    mine = np.arange(24.0).reshape(2, 3, 4) + comm.rank
+    batch = session.distribute(Tensor(mine), um.Layout.rows())
+    c = session.gemm(batch, batch.T)
+    wanted = mine @ mine.swapaxes(1, 2)
+    collective_assert(
+        comm, are_of(Tensor, wanted, c.local, um.matmul(comm, Tensor(mine), mine.swapaxes(1, 2))), f"{c.local}"
+    )
+    columns = session.empty((4, 3, 2), "f8", um.Layout.rows(), order="F")
+    session.gemm(batch, session.distribute(mine[:, :2].copy(), um.Layout.rows()).T, columns)
+    columns.base.library = "shelf"
+    collective_assert(comm, are_of(Tensor, wanted[:, :, :2], columns.local), f"{columns.local}")
+    copy = session.redistribute(c, um.Layout.whole(0))
+    collective_assert(comm, type(copy.local) is Tensor, f"{copy.local}")
+
+
+def test_matrices_and_batches_are_shown_by_dlpack(comm, session):
+    a = session.distribute(rows(comm, data("f4")), um.Layout.rows())
+    for one in (a, a[:, 1:], a.T, session.gemm(a, a.T), session.distribute(np.zeros((2, 3, 4)), um.Layout.rows())):
+        seen = np.from_dlpack(one)
+        good = np.array_equal(seen, one.local) and np.shares_memory(seen, one.local)
+        collective_assert(comm, good, f"{one!r}: {seen}")
+    whole = session.empty_host((3, 3), "bf16")
+    seen = exported.from_dlpack(whole)
+    collective_assert(comm, (seen.address, seen.dtype.name) == (whole.address, "bfloat16"), f"{seen}")
+    shared = session.empty((4, 3), "f8", um.Layout.rows(), memory="shared")
+    collective_assert(comm, np.from_dlpack(shared).shape == (2, 3), "each its part")
+
+
+def test_what_cannot_be_shown_by_dlpack_says_why(comm, session, tmp_path):
+    parts = session.distribute_parts([(np.zeros((1, 4)), (2 * comm.rank + at, 0)) for at in (0, 1)], shape=(4, 4))
+    fixed = session.distribute(read_only(rows(comm, data())), um.Layout.rows())
+    turned = session.distribute(rows(comm, data("c8")), um.Layout.rows()).H
+    path = comm.bcast(str(tmp_path / "a.npy"))
+    file = session.create_file(path, (4, 4), "f8")
+    for one, words in ((parts, "2 arrays"), (fixed, "read-only"), (turned, "conjugated"), (file, "lies in the file")):
+        expect(comm, um.ParamError, [words], lambda one=one: np.from_dlpack(one))
+    expect(comm, um.ParamError, ["is a batch of a session"],
+           lambda: session.register(session.empty_host((2, 3, 4)), root=0))  # fmt: skip
+    session.release(file)
+
+
+def test_who_takes_a_matrix_by_dlpack_waits_for_what_is_in_flight(comm, session):
+    size = 400
+    a = session.distribute(np.ones((size, size * comm.size)), um.Layout.rows())
+    c = session.empty((size * comm.size, size * comm.size), "f8", um.Layout.rows())
+    c.local[...] = np.nan
+    handles = [session.gemm(a, a.T, c, wait=False) for _ in range(3)]
+    seen = np.from_dlpack(c)
+    collective_assert(comm, (seen == size * comm.size).all() and all(one.done() for one in handles), f"{seen[:2, :2]}")
+
+
 # -- with the libraries --------------------------------------------------------------------------
 
 
@@ -261,7 +368,7 @@ def test_tensors_of_torch_are_registered_without_a_copy(comm, session, dtype):
     a, c = session.register(tensor, root=0), session.register(torch.zeros(3, 3, dtype=tensor.dtype), root=0)
     pointer = comm.rank != 0 or a.address == tensor.data_ptr()
     session.gemm(a, a, c, trans_b="T")
-    right = comm.rank != 0 or np.array_equal(c.array.astype("f8"), data() @ data().T)
+    right = comm.rank != 0 or np.array_equal(np.asarray(c).astype("f8"), data() @ data().T)
     collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {array_of(c)}")
 
 
@@ -295,7 +402,31 @@ def test_arrays_of_jax_are_registered_without_a_copy_and_are_no_results(comm, se
     a = session.register(array, root=0)
     pointer = comm.rank != 0 or a.address == array.unsafe_buffer_pointer()
     c = session.gemm(a, a, trans_b="T")
-    right = shows(c, (data() @ data().T).astype(c.dtype.numpy))
+    right = shows(c, (data() @ data().T).astype(c.dtype.numpy)) and isinstance(c.array, jnp.ndarray)
     collective_assert(comm, pointer and right and a.dtype.numpy.name == dtype, f"{a!r} {as_numpy(c)}")
     other = session.empty_host(a.shape, a.dtype)
     expect(comm, um.ParamError, ["read-only"], lambda: session.upload(other, a))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_arrays_of_jax_in_are_arrays_of_jax_out(comm, session, dtype):
+    jnp = pytest.importorskip("jax.numpy")
+    mine = jnp.full((3, 4 * comm.size), 0.5, dtype) @ jnp.eye(4 * comm.size, dtype=dtype)  # may be under way
+    a = session.distribute(mine, um.Layout.rows())
+    c = session.gemm(a, a.T)
+    found = c.local, um.matmul(comm, mine, mine.T[4 * comm.rank : 4 * comm.rank + 4, :3]), c[:, 1:].local
+    good = all(isinstance(one, jnp.ndarray) and one.dtype == dtype and (one == comm.size).all() for one in found)
+    collective_assert(comm, good and found[2].shape == (3, 3 * comm.size - 1), f"{found}")
+
+
+def test_torch_numpy_and_jax_take_matrices_by_dlpack(comm, session):
+    torch = pytest.importorskip("torch")
+    jax = pytest.importorskip("jax")
+    for dtype in ("f4", "bf16", "c8"):
+        matrix = session.empty((3 * comm.size, 16), dtype, um.Layout.rows())
+        tensor = torch.from_dlpack(matrix)
+        tensor.fill_(comm.rank + 2)
+        array = jax.dlpack.from_dlpack(matrix)
+        good = tensor.data_ptr() == matrix.address == array.unsafe_buffer_pointer() and array.shape == (3, 16)
+        good &= bool((array == comm.rank + 2).all()) and (matrix.local == comm.rank + 2).all()
+        collective_assert(comm, good, f"{tensor} {array}")

@@ -89,6 +89,44 @@ def test_what_was_enqueued_on_a_stream_of_the_callers_is_done_first(comm, sessio
         session.release(one)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_tensors_in_are_tensors_out_on_their_gpu(comm, session, dtype):
+    torch = pytest.importorskip("torch")
+    needs_cupy_14(dtype)
+    tensor = whole_numbers(torch, device_of(session), getattr(torch, dtype), 3)
+    a = session.distribute(tensor, um.Layout.rows())
+    c = session.gemm(a, session.distribute(tensor, um.Layout.replicated()))
+    wanted = (tensor.double() @ tensor.double()).to(tensor.dtype)
+    for found in (c.local, session.redistribute(c, um.Layout.rows()).local, torch.from_dlpack(c)):
+        good = type(found) is torch.Tensor and found.device == tensor.device and torch.equal(found, wanted)
+        collective_assert(comm, good, f"{found}")
+    collective_assert(comm, torch.from_dlpack(c).data_ptr() == c.address, "a copy")
+
+
+def test_who_takes_a_matrix_by_dlpack_waits_for_streams_and_for_what_is_in_flight(comm, session):
+    torch = pytest.importorskip("torch")
+    cupy = pytest.importorskip("cupy")
+    device, size = device_of(session), 2048
+    with torch.cuda.device(device), cupy.cuda.Device(device.index):
+        a = session.distribute(torch.ones(size, size, device=device), um.Layout.rows())
+        b = session.distribute(torch.ones(size, size, device=device), um.Layout.replicated())
+        c = session.empty(a.shape, "f4", um.Layout.rows())
+        other = cupy.cuda.Stream(non_blocking=True)
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            session.gemm(a, b, c)  # planned
+            torch.cuda._sleep(SLEEP_CYCLES)
+            torch.from_dlpack(c).fill_(3.0)
+            with other:
+                filled = float(cupy.from_dlpack(c).max())
+        for _ in range(3):
+            handle = session.gemm(a, b, c, wait=False)
+        found = float(torch.from_dlpack(c).min())
+        handle.wait()
+    collective_assert(comm, (filled, found) == (3.0, size), f"{filled}, {found}")
+    for one in (a, b, c):
+        session.release(one)
+
+
 def test_tensors_that_are_more_than_their_memory_are_refused(comm, session):
     torch = pytest.importorskip("torch")
     device = device_of(session)

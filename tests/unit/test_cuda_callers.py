@@ -16,7 +16,7 @@ import pytest
 
 from tests.helpers.foreign import BFLOAT16, CUDA, CudaInterface, Tensor
 from uncut_mpi import _native
-from uncut_mpi.device.cuda.callers import current_streams, stream_handle, wrap
+from uncut_mpi.device.cuda.callers import current_streams, let_follow, stream_handle, wrap
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.imports import Imports
 from uncut_mpi.device.cuda.library import OUT_OF_MEMORY, device_errors
@@ -119,6 +119,18 @@ def test_the_current_streams_are_cupys_and_torchs_each_once(cupy, torch, monkeyp
     for handle, started, wanted in ((6, True, [5, 6]), (5, True, [5]), (6, False, [5])):
         torch(handle, started)
         assert current_streams(cupy, 0) == wanted
+
+
+def test_a_stream_waits_for_what_the_current_ones_hold(cupy, torch, log):
+    torch(6)
+    cupy.cuda.Event = lambda disable_timing: types.SimpleNamespace(ptr=40 + len(log))
+    cupy.cuda.runtime.eventRecord = lambda event, stream: log.append(f"{event} in {stream}")
+    cupy.cuda.runtime.streamWaitEvent = lambda stream, event: log.append(f"{stream} awaits {event}")
+    let_follow(cupy, 0, 9)
+    assert log == ["40 in 5", "9 awaits 40", "42 in 6", "9 awaits 42"]
+    log.clear()
+    let_follow(cupy, 0, 5)
+    assert log == ["40 in 6", "5 awaits 40"]
 
 
 # -- arrays --------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ import pytest
 from uncut_mpi.api.dealing import GivenArray, by_layout, by_starts
 from uncut_mpi.api.matrix import HeldPart, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.request import Choices, Request, Scalars
-from uncut_mpi.api.stored import stored_of
+from uncut_mpi.api.stored import shown_of, stored_of
 from uncut_mpi.api.views import View, info_of
 from uncut_mpi.api.wanted import new_result
+from uncut_mpi.device.exported import from_dlpack
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
@@ -112,13 +113,41 @@ def test_what_this_rank_has_of_a_result_of_tensors_is_a_tensor(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", tensors)
     result = matrix(DATA)
     assert result.local is DATA
-    result.of_torch = True
+    result.library = "torch"
     assert result.local.of.array is DATA
     assert result.local is result.local  # so that a plan knows it again
     assert result.local.of.strides == (3, 1)
     assert np.array_equal(result.T.local.of.array, DATA.T)
     assert len(shown) == 2
-    assert isinstance(result.array, np.ndarray)
+    assert result.array.of.array is DATA
+    assert result.array is result.array
+    assert np.asarray(result) is DATA
+
+
+def test_what_jax_has_of_a_result_is_asked_for_anew_and_has_no_gaps(monkeypatch):
+    arrays = types.SimpleNamespace(from_dlpack=lambda one: types.SimpleNamespace(of=one))
+    monkeypatch.setitem(sys.modules, "jax.numpy", arrays)
+    result = matrix(DATA)
+    result.library = "jax.numpy"
+    assert result.local.of.array is DATA
+    assert result.local is not result.local  # which JAX takes for a constant
+    part = result[:, 1:].local.of
+    assert np.array_equal(part.array, DATA[:, 1:])
+    assert part.strides == (2, 1)
+
+
+def test_an_array_is_of_numpy_where_its_library_has_no_such_device(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax.numpy", types.SimpleNamespace(from_dlpack=lambda one: one.nothing))
+    result = matrix(DATA)
+    result.library = "jax.numpy"
+    assert result.local is result.array is DATA
+
+
+def test_an_array_is_of_numpy_where_its_library_is_not_loaded(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    result = matrix(DATA)
+    result.library = "torch"
+    assert result.local is result.array is DATA
 
 
 # -- operators, parts, copies --------------------------------------------------------------------
@@ -146,8 +175,51 @@ def test_what_a_matrix_cannot_do_is_a_type_error_with_the_mend(use, advice):
         use(matrix())
 
 
-def test_a_matrix_does_not_pass_for_an_array():
-    assert not hasattr(matrix(), "__dlpack__")
+def shown_by_a_session(one, followed=None):
+    """Returns a matrix with a session that does what is local."""
+    session = types.SimpleNamespace(
+        _memory=lambda matrix, array: shown_of(array),
+        _let_follow=lambda stream, memory: None if followed is None else followed.append(stream),
+    )
+    one.home = lambda: session
+    return one
+
+
+def test_a_matrix_shows_its_memory_by_dlpack_in_any_type():
+    followed = []
+    for dtype in (DType.f64, DType.bf16, DType.c64):
+        held = DATA.astype(dtype.numpy)
+        one = shown_by_a_session(matrix(held), followed)
+        one.info = dataclasses.replace(one.info, dtype=dtype)
+        seen = from_dlpack(one)
+        assert (seen.address, seen.shape, seen.dtype) == (held.ctypes.data, (2, 3), dtype.numpy)
+        assert seen.strides == held.strides
+    assert np.shares_memory(np.from_dlpack(shown_by_a_session(matrix())), DATA)
+    one = shown_by_a_session(matrix(), followed)
+    one.__dlpack__(stream=5)
+    assert followed == [None, None, None, 5]
+
+
+def test_a_matrix_is_shown_without_a_copy_or_not_at_all():
+    one = shown_by_a_session(matrix())
+    for words in ({"copy": True}, {"dl_device": (2, 0)}):
+        with pytest.raises(BufferError, match="without a copy"):
+            one.__dlpack__(**words)
+    one.__dlpack__(copy=False, dl_device=(1, 0), max_version=(1, 0))
+    with pytest.raises(ParamError, match="released"):
+        np.from_dlpack(matrix())
+    one.info = dataclasses.replace(one.info, dealt=None)
+    one._local = LocalParts((), (DATA, DATA), {}, "host", np.empty)
+    with pytest.raises(ParamError, match="2 arrays on this rank"):
+        np.from_dlpack(one)
+
+
+def test_a_matrix_that_this_rank_sees_and_has_nothing_of_is_shown_as_a_whole():
+    one = shown_by_a_session(matrix())
+    one._local = LocalParts((((0, 0), (0, 3)),), (), {}, "shared", lambda *shape: np.empty(shape))
+    assert np.shares_memory(np.from_dlpack(one), DATA)
+    one._array = None
+    assert np.from_dlpack(one).shape == (0, 3)
 
 
 def test_what_is_listed_is_there():

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.matrix import Matrix, ShowsMemory
+from uncut_mpi.api.stored import in_library
 from uncut_mpi.api.views import View
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
@@ -102,7 +103,7 @@ class Stacks:
         return View((begin, end), (0, self.shape[1])) if self.axis == 0 else View((0, self.shape[0]), (begin, end))
 
 
-class Batch:
+class Batch(ShowsMemory):
     """
     Matrices of one shape, in one memory or dealt to ranks: a sequence of them.
 
@@ -180,24 +181,33 @@ class Batch:
     @property
     def array(self) -> Any:
         """
-        All of it as this rank sees it: an array of numpy or cupy, of three dimensions; else as `Matrix.array`.
+        All of it as this rank sees it: an array of three dimensions, of a library as `Matrix.array` is.
 
         Raises
         ------
         ParamError
             If this rank does not see all of it, as of one that is dealt to several.
         """
-        return self._picked(self._base.array, (0, self.stacks.count))
+        base = self._base
+        return self._picked(np.asarray(base) if base._array is None else base._array, (0, self.stacks.count))
 
     @property
     def local(self) -> Any:
-        """Those matrices that this rank has, an array of three dimensions: the one that was given, if all of it."""
-        return self._picked(self._base.local, self._own)
+        """
+        Those matrices that this rank has, an array of three dimensions: the one that was given, if all of it.
 
-    def _picked(self, lines: Any, there: Extent) -> Any:
-        """Return what this is of an array of all lines of some of the matrices."""
+        It is of a library as `Matrix.local` is.
+        """
+        return self._picked(self._base.arrays_here()[0], self._own)
+
+    def _picked(self, lines: Any, there: Extent, *, plain: bool = False) -> Any:
+        """
+        Return what this is of an array of all lines of some of the matrices.
+
+        It is of the library that the batch is of; `plain`, of numpy where it lies on the host.
+        """
         (first, stop), (rows, cols), axis = there, self.stacks.shape, self.stacks.axis
-        if self._given is not None and there == self._own:
+        if self._given is not None and there == self._own and not (plain and isinstance(lines, np.ndarray)):
             array = self._given
         elif isinstance(lines, np.ndarray):
             apart = self.stacks.step(first) * lines.strides[axis]
@@ -212,13 +222,23 @@ class Batch:
             array = array[begin - first : max(begin, min(stop, seen.stop)) - first]
         if seen.turned:
             array = array.swapaxes(1, 2)
-        return array.conj() if seen.conjugated else array
+        array = array.conj() if seen.conjugated else array
+        return array if plain else in_library(array, self._base.library)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return `array`, for numpy; errors as of `Matrix`."""
         if self.closed or not isinstance(self._base._array, np.ndarray):
             self._base.__array__()  # which says why there is none
-        return np.array(self.array, dtype, copy=bool(copy)) if copy or dtype is not None else np.asarray(self.array)
+        array = self._picked(self._base._array, (0, self.stacks.count), plain=True)
+        return np.array(array, dtype, copy=bool(copy)) if copy or dtype is not None else np.asarray(array)
+
+    def _to_show(self) -> tuple[Matrix, Any]:
+        if self.seen.conjugated:
+            raise ParamError(f"{self} is conjugated, which products alone do: pass the batch, or its .T, instead")
+        array = self._picked(self._base.arrays_here()[0], self._own, plain=True)
+        if 0 in array.shape and self._base._array is not None:
+            array = self._picked(self._base._array, (0, self.stacks.count), plain=True)
+        return self._base, array
 
     def __repr__(self) -> str:
         count, rows, cols = self.shape

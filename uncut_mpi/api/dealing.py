@@ -42,12 +42,15 @@ class GivenArray:
         Whether it may be written.
     stack : Stack or None
         Of an array of three dimensions: which matrices lie in it, one after another.
+    library : str
+        What it is of (`library_of`).
     """
 
     held: HeldPart
     dtype: DType
     writeable: bool
     stack: Stack | None = None
+    library: str = ""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -110,6 +110,11 @@ class Flight:
             if not call.over:
                 call.precede(streams)
 
+    def let_follow(self, stream: int) -> None:
+        """Let a stream wait until all that are in flight are over. Local."""
+        if calls := self.calls.copy():  # the thread takes them out
+            self.let_wait(stream, calls[-1])
+
     def note(self, error: BaseException) -> None:
         """Keep the error of a call, for those who will not ask for it. On all ranks."""
         self._failure = error

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.dealing import GivenArray
 from uncut_mpi.api.matrix import HeldPart, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile
@@ -81,8 +82,9 @@ def take(given: Any, backend: Backend) -> TakenArray:
         array = _plain(given)
     elif backend.owns(given):
         return TakenArray(given, True)
-    elif isinstance(given, Matrix):
-        raise ParamError(f"{given} was given as an array: it is a matrix of a session already, use it as it is")
+    elif isinstance(given, Matrix | Batch):
+        kind = "matrix" if isinstance(given, Matrix) else "batch"
+        raise ParamError(f"{given} was given as an array: it is a {kind} of a session already, use it as it is")
     elif shows(given, "__dlpack__"):
         if exported.place_of(given)[0] != exported.HOST:
             array, writeable = backend.wrap(given)
@@ -289,7 +291,7 @@ class Grips:
 
     def of_array(self, given: Any, start: Start, kind: DType | None, *, batches: bool = False) -> Mine:
         """Return a caller's array with what ranks are told of it and what is held of it. Local."""
-        taken = take(given, self._backend)
+        taken, library = take(given, self._backend), exported.library_of(type(given))
         array, stack, batch = taken.array, None, None
         if batches and array.ndim == 3:
             stack, strides = stack_of(array.shape, array.strides, array.dtype.itemsize)
@@ -301,18 +303,18 @@ class Grips:
         rank = self._rank
         rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)
 
-        def made(grip: Grip, location: Location, those: tuple[Stretch, ...], writeable: bool, *exported: Any) -> Mine:
+        def made(grip: Grip, location: Location, those: tuple[Stretch, ...], writeable: bool, *about: Any) -> Mine:
             part = Part(rows, cols, location, stored.order, stored.ld)
-            known = GivenArray(HeldPart(part, rank, those, *exported), dtype, writeable, stack)
+            known = GivenArray(HeldPart(part, rank, those, *about), dtype, writeable, stack, library)
             return Mine(given, array, known, grip, batch)
 
         if taken.on_device:
             adopted = self._backend.adopt(array)
             ground = ground_of(adopted.address, nbytes, f"rank {rank}", on_host=False)
             _check_alignment(adopted.address, nbytes, dtype)
-            exported = adopted.handle, adopted.offset_bytes, adopted.obstacle
+            about = adopted.handle, adopted.offset_bytes, adopted.obstacle
             grip = Grip(adopted.address, keep=adopted.keep)
-            return made(grip, Location.device(rank), ground.stretches, taken.writeable, *exported)
+            return made(grip, Location.device(rank), ground.stretches, taken.writeable, *about)
         address = array.__array_interface__["data"][0]
         _check_alignment(address, nbytes, dtype)
         for other in self._every():

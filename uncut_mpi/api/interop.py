@@ -300,7 +300,7 @@ class TorchMesh:
         if local.numel():
             local = _part_of(matrix)
             if not isinstance(local, torch.Tensor):
-                local = torch.from_dlpack(_memory_of(matrix, local, backend, writes=True))
+                local = torch.from_dlpack(memory_of(matrix, local, backend, writes=True))
         if local.device.type != self.mesh.device_type:
             raise ParamError(
                 f"{matrix} lies on {local.device}, the mesh is of {self.mesh.device_type}: pass a mesh of the former "
@@ -337,7 +337,7 @@ class JaxMesh:
             if local.size:
                 local = _part_of(matrix)
                 if not isinstance(local, jax.Array):
-                    memory = _memory_of(matrix, local, backend, writes=False)
+                    memory = memory_of(matrix, local, backend, writes=False)
                     local = jax.dlpack.from_dlpack(memory, copy=False)
                     if local.unsafe_buffer_pointer() != memory.address:
                         raise ParamError(f"JAX made a copy, of {local.dtype}: set jax_enable_x64 for 64 bits")
@@ -354,14 +354,15 @@ def _extents(own: Sequence[Rectangle]) -> tuple[int, ...]:
 def _part_of(matrix: Matrix) -> Any:
     """Return this rank's only array of a matrix that has elements."""
     if matrix.layout is not None:
-        return matrix.local
-    return next(one for one in matrix.local if 0 not in one.shape)
+        return matrix.arrays_here()[0]
+    return next(one for one in matrix.arrays_here() if 0 not in one.shape)
 
 
-def _memory_of(matrix: Matrix, local: Any, backend: Backend, *, writes: bool) -> Shown:
+def memory_of(matrix: Matrix, local: Any, backend: Backend, *, writes: bool) -> Shown:
+    """Return an array of a matrix for other libraries, or raise ParamError where they can write it and must not."""
     taken = take(local, backend)
     if writes and not taken.writeable:
-        raise ParamError(f"{matrix} is read-only here, and a tensor can be written: make a DTensor of a copy of it")
+        raise ParamError(f"{matrix} is read-only here, and what is made of it could be written: show a copy of it")
     return shown_of(taken.array)
 
 

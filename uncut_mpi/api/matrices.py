@@ -29,7 +29,6 @@ from uncut_mpi.api.request import Choices, Operands
 from uncut_mpi.api.stored import host_view
 from uncut_mpi.api.views import Several
 from uncut_mpi.api.wanted import NewMatrix
-from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import (
     CapacityError,
@@ -474,6 +473,8 @@ class MatrixStore:
                 else:
                     dealt = by_layout(given, layout, None if shape is None else (shape[0], shape[1]), kind, order)
             made = self._publish(dealt, mine, [one.grip for one in mine], file)
+            known = [one.known for one in mine] or [one for of_rank in of_ranks for one in of_rank]
+            made.library = next((one.library for one in known), "")
             return made if stacks is None else self._batch(made, stacks, mine[0].batch if mine else None)
         except BaseException:
             self._grips.let_go([one.grip for one in mine])
@@ -482,7 +483,6 @@ class MatrixStore:
     def _batch(self, base: Matrix, stacks: Stacks, array: Any = None) -> Batch:
         """Return a batch, of which this rank has given an array."""
         (own, _) = stacks.dealt.rectangles((stacks.count, 1), self._group.size)[self._group.rank]
-        base.of_torch = is_of_torch(type(array))
         return Batch(base, stacks, own, array)
 
     def _publish(self, info: MatrixInfo, mine: Sequence[Mine], grips: list[Grip], file: str = "") -> Matrix:

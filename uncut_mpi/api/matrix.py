@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
 from uncut_mpi.api.gate import public_call
-from uncut_mpi.api.stored import in_order, shown_of
+from uncut_mpi.api.stored import in_library, in_order
 from uncut_mpi.api.typed import overload
 from uncut_mpi.api.views import Several, View, info_of, piece_of, slices_of
-from uncut_mpi.device.exported import is_of_torch
 from uncut_mpi.errors import ParamError, PlanError, agreed
 from uncut_mpi.instead import absent
 from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.alike import Alike
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory
@@ -226,7 +225,47 @@ class LocalParts:
     empty: Callable[[int, int], Any]
 
 
-class Matrix:
+class ShowsMemory:
+    """
+    Shows by DLPack what this rank has of a matrix, or batch: for ``torch.from_dlpack(matrix)`` and others. Local.
+
+    That is `local`, without a copy; on a rank that has nothing of what it sees, as of `Session.empty_host`, `array`.
+    The stream of who takes it waits for products in flight, and for the current streams of cupy and torch. For host
+    memory the program waits.
+
+    Raises
+    ------
+    ParamError
+        If this rank has no array or several, the memory is read-only, or elements are conjugated in no memory.
+    BufferError
+        If a copy is asked for, or another device.
+    """
+
+    _to_show: Callable[[], tuple[Matrix, Any]]
+    """Returns the matrix, or that of a batch, and the array."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        matrix, array = self._to_show()
+        return cast(tuple[int, int], matrix._session("show")._memory(matrix, array).__dlpack_device__())
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        matrix, array = self._to_show()
+        session = matrix._session("show")
+        memory = session._memory(matrix, array)
+        if copy or (dl_device is not None and tuple(map(int, dl_device)) != memory.__dlpack_device__()):
+            raise BufferError(f"{self} is shown where it is, without a copy: copy what is made of it")
+        session._let_follow(stream, memory)
+        return memory.__dlpack__()
+
+
+class Matrix(ShowsMemory):
     """
     A matrix that a session can multiply; made by `Session.distribute`, `empty`, `register` and those beside them.
 
@@ -248,15 +287,15 @@ class Matrix:
         self._whole = whole  # of which it is a view
         self._nothing: Any = None  # an array without elements, once it was asked for
         self._views: weakref.WeakValueDictionary[View | Several, Matrix] = weakref.WeakValueDictionary()
-        self._tensors: tuple[Any, ...] | None = None  # `local` as tensors, once it was asked for
-        # Whether `local` is of torch: it was given so, or the session made the matrix of some that were.
-        self.of_torch = any(is_of_torch(type(one)) for one in local.arrays)
+        self._tensors: dict[int, Any] = {}  # of `local` and (-1) `array`, once they were asked for
+        # What `local` and `array` are of (`library_of`): what was given is, or what the session made the matrix of.
+        self.library = ""
         self.closed, self.home = False, home  # until it is released
 
     @property
     def array(self) -> Any:
         """
-        All of the matrix as this rank sees it, an array of numpy or cupy.
+        All of the matrix as this rank sees it, of the library that `local` is of.
 
         Of host matrices that all ranks read the shared array, of those of one rank and replicas the holder's. Of a
         conjugated view a conjugated copy.
@@ -266,7 +305,7 @@ class Matrix:
         ParamError
             If this rank does not see all of it, as of a matrix that is dealt to several.
         """
-        return self.__array__() if self._array is None else self._array
+        return self._in_library(self.__array__() if self._array is None else self._array, -1)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -326,9 +365,27 @@ class Matrix:
         What this rank has of the matrix: the very array that was given, of the part's shape; without rows 0×n.
 
         Of a matrix in shared memory a view of this rank's part, of replicas this rank's. Of one that was made by
-        `Session.distribute_parts` a tuple of arrays, as they were given. Of a conjugated view a conjugated copy. Of a
-        new result a tensor of torch, where this rank's part of an operand is one.
+        `Session.distribute_parts` a tuple of arrays, as they were given. Of a conjugated view a conjugated copy.
+
+        What the session made of tensors of torch, or arrays of JAX, is of these too: as A, or as B where A is of
+        neither. A rank that gave no array has what the first one has that did. All else is of numpy, or on a GPU of
+        cupy, also where this process has not loaded that library. JAX takes its arrays for constants: those that were
+        asked for before a product has written the matrix again are void.
         """
+        arrays = tuple(self._in_library(array, at) for at, array in enumerate(self.arrays_here()))
+        return arrays if self.info.dealt is None else arrays[0]
+
+    def _in_library(self, array: Any, at: int) -> Any:
+        library = self.whole.library
+        if at in self._tensors:
+            return self._tensors[at]
+        made = in_library(array, library)
+        if library == "torch" and not self.info.conjugated:  # so that a plan knows it again; others may be copies
+            self._tensors[at] = made
+        return made
+
+    def arrays_here(self) -> tuple[Any, ...]:
+        """Return what this rank has of the matrix: arrays that were given, or of numpy or cupy. Local."""
         if self.info.file:
             raise ParamError(
                 f"{self} lies in the file {self.info.file}, of which no rank has an array: session.download(matrix), "
@@ -348,11 +405,7 @@ class Matrix:
             )
             if view.conjugated:
                 arrays = tuple(array.conj() for array in arrays)
-        if self.of_torch and not all(is_of_torch(type(one)) for one in arrays):
-            if self._tensors is None:
-                self._tensors = tuple(sys.modules["torch"].from_dlpack(shown_of(array)) for array in arrays)
-            arrays = self._tensors
-        return arrays if self.info.dealt is None else arrays[0]
+        return arrays
 
     @property
     def local_indices(self) -> Any:
@@ -420,7 +473,6 @@ class Matrix:
             info = info_of(whole.info, view)
             array, (rows, cols) = whole._array, whole.shape  # none of files
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
-            found.of_torch = whole.of_torch
             if view.conjugated:
                 pass  # no array has its elements
             elif array is not None:
@@ -489,6 +541,16 @@ class Matrix:
         """
         return self._shown("to_jax", mesh)
 
+    def _to_show(self) -> tuple[Matrix, Any]:
+        self.info.check_in_memory()
+        arrays = self.arrays_here()
+        full = [one for one in arrays if 0 not in one.shape]
+        if self.info.dealt is None and len(full) != 1:
+            raise ParamError(
+                f"{self} has {counted(len(full), 'array')} on this rank, and one is shown: pass one of matrix.local"
+            )
+        return self, (full or [arrays[0] if self._array is None else self._array])[0]
+
     def _shown(self, call: str, mesh: Any) -> Any:
         return self._session("show")._shown(call, self, mesh)
 
@@ -520,7 +582,7 @@ class Matrix:
             if self.info.file:
                 found = f"lies in the file {self.info.file}"
             elif array is not None:
-                found = "lies on a GPU: its cupy array is .array"
+                found = "lies on a GPU: its array there is .array"
             elif location is None:
                 found = "is not on this rank as a whole: what is here of it is .local"
             else:

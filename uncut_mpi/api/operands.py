@@ -69,7 +69,6 @@ def operand_of(batch: Batch, along: Along, *, alone: bool = False) -> Matrix:
             in_runs = along == "diagonal" and not alone
             info = put_together([*_runs_of(batch, in_runs=in_runs)], along, about, base.info)
         made = Matrix(info, array=None, local=base._local, home=base.home, whole=base)
-        made.of_torch = base.of_torch
         base._views[about] = made  # and so it ends with the matrix
     if len(batch.operands) >= _MOST_OPERANDS:
         batch.operands.clear()

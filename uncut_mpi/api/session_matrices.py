@@ -18,6 +18,7 @@ from uncut_mpi.api.interop import (
     cuts_of,
     holders_of,
     layout_of_parts,
+    memory_of,
     of_dtensor,
     of_jax,
     parts_of_rank,
@@ -29,6 +30,7 @@ from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, open_matrix
 from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wanted import layout_of, new_matrix, parts_of, rank_of, shape_of
+from uncut_mpi.device.exported import HOST, Shown, place_of
 from uncut_mpi.device.interface import Backend
 from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import flag, shown
@@ -301,8 +303,8 @@ class MakesMatrices:
         Returns
         -------
         Matrix or Batch
-            On `root` its `Matrix.array` is the array, or one of numpy or cupy over the same memory; what was
-            registered is kept alive.
+            On `root` its `Matrix.array` is of the array's library, or of numpy or cupy, over the same memory; what
+            was registered is kept alive.
 
         Raises
         ------
@@ -560,6 +562,18 @@ class MakesMatrices:
             own = [rectangle_of(matrix.shape, mesh.shape, cuts, place) for place in mesh.places]
             with agreement.collective(self._group, f"making a {mesh.kind}"):
                 return show(matrix, mesh, cuts, own, self._backend)
+
+    def _memory(self, matrix: Matrix, array: Any) -> Shown:
+        """Return an array that this rank has of a matrix for other libraries; see `ShowsMemory`. Local."""
+        return memory_of(matrix, array, self._backend, writes=True)
+
+    def _let_follow(self, stream: int | None, memory: Shown) -> None:
+        """Let who takes memory by DLPack, under a stream as that has it, wait for what is under way. Local."""
+        if place_of(memory)[0] == HOST:
+            self._calls.flight.drain()
+        elif stream != -1:  # by which nothing is to be awaited
+            self._calls.flight.let_follow(stream or 1)  # the default stream
+            self._backend.let_follow(stream or 1)
 
 
 def path_of(path: object) -> str:

@@ -285,15 +285,19 @@ class Multiplies(MakesMatrices):
             several = [self._apart(new) for new in several]
             for new in several:
                 new.layout.rectangles(new.shape, self.size)
-            bases = tuple(one.base if isinstance(one, Batch) else one for one in (first, second))
             seen = tuple(operand_of(one, "diagonal") if isinstance(one, Batch) else one for one in (first, second))
             about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
             open_with(**product_asked("gemm", seen, *about))
             if len(several) > 1:
                 new = self._fastest_result((first, second), several, scalars, choices)
-            made = self._store.empty_or_batch(new)
-            in_one(made).whole.of_torch = any(one.of_torch for one in bases)
-            return made
+            return self._made_of(new, first, second)
+
+    def _made_of(self, new: NewMatrix, *given: Matrix | Batch) -> Matrix | Batch:
+        """Return a new matrix, or batch, of the library that the first of these is of which is not of numpy's."""
+        made = self._store.empty_or_batch(new)
+        whole, *others = ((one.base if isinstance(one, Batch) else one).whole for one in (made, *given))
+        whole.library = next((one.library for one in others if one.library), "")
+        return made
 
     def _apart(self, new: NewMatrix) -> NewMatrix:
         """Return a new matrix that nobody said where to make: in each rank's own memory where none is of all ranks."""
@@ -342,7 +346,7 @@ class Multiplies(MakesMatrices):
             source = self._store.register_any(array, place, None)
             with raised_by_all():
                 new = _like(source, wanted, where, self.size)
-            made = self._store.empty_or_batch(new)
+            made = self._made_of(new, source)
             self._copy("scatter", in_one(source), in_one(made))
             self._store.release(source.base if isinstance(source, Batch) else source)
         return made
@@ -431,7 +435,7 @@ class Multiplies(MakesMatrices):
                 assert made is not None  # without a layout there is an out
                 new = dataclasses.replace(made, memory=where or own_memory(source, made.layout))
                 new = new if where else self._apart(new)
-                target = in_one(result := self._store.empty_or_batch(new))
+                target = in_one(result := self._made_of(new, given))
             self._copy("redistribute", source, target)
         return cast(_Any, result)
 
@@ -453,12 +457,12 @@ class Multiplies(MakesMatrices):
             open_with(matrix=found.info)
             if found.whole.location == Location.host():  # of one in parts not all ranks have the array
                 return matrix
-            copy = self._store.empty_or_batch(_like(matrix, Layout.whole(0), "shared", self.size))
+            copy = self._made_of(_like(matrix, Layout.whole(0), "shared", self.size), matrix)
             if self._group.num_nodes > 1:  # ranks do not reach what is another node's
                 self._copy("download", found, in_one(copy))
                 return cast(_Any, copy)
             with agreement.collective(self._group, "downloading a matrix"):
-                self._move(found, in_one(copy).array, writes=False)
+                self._move(found, np.asarray(in_one(copy)), writes=False)
         return cast(_Any, copy)
 
     @public_call
@@ -488,7 +492,7 @@ class Multiplies(MakesMatrices):
             if target.info.file:
                 self._store.begin_writing(target.info)
             with agreement.collective(self._group, "uploading a matrix"):
-                self._move(target, source.array, writes=True)
+                self._move(target, np.asarray(source), writes=True)
             if target.info.file:
                 self._store.end_writing(target.info)
 

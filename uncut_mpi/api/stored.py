@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
 
-from uncut_mpi.device.exported import Shown
+from uncut_mpi.device.exported import Shown, library_of
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
@@ -16,9 +17,30 @@ from uncut_mpi.model.problem import StoredMatrix
 
 
 def shown_of(array: Any) -> Shown:
-    """Return a two-dimensional array of numpy or cupy for other libraries, bfloat16 too."""
+    """Return an array of numpy or cupy for other libraries, bfloat16 too."""
+    if array.ndim != 2:
+        return Shown(array, tuple(stride // array.itemsize for stride in array.strides))
     stored = stored_of(array.shape, array.strides, array.itemsize)
     return Shown(array, (1, stored.ld) if stored.order == "F" else (stored.ld, 1))
+
+
+def in_library(array: Any, library: str) -> Any:
+    """
+    Return an array as one of a library (`library_of`) over the same memory, if that is loaded and can; else as it is.
+
+    JAX copies what has gaps, and on the host what begins at no multiple of 64 bytes: its arrays never change.
+    """
+    namespace = sys.modules.get(library)
+    if namespace is None or library_of(type(array)) == library:
+        return array
+    if library != "torch" and not (array.flags.c_contiguous or array.flags.f_contiguous):
+        array = array.copy()
+        if not isinstance(array, np.ndarray):
+            array.device.synchronize()
+    try:
+        return namespace.from_dlpack(shown_of(array))
+    except Exception:  # it has no such device: JAX that uses GPUs alone, or a PyTorch without CUDA
+        return array
 
 
 def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> StoredMatrix:

@@ -41,6 +41,8 @@ _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
 _BFLOAT = 4
 # Their arrays never change, and DLPack before version 1 cannot say so.
 _UNCHANGING = {"jax", "jaxlib", "tensorflow"}
+# By the package that an array's type is of: the module that makes others of that type.
+_LIBRARIES = {"torch": "torch", "jax": "jax.numpy", "jaxlib": "jax.numpy"}
 # Subclasses of torch's tensor that mean what lies in their memory; masked ones, say, do not.
 _PLAIN_TENSORS = {"Tensor", "Parameter", "Buffer"}
 
@@ -93,18 +95,18 @@ class Exported:
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
     """
-    A matrix of numpy or cupy, shown by DLPack whatever its elements are: numpy shows no bfloat16.
+    An array of numpy or cupy, shown by DLPack whatever its elements are: numpy shows no bfloat16.
 
     Attributes
     ----------
     array : numpy.ndarray or cupy.ndarray
         Whose memory it is, kept alive by all that is made of it. Nobody is at work on it, so no stream has to wait.
     strides : tuple of int
-        Elements from one to the next along rows and along columns.
+        Elements from one to the next along each dimension.
     """
 
     array: Any
-    strides: tuple[int, int]
+    strides: tuple[int, ...]
 
     @property
     def address(self) -> int:
@@ -192,24 +194,28 @@ def from_dlpack(given: Any, stream: int | None = None) -> Exported:
 def _refuse_pending(given: Any) -> None:
     """Refuse tensors that are more than their memory, as far as they can be asked."""
     name = type_text(given)
-    if any(is_of_torch(base) and base.__name__ == "Tensor" for base in type(given).__mro__) and not (
-        is_of_torch(type(given)) and type(given).__name__ in _PLAIN_TENSORS
+    kind = type(given)
+    if any(library_of(base) == "torch" and base.__name__ == "Tensor" for base in kind.__mro__) and not (
+        library_of(kind) == "torch" and kind.__name__ in _PLAIN_TENSORS
     ):
         mend = "use session.from_dtensor" if type(given).__name__ == "DTensor" else "pass a plain tensor"
         raise ParamError(
             f"{name} was given, a kind of torch.Tensor that may mean more than what lies in its memory: {mend}"
         )
     if getattr(given, "requires_grad", False) is True:
-        raise ParamError(f"{name} that requires a gradient was given, of which nothing is recorded: pass x.detach()")
+        raise ParamError(
+            f"{name} that requires a gradient was given, of which nothing is recorded: pass x.detach(), or call "
+            "uncut_mpi.matmul(comm, a, b), which records it"
+        )
     for what, mend in (("is_conj", "resolve_conj"), ("is_neg", "resolve_neg")):
         ask = getattr(given, what, None)
         if callable(ask) and ask() is True:
             raise ParamError(f"{name} whose sign is not in its memory yet was given: pass x.{mend}()")
 
 
-def is_of_torch(kind: type) -> bool:
-    """Return whether a type is one of torch's."""
-    return kind.__module__.partition(".")[0] == "torch"
+def library_of(kind: type) -> str:
+    """Return the module whose `from_dlpack` makes arrays of a type; empty for numpy's, cupy's and unknown ones."""
+    return _LIBRARIES.get(kind.__module__.partition(".")[0], "")
 
 
 def _capsule_of(given: Any, stream: dict[str, Any]) -> Any:

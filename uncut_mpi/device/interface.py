@@ -636,6 +636,9 @@ class Backend(abc.ABC):
     def await_caller(self) -> None:
         """Return once the work that `mark_caller` noted last is done."""
 
+    def let_follow(self, stream: int) -> None:
+        """Let a stream wait for what the caller's current ones hold."""
+
     @abc.abstractmethod
     def executable(
         self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.device.cuda.callers import current_streams, stream_handle, unknown_type, wrap
+from uncut_mpi.device.cuda.callers import current_streams, let_follow, stream_handle, unknown_type, wrap
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.imports import Imports
@@ -297,6 +297,11 @@ class CudaBackend(Backend):
         """Return once the work that `mark_caller` noted last is done."""
         with _AWAITING:
             self._native.await_marks()
+
+    def let_follow(self, stream: int) -> None:
+        """See `Backend.let_follow`."""
+        with self._current("letting a stream wait"):
+            let_follow(self._cupy, self._ordinal, stream)
 
     # -- plans -------------------------------------------------------------------------------
 

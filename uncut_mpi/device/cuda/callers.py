@@ -41,6 +41,15 @@ def current_streams(cupy: Any, ordinal: int) -> list[int]:
     return list(dict.fromkeys(handles))
 
 
+def let_follow(cupy: Any, ordinal: int, stream: int) -> None:
+    """See `Backend.let_follow`; the device is current."""
+    for handle in current_streams(cupy, ordinal):
+        if handle != stream:
+            event = cupy.cuda.Event(disable_timing=True)
+            cupy.cuda.runtime.eventRecord(event.ptr, handle)
+            cupy.cuda.runtime.streamWaitEvent(stream, event.ptr)
+
+
 def wrap(cupy: Any, ordinal: int, given: Any) -> tuple[Any, bool]:
     """
     See `Backend.wrap`; the device is current.
