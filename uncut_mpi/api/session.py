@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from uncut_mpi.api import lifetime
 from uncut_mpi.api.gate import CLOSE, public_call
+from uncut_mpi.api.gradients import PLAIN, Way, recorded_of, recorded_product, without_gradient
 from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, ranks_per_node_of, seconds_of
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.api.start import BackendMaker, start_backend
@@ -349,31 +350,56 @@ def matmul(comm: Any, a_local: Any, b_local: Any) -> Any:
     comm : mpi4py.MPI.Comm
         The ranks, as of `Session`.
     a_local, b_local : array or None
-        This rank's rows of A and of B, from rank 0 on, as of `Session.distribute`; None where it has none.
+        This rank's rows of A and of B, from rank 0 on, as of `Session.distribute`; None where it has none. Tensors of
+        torch that require a gradient do so on all ranks: then all of them call ``backward``, which is two products.
 
     Returns
     -------
-    numpy.ndarray, cupy.ndarray or torch.Tensor
-        As many rows as `a_local` has (or matrices, as that of both which is of several), in memory of the same kind. A
-        tensor where `a_local` or `b_local` is one.
+    array
+        As many rows as `a_local` has (or matrices, as that of both which is of several), in memory of the same kind and
+        of the same library (`Matrix.local`).
 
     Raises
     ------
     ParamError, RankMismatchError, UncutError
-        As `Session`, `Session.distribute` and `Session.gemm`.
+        As `Session`, `Session.distribute` and `Session.gemm`; if a gradient is recorded on some ranks alone.
     """
-    with contextlib.ExitStack() as closing:  # by an error, too
+    with _kept_session(comm) as session:
+        with session._gate.call("matmul") as open_with:
+            recorded, plain = recorded_of(a_local, b_local), [without_gradient(one) for one in (a_local, b_local)]
+            open_with(gradients=recorded)
+        if recorded == "none":
+            return _product(session, *plain)[0]
+
+    def multiply(a: Any, b: Any, way: Way, layout: Layout | None) -> tuple[Any, list[Layout]]:
+        with _kept_session(comm) as session:
+            return _product(session, a, b, way, layout)
+
+    return recorded_product(multiply, a_local, b_local)
+
+
+@contextlib.contextmanager
+def _kept_session(comm: Any) -> Iterator[Session]:
+    """Lend the session that is kept for a communicator, or a new one; it is closed by an error, or if it holds much."""
+    with contextlib.ExitStack() as closing:
         kept: Session | None = attached(comm)
         closing.callback(detach, comm)
         session = closing.enter_context(Session(comm) if kept is None or kept.broken else kept)
-        operands = [session.distribute(local, Layout.rows()) for local in (a_local, b_local)]
-        result = session.matmul(*operands)
-        local = result.local
-        for matrix in (*operands, result):
-            session.release(matrix)
+        yield session
         binder = session._calls.binder
         if max(binder.softbuf.sizes.max(), binder.host_softbuf.sizes.max()) <= _MOST_KEPT:  # the same on all ranks
             closing.pop_all()
             if session is not kept:
                 attach(comm, session)
-        return local
+
+
+def _product(
+    session: Session, a: Any, b: Any, way: Way = PLAIN, layout: Layout | None = None
+) -> tuple[Any, list[Layout]]:
+    """See `Multiply`."""
+    first, second = (session.distribute(local, Layout.rows()) for local in (a, b))
+    result: Any = session.gemm(first, second, trans_a=way[0], trans_b=way[1], out_layout=layout)
+    found = result.local, [first.layout, second.layout]
+    for matrix in (first, second, result):
+        session.release(matrix)
+    return found
