@@ -13,7 +13,7 @@ from uncut_mpi.api.call import CallResult
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import end_call, public_call
-from uncut_mpi.api.grips import is_array
+from uncut_mpi.api.grips import Lent, is_array
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial
@@ -184,6 +184,31 @@ class GemmPlan:
             del self, a, b, c, stream, unknown
             end_call(error)
             raise
+
+    def execute_lent(self, alpha: Number, beta: Number, arrays: Sequence[Lent] | None = None) -> CallResult:
+        """
+        Compute as `execute` does, with matrices that were made of lent arrays. Collective.
+
+        Parameters
+        ----------
+        alpha, beta : float or complex
+            As of `execute`.
+        arrays : sequence of Lent, optional
+            This rank's parts of A, B and C, where they are others than in the last call. Each rank decides by itself.
+
+        Raises
+        ------
+        ParamError, UncutError
+            As `execute`.
+        """
+        calls = self._calls
+        with calls.gate.exclusive():
+            try:
+                for matrix, array in zip(self._operands, arrays or (), strict=False):
+                    calls.store.lend(matrix, array)
+            except ParamError as error:
+                calls.gate.fail("execute", error)
+            return calls.run(*self._request("execute", alpha, beta, None, None, None, None), self._keep)
 
     @public_call
     def trace(

@@ -20,13 +20,13 @@ import numpy as np
 from uncut_mpi.api.batch import Batch, Stacks
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import by_layout, by_products, by_starts, proposed
-from uncut_mpi.api.grips import Grip, Grips, Held, Mine, Start, has_elements, is_batch
+from uncut_mpi.api.grips import Grip, Grips, Held, Lent, Mine, Start, has_elements, is_batch
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, known_of, mark
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.operands import Batches
 from uncut_mpi.api.request import Choices, Operands
-from uncut_mpi.api.stored import host_view
+from uncut_mpi.api.stored import host_view, stored_of
 from uncut_mpi.api.views import Several
 from uncut_mpi.api.wanted import NewMatrix
 from uncut_mpi.device.interface import Backend
@@ -165,6 +165,27 @@ class MatrixStore:
         mine = self._grips.of_arrays(parts, matrix.dtype)
         made: Matrix = self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
         return made
+
+    def lend(self, matrix: Matrix, array: Lent) -> None:
+        """
+        Have this rank's part of a matrix of lent arrays lie in another one from now on. Local.
+
+        Raises
+        ------
+        ParamError
+            If it is stored otherwise than the one before.
+        """
+        held = self._held[matrix.info.number]
+        for number, of in enumerate(held.info.parts):
+            if of.holder == self._group.rank and array.size:
+                stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
+                if (stored.order, stored.ld) != (of.part.order, of.part.ld):
+                    raise ParamError(f"an array of leading dimension {stored.ld} was given, not of {of.part.ld}")
+                address = array.__array_interface__["data"][0]
+                if address != held.addresses[number]:
+                    held.addresses[number], held.grips = address, [Grip(address, keep=array)]
+                    for call in self.on_release:  # what is bound to the one before
+                        call(matrix.info.number)
 
     def open_file(self, found: MatrixFile | None, *, writeable: bool, output: Discardable | None = None) -> Matrix:
         """

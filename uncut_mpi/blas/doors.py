@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from uncut_mpi.api.grips import Lent
 from uncut_mpi.device.views import matrix_at
-from uncut_mpi.errors import CapacityError, ParamError, PlanError, RankMismatchError
+from uncut_mpi.errors import CapacityError, ParamError, PlanError, RankMismatchError, UncutError
 from uncut_mpi.model.cyclic import numroc
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
@@ -32,7 +32,7 @@ _CALLS_BEFORE_SEARCH: Final = 2
 """Calls by a plan by rule, before a search that may take seconds: most shapes of a factorisation come once."""
 
 
-class LeadingDimensionError(ParamError):
+class LeadingDimensionError(UncutError, ValueError):
     """An array whose columns overlap: of this rank alone, whose own library can tell."""
 
 
@@ -97,7 +97,6 @@ class _Kept:
     product: CallersProduct
     plan: GemmPlan
     where: Where
-    arrays: Sequence[Lent]
     calls: int = 0
 
 
@@ -210,23 +209,19 @@ class Door:
         kept = self._kept[name]
         if kept is None:
             return False
-        product = kept.product
+        product, arrays = kept.product, None
         if where != kept.where:
-            kept.where, kept.arrays = where, product.arrays(where)
+            kept.where, arrays = where, product.arrays(where)
         kept.calls += 1
         if kept.calls == _CALLS_BEFORE_SEARCH + 1:
-            kept.plan.close()
-            kept.plan = self._plan(product, kept.arrays, reads_c, "full")
-        for again in (False, True):
-            a, b, c = kept.arrays
-            try:
-                kept.plan.execute(alpha, beta, a=a, b=b, c=c)
-                break
-            except ParamError as error:  # on all ranks, and nothing is computed
-                if again or isinstance(error, RankMismatchError):
-                    raise
-                kept.plan.close()  # the leading dimension of one is another now
-                kept.plan = self._plan(product, kept.arrays, reads_c, "rule")
+            self._plan_again(kept, reads_c, "full")
+        try:
+            kept.plan.execute_lent(alpha, beta, arrays)
+        except RankMismatchError:
+            raise
+        except ParamError:  # on all ranks, and nothing is computed: the leading dimension of one is another now
+            self._plan_again(kept, reads_c, "rule")
+            kept.plan.execute_lent(alpha, beta)
         return True
 
     def close(self) -> None:
@@ -240,9 +235,8 @@ class Door:
         """Return a product that is asked for the first time; None if it is not to be computed here. Collective."""
         if product is None:
             return None
-        arrays = product.arrays(where)
         try:
-            plan = self._plan(product, arrays, reads_c, "rule")
+            plan = self._plan(product, where, reads_c, "rule")
         except RankMismatchError:
             raise
         except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
@@ -252,13 +246,16 @@ class Door:
             if rate and (summary.predicted_s + summary.plan_s) * rate > product.flop:
                 plan.close()
                 return None
-        return _Kept(product, plan, where, arrays)
+        return _Kept(product, plan, where)
 
-    def _plan(
-        self, product: CallersProduct, arrays: Sequence[Lent], reads_c: bool, search: Literal["rule", "full"]
-    ) -> GemmPlan:
+    def _plan_again(self, kept: _Kept, reads_c: bool, search: Literal["rule", "full"]) -> None:
+        """Give a product another plan. Collective."""
+        kept.plan.close()
+        kept.plan = self._plan(kept.product, kept.where, reads_c, search)
+
+    def _plan(self, product: CallersProduct, where: Where, reads_c: bool, search: Literal["rule", "full"]) -> GemmPlan:
         """Return a plan for a product. Collective."""
-        session = self.session
+        session, arrays = self.session, product.arrays(where)
         a, b, c = (
             session.distribute(array, one.layout, shape=one.shape, dtype=product.dtype)
             for one, array in zip(product.given, arrays, strict=True)
