@@ -17,7 +17,7 @@ from tests.helpers.collective import collective_assert
 from uncut_mpi.blas import calls
 from uncut_mpi.errors import ParamError
 
-pytestmark = pytest.mark.host_backend
+GRIDS = {1: (1, 1), 2: (1, 2), 3: (3, 1), 4: (2, 2), 8: (4, 2)}
 TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
 TRANS = [*itertools.product("NTC", "NTC")]
 BEHIND = r"""
@@ -40,7 +40,7 @@ void pxerbla_(int *context, char *name, int *number) { told = *number; }
 
 
 @pytest.fixture(scope="module")
-def names(tmp_path_factory):
+def names(tmp_path_factory, backend_name):
     """Yield the library, and what is behind it, loaded by this process."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
@@ -50,7 +50,7 @@ def names(tmp_path_factory):
     command = [compiler, "-shared", "-fPIC", "-o", str(folder / "behind.so"), str(folder / "behind.c")]
     subprocess.run(command, check=True, timeout=60)
     behind = ctypes.CDLL(str(folder / "behind.so"), ctypes.RTLD_GLOBAL)
-    os.environ.update(UNCUT_MPI_BLAS_BACKEND="host", UNCUT_MPI_BLAS_MIN_GFLOP="0")
+    os.environ.update(UNCUT_MPI_BLAS_BACKEND=backend_name, UNCUT_MPI_BLAS_MIN_GFLOP="0")
     loaded = ctypes.CDLL(str(um.blas.library())), ctypes.CDLL(str(um.blas.library(ilp64=True)))
     yield types.SimpleNamespace(behind=behind, lp64=loaded[0], ilp64=loaded[1])
     calls.forget(-1)
@@ -99,7 +99,6 @@ def test_gemm_of_every_type_and_transpose(names, library, suffix):
             whole[:m] = np.nan
         before, (value, bound) = whole.copy(), expected(ops, 1.5, a, b, beta, whole[:m])
         lda, ldb, ldc = (numbers(len(one), integer=integer) for one in (a, b, whole))
-        names.behind.passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
         passed_on = ctypes.c_int.in_dll(names.behind, "passed_on").value
         getattr(getattr(names, library), f"{letter}gemm{suffix}")(
             *(op.lower().encode() for op in ops), *numbers(m, n, k, integer=integer), reals(1.5, kind),
@@ -126,7 +125,8 @@ class Dealt:
 
     def __init__(self, rng, comm, shape, block, *, begun=None, source=(0, 0), gap=0):
         self.full = comm.bcast(matrix(rng, shape, "f8"))
-        self.grid, self.place = (2, 2), divmod(comm.rank, 2)
+        self.grid = GRIDS[comm.size]
+        self.place = divmod(comm.rank, self.grid[1])
         skip = [whole - first for whole, first in zip(block, begun or block, strict=True)]
         self.indices = []
         for axis in (0, 1):
@@ -152,8 +152,9 @@ def multiply(names, ops, extents, operands, starts, beta, suffix="pdgemm_"):
 
 @pytest.fixture
 def grid(names, comm):
-    """Make a grid of two by two of the ranks."""
-    (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = 2, 2, *divmod(comm.rank, 2)
+    """Make a grid of the ranks."""
+    shape = GRIDS[comm.size]
+    (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = *shape, *divmod(comm.rank, shape[1])
     ctypes.c_ssize_t.in_dll(names.behind, "handle").value = comm.handle
     yield
     names.lp64.Cblacs_gridexit(5)
@@ -163,6 +164,7 @@ def grid(names, comm):
 def test_pgemm_of_parts_of_dealt_matrices(names, comm, grid, block, begun, source):
     rng = np.random.default_rng(3)
     m, n, k, first = 11, 9, 13, (4, 2)
+    source = tuple(place % count for place, count in zip(source, GRIDS[comm.size], strict=True))
     for ops, beta in itertools.product(TRANS, (0, 0.75)):
         shapes = (m, k) if ops[0] == "N" else (k, m), (k, n) if ops[1] == "N" else (n, k), (m, n)
         about = {"begun": begun, "source": source}
@@ -203,12 +205,14 @@ def test_what_layouts_lack_and_lies_are_for_the_library_behind(names, comm, grid
         collective_assert(comm, passed_on.value == before + 1, f"{entry}")
 
 
+@pytest.mark.host_backend  # it lets nothing go on
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     ("change", "number"), [({"n": 5}, 4), ({"first": 2}, 12), ({"block": (2, 4)}, 1405), ({"beta": 0.5}, 15)]
 )
 def test_ranks_that_pass_other_arguments_end_as_pblas_ends(names, comm, grid, change, number):
     rng = np.random.default_rng(6)
-    odd = change if comm.rank == 2 else {}
+    odd = change if comm.rank == comm.size - 1 else {}
     operands = [Dealt(rng, comm, (8, 8), odd.get("block", (4, 4)) if at == 1 else (4, 4)) for at in range(3)]
     facts = [ord("d"), 4, ord("N"), ord("N"), 6, odd.get("n", 6), 6]
     for at_of, one in enumerate(operands):

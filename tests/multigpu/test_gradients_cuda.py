@@ -9,7 +9,11 @@ from tests.helpers.collective import collective_assert
 from tests.mpi.test_gradients import *  # noqa: F403  the same cases, collected here with this folder's fixtures
 from tests.mpi.test_gradients import K, M, N, mine_of, rows_of
 
-pytestmark = [pytest.mark.mpi(min_size=1), pytest.mark.multigpu(num=1)]
+pytestmark = [
+    pytest.mark.mpi(min_size=1),
+    pytest.mark.multigpu(num=1),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # of torch, in the thread of its backward
+]
 
 SLEEP_CYCLES = 100_000_000  # about 0.05 s
 
