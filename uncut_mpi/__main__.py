@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "plan": "choose a schedule and say what it would take; one process, no MPI, no GPU",
     "bench": "measure the papers' problems with several methods on all ranks",
     "calibrate": "measure this machine on all ranks, once, so that plans are made for it",
+    "env": "say which versions, devices, limits and settings there are, for a bug report",
 }
 
 _LISTED: Final = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())

@@ -1,9 +1,13 @@
-"""Bytes, times and ranks as text for people."""
+"""Bytes, times and ranks as text for people, and the lines of reports."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
+
+LABEL_WIDTH: Final = 11
+"""Of what begins the lines of reports."""
 
 
 def bytes_text(size: int) -> str:
@@ -39,3 +43,13 @@ def name_ranks(ranks: Sequence[int]) -> str:
             runs.append([rank, rank])
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
     return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def line(label: str, content: str) -> str:
+    """Return a line of a report."""
+    return f"{label:<{LABEL_WIDTH}} {content}"
+
+
+def labelled(label: str, contents: Sequence[str]) -> list[str]:
+    """Return lines of a report, of which the first has the label."""
+    return [line("" if number else label, content) for number, content in enumerate(contents)]

@@ -16,6 +16,7 @@ import pytest
 
 from uncut_mpi.device.cuda import CudaBackend, visible_devices
 from uncut_mpi.device.cuda.handles import MemoryHandle
+from uncut_mpi.device.select import describe_gpus
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.units import bytes_text
@@ -40,6 +41,15 @@ def test_the_identity_names_the_device_by_uuid(backend):
     assert identity.uuid == uuids[0]
     assert identity.uuid.startswith("GPU-")
     assert 0 < identity.free_bytes <= identity.memory_bytes
+
+
+def test_a_bug_report_has_a_line_for_each_device(backend, cupy):
+    first, *lines = describe_gpus()
+    assert first.startswith(f"cupy {cupy.__version__}, CUDA ")
+    of_devices = lines[: cupy.cuda.runtime.getDeviceCount()]
+    assert [line.partition(":")[0] for line in of_devices] == [str(at) for at in range(len(of_devices))]
+    assert backend.identity().name in of_devices[0]
+    assert backend.identity().uuid[:12] in of_devices[0]
 
 
 def test_devices_have_the_uuids_that_the_drivers_tools_give_them():

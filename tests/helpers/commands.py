@@ -7,6 +7,7 @@ import io
 from tests.helpers.collective import allgather, collective_assert
 from uncut_mpi.bench.arguments import make_bench_parser
 from uncut_mpi.command.calibrate_arguments import make_calibrate_parser
+from uncut_mpi.command.environment import make_env_parser
 from uncut_mpi.command.flags import make_parser, make_plan_parser
 
 PARSERS = {
@@ -14,6 +15,7 @@ PARSERS = {
     "plan": make_plan_parser(),
     "bench": make_bench_parser(),
     "calibrate": make_calibrate_parser(),
+    "env": make_env_parser(),
 }
 
 

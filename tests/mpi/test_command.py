@@ -17,6 +17,7 @@ from tests.helpers.collective import allgather, collective_assert
 from tests.helpers.commands import in_process
 from tests.helpers.faulty import FaultyBackend
 from tests.helpers.timelines import check_trace
+from uncut_mpi import env
 from uncut_mpi.device.host.executor import HostExecutable
 from uncut_mpi.gemm import main
 from uncut_mpi.planning.lower import Code
@@ -418,3 +419,13 @@ def test_a_result_that_is_only_scaled_is_planned_and_bounded_as_such(comm, job, 
     facts = json.loads(path.read_text())
     good = status == 0 and "operations" not in facts["bound_formula"] and "(A " not in facts["bound_formula"]
     collective_assert(comm, good and facts["passed"] is True, f"status {status} {out}{err}")
+
+
+def test_the_env_command_says_all_on_rank_0_and_what_differs_on_others(comm, capfd, mpi_tmp_path, monkeypatch):
+    monkeypatch.setenv("UNCUT_ODD", str(comm.rank))
+    status, out, err = in_process(lambda words, comm: env.main(words), comm, capfd)(["--json", mpi_tmp_path / "e"])
+    of_ranks = json.loads((mpi_tmp_path / "e").read_text())
+    good = (status, err) == (0, "") and len(of_ranks) == comm.size and of_ranks[0].keys() == of_ranks[1].keys()
+    good &= out.count("\npython ") == 1 and f"{comm.size} ranks on " in of_ranks[0]["job"][0]
+    good &= out.endswith("variables   rank 1: UNCUT_ODD=1\n") and "UNCUT_ODD=0" in of_ranks[0]["variables"]
+    collective_assert(comm, good, f"status {status}\n{out}{err}{of_ranks}")

@@ -41,7 +41,8 @@ def test_an_unknown_command_is_status_2(capsys):
     assert main(["multiply", "-m", "5"]) == 2
     captured = capsys.readouterr()
     assert captured.err == (
-        "uncut_mpi: ParamError: there is no command 'multiply': use one of gemm, plan, bench, calibrate, or --help\n"
+        "uncut_mpi: ParamError: there is no command 'multiply': use one of gemm, plan, bench, calibrate, env, or "
+        "--help\n"
     )
     assert not captured.out
     assert main(["--version"]) == 0

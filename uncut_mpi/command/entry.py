@@ -39,7 +39,9 @@ def run_alone(
     name: str,
     parse: Callable[[Sequence[str]], Arguments],
     run: Callable[[Arguments, Say], None],
-    argv: Sequence[str] | None,
+    argv: Sequence[str] | None = None,
+    *,
+    speaks: bool = True,
 ) -> int:
     """
     Run a command of one process and return its exit status: 0, 2 after an error, or 130 after an interrupt.
@@ -52,8 +54,10 @@ def run_alone(
         Makes the arguments of the words.
     run : callable
         Does the work. It says what it found by its second argument.
-    argv : sequence of str or None
+    argv : sequence of str, optional
         Arguments; those of the process by default.
+    speaks : bool, default True
+        Whether this process, which may be one of several that do the same, says anything.
     """
     streams.guard()
     said: list[str] = []
@@ -69,6 +73,8 @@ def run_alone(
             error = found
         except MemoryError as found:
             error = CapacityError(f"the memory of this host is too small: {found or 'no more could be had'}")
+        if not speaks:
+            return FAILED if error is not None else 0
         return conclude(name, said, error, aside=takes_output(arguments))
     except KeyboardInterrupt:
         streams.to_errors(f"{name}: interrupted\n")

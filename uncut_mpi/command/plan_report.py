@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from uncut_mpi.command.report import Asked, explained, labelled, line
+from uncut_mpi.command.report import Asked, explained
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Space
@@ -21,7 +21,7 @@ from uncut_mpi.planning.metrics import METRICS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.schedule import Role
 from uncut_mpi.planning.simulate import Simulation
-from uncut_mpi.units import bytes_text, name_ranks, time_text
+from uncut_mpi.units import bytes_text, labelled, line, name_ranks, time_text
 from uncut_mpi.view.explain import Explanation
 from uncut_mpi.view.text import to_text as timeline_text
 from uncut_mpi.view.timeline import Timeline

@@ -16,15 +16,13 @@ from uncut_mpi.model.arguments import Number, counted
 from uncut_mpi.model.bounds import Bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import OP_MARKS
-from uncut_mpi.units import bytes_text, time_text
+from uncut_mpi.units import LABEL_WIDTH, bytes_text, labelled, line, time_text
 from uncut_mpi.view.explain import Explanation
 
 if TYPE_CHECKING:  # `plan`, whose lines these are too, needs neither sessions nor MPI
     from uncut_mpi.api.plans import PlanSummary
     from uncut_mpi.command.check import CheckResult
     from uncut_mpi.command.product import Timing
-
-_LABEL_WIDTH: Final = 11
 
 _FEW_RANKS: Final = 8
 """The memory of each of so many is said."""
@@ -287,16 +285,6 @@ def explained(explanation: Explanation, warning: str, *, in_chunks: bool) -> lis
     return [*lines, *labelled("warning", [warning] * bool(warning))]
 
 
-def line(label: str, content: str) -> str:
-    """Return a line of a report."""
-    return f"{label:<{_LABEL_WIDTH}} {content}"
-
-
-def labelled(label: str, contents: Sequence[str]) -> list[str]:
-    """Return lines of a report, of which the first has the label."""
-    return [line("" if number else label, content) for number, content in enumerate(contents)]
-
-
 def _header(about: Circumstances) -> list[str]:
     entries = (
         ("version", f"uncut_mpi {about.version}"),
@@ -309,7 +297,7 @@ def _header(about: Circumstances) -> list[str]:
         ("software", ", ".join(_software(about.versions))),
         ("machine", about.machine),
     )
-    return [f"# {label:<{_LABEL_WIDTH - 2}} {content}" for label, content in entries]
+    return [f"# {label:<{LABEL_WIDTH - 2}} {content}" for label, content in entries]
 
 
 def _software(versions: Mapping[str, str]) -> list[str]:

@@ -16,6 +16,20 @@ def visible_gpus() -> tuple[list[str], str]:
     return visible_devices()
 
 
+def describe_gpus() -> list[str]:
+    """
+    Return what there is to say of CUDA and of the GPUs this process sees, in lines, for bug reports.
+
+    Raises
+    ------
+    DeviceError
+        If CUDA cannot be used; the message says why.
+    """
+    from uncut_mpi.device.cuda.description import describe
+
+    return describe()
+
+
 def make_cuda(ordinal: int) -> Backend:
     """Return the CUDA backend of device `ordinal`."""
     from uncut_mpi.device.cuda import CudaBackend

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi import _native
 from uncut_mpi.errors import TopologyError, reason
+from uncut_mpi.model.arguments import counted
 from uncut_mpi.spmd import launcher
 
 if TYPE_CHECKING:
@@ -142,12 +143,10 @@ def require_thread_multiple() -> None:
         If MPI was initialised with less than ``MPI_THREAD_MULTIPLE``.
     """
     require_mpi()
-    level = MPI.Query_thread()
-    if level < MPI.THREAD_MULTIPLE:
-        names = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TopologyError(
             f"a thread other than the main one uses a session, and MPI was initialised with thread level "
-            f"{names.get(level, level)!r}: it needs 'multiple' (set mpi4py.rc.thread_level = 'multiple' before "
+            f"{_thread_level()!r}: it needs 'multiple' (set mpi4py.rc.thread_level = 'multiple' before "
             "importing mpi4py.MPI, with an MPI library that offers it)"
         )
 
@@ -183,3 +182,17 @@ def node_rank() -> int:
 def library_version() -> str:
     """Return name and version of the MPI library, as ``MPICH 5.0.2``."""
     return launcher.short_version(MPI.Get_library_version())
+
+
+def describe() -> list[str]:
+    """Return what there is to say of the MPI in a bug report, in lines."""
+    standard = ".".join(map(str, MPI.Get_version()))
+    return [
+        f"{library_version()} (MPI {standard}), thread level {_thread_level()}, {counted(MPI.COMM_WORLD.size, 'rank')}",
+        f"mpi4py's part for it: {sys.modules['mpi4py.MPI'].__file__}",
+    ]
+
+
+def _thread_level() -> str:
+    levels = {getattr(MPI, f"THREAD_{name.upper()}"): name for name in ("single", "funneled", "serialized", "multiple")}
+    return levels[MPI.Query_thread()]

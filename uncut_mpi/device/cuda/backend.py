@@ -24,6 +24,7 @@ from uncut_mpi.device.cuda.library import (
     import_cupy,
     load_blas,
     load_driver,
+    version_text,
 )
 from uncut_mpi.device.cuda.pinning import pinned_memory
 from uncut_mpi.device.cuda.power import PowerMeter
@@ -133,8 +134,8 @@ class CudaBackend(Backend):
         return {
             "blas": f"cuBLAS {blas // 10000}.{blas // 100 % 100}.{blas % 100}",
             "cupy": str(self._cupy.__version__),
-            "cuda": f"{runtime // 1000}.{runtime % 1000 // 10}",
-            "driver": f"{driver_version()} (CUDA {offered // 1000}.{offered % 1000 // 10})".lstrip(),
+            "cuda": version_text(runtime),
+            "driver": f"{driver_version()} (CUDA {version_text(offered)})".lstrip(),
         }
 
     def memory(self) -> tuple[int, int]:

@@ -105,6 +105,11 @@ def driver_version() -> str:
     return ""
 
 
+def version_text(number: int) -> str:
+    """Return a version of CUDA as ``12.9``, of the number that it gives."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
 def device_uuids(count: int) -> list[bytes]:
     """
     Return the 16 bytes that tell each of `count` visible devices from all others, by ordinal.

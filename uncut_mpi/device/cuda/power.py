@@ -33,16 +33,21 @@ class PowerMeter:
     @functools.cached_property
     def _counter(self) -> tuple[Any, Any] | None:
         """NVML and the handle of the device."""
-        try:
-            import pynvml
-        except ImportError:
-            return None
-        with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()  # counted by NVML, and given back when the process ends
-            # By number and compared: asking by UUID is refused in some containers.
-            for number in range(pynvml.nvmlDeviceGetCount()):
-                handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-                found = pynvml.nvmlDeviceGetUUID(handle)
-                if (found.decode() if isinstance(found, bytes) else found) == self._uuid:
-                    return pynvml, handle
+        return nvml_device(self._uuid)
+
+
+def nvml_device(uuid: str) -> tuple[Any, Any] | None:
+    """Return NVML and its handle of a device, None where there is none: of a MIG instance, or without nvidia-ml-py."""
+    try:
+        import pynvml
+    except ImportError:
         return None
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()  # counted by NVML, and given back when the process ends
+        # By number and compared: asking by UUID is refused in some containers.
+        for number in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+            found = pynvml.nvmlDeviceGetUUID(handle)
+            if (found.decode() if isinstance(found, bytes) else found) == uuid:
+                return pynvml, handle
+    return None
