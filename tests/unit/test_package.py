@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import threading
 from pathlib import Path
 
@@ -210,3 +211,20 @@ def test_a_meeting_that_everybody_came_to_is_complete_although_some_left_at_once
             thread.join(10)
     assert len(outcomes) == 3 * ROUNDS
     assert all(outcome in MET for outcome in outcomes), [*map(outcomes.count, range(4))]
+
+
+# -- what a source distribution holds --------------------------------------------------------------
+
+
+def test_a_source_distribution_has_what_a_build_needs_and_no_build(tmp_path):
+    code = f"from scikit_build_core.build import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / done.stdout.split()[-1]) as packed:
+        held = {name.partition("/")[2] for name in packed.getnames()}
+    needed = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "uncut_mpi").rglob("*") if "__pycache__" not in path.parts
+    }
+    needed = {name for name in needed if (ROOT / name).is_file() and not name.endswith(".so")}
+    assert {"pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md", "PKG-INFO", *needed} - held == set()
+    assert [name for name in held if name.startswith(("build/", ".venv/", ".ci/")) or name.endswith(".so")] == []
