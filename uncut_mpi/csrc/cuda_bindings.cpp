@@ -35,7 +35,7 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
     const auto peer_flags = nb::cast<Integers>(flags.attr("peers"));
     const auto host_flags = nb::cast<Board>(flags.attr("host")), words = nb::cast<Board>(board.attr("words"));
     const Program program{.operations = operations.records<Operation>(),
-                          .operands = operands.records<Operand>(),
+                          .operands = operands.records<cuda::Operand>(),
                           .addresses = {addresses.data(), addresses.size()},
                           .in_host = in_host.records<std::uint8_t>(),
                           .lanes = lanes.records<LaneRecord>(),

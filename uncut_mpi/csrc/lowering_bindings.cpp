@@ -18,7 +18,7 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-using Bytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+using ByteArray = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 using Numbers = nb::ndarray<nb::numpy, std::int32_t, nb::ndim<1>>;
 
 // Lists of operations, waits and the span; with `rank` below 0 lists of all ranks are made, else others are empty. A
@@ -30,7 +30,7 @@ auto lower(const HeldTables &held, std::size_t num_ranks, std::int32_t rank) {
         nb::gil_scoped_release unlocked;
         lowerer.run();
     }
-    std::vector<std::tuple<Bytes, Bytes, std::int32_t, Numbers>> lists;
+    std::vector<std::tuple<ByteArray, ByteArray, std::int32_t, Numbers>> lists;
     for (std::size_t r = 0; r < num_ranks; ++r) {
         RankOperations &list = lowerer.list(r);
         lists.emplace_back(as_bytes(std::move(list.operations)), as_bytes(std::move(list.operands)), list.num_events,
