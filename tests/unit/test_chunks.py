@@ -96,12 +96,14 @@ def test_a_million_cubed_from_files_is_planned_by_one_schedule_of_a_chunk():
 
 def test_the_plan_command_says_what_chunks_there_are(tmp_path, capsys):
     out = tmp_path / "plan.json"
-    words = "-m 200000 --place f,f,f --machine karolina-8xa100 --host-memory 1GiB --device-memory 300MB"
+    words = (
+        "-m 40000 --place f,f,f --machine karolina-8xa100 --host-memory 64MiB --device-memory 20MB --scheduler kblocks"
+    )
     assert main([*words.split(), "--json", str(out)]) == 0
     said, facts = capsys.readouterr().out, json.loads(out.read_text())
     edges = facts["chunks"]["edges"]
     assert f"{len(edges) - 1} of {edges[1]} rows of C, one after another" in said
-    assert edges[-1] == 200000
+    assert edges[-1] == 40000
     assert facts["predicted_s"] > 0
     assert facts["candidates"][0]["predicted_s"] < facts["predicted_s"]
 
@@ -137,7 +139,7 @@ def test_nothing_is_cut_where_no_chunk_is_small_enough(monkeypatch):
 
 @pytest.mark.parametrize(
     ("shape", "places", "axis"),
-    [((250, 4_000_000, 20_000), "cols@host,cols@host,cols@host", 1), ((4_000_000, 250, 20_000), "rows,rows,rows", 0)],
+    [((250, 1_000_000, 20_000), "cols@host,cols@host,cols@host", 1), ((500_000, 250, 20_000), "rows,rows,rows", 0)],
 )
 def test_where_chunks_that_lie_alike_are_too_few_the_other_extent_is_cut(shape, places, axis):
     places = places if "@" in places else ",".join(f"{one}@host" for one in places.split(","))
