@@ -29,7 +29,8 @@ NO_ELEMENTS = """Session.agree Session.barrier Session.broken Session.close Sess
 Session.distribute Session.distribute_parts
 Session.energy_j Session.from_dtensor Session.from_jax Session.gather_values Session.open_file Session.poison_softbuf
 Session.rank Session.register Session.release Session.size Session.together Session.versions
-Matrix.H Matrix.T Matrix.address Matrix.array Matrix.dtype Matrix.end Matrix.layout Matrix.local Matrix.local_indices
+Matrix.H Matrix.T Matrix.address Matrix.array Matrix.arrays_here Matrix.dtype Matrix.end Matrix.layout Matrix.local
+Matrix.local_indices
 Matrix.location Matrix.memory Matrix.order Matrix.own_part Matrix.rectangles Matrix.shape Matrix.to_dtensor
 Matrix.to_jax Matrix.whole
 Batch.H Batch.T Batch.along Batch.array Batch.base Batch.closed Batch.dtype Batch.is_whole Batch.layout Batch.local

@@ -185,7 +185,7 @@ class GemmPlan:
             end_call(error)
             raise
 
-    def execute_lent(self, alpha: Number, beta: Number, arrays: Sequence[Lent] | None = None) -> CallResult:
+    def _execute_lent(self, alpha: Number, beta: Number, arrays: Sequence[Lent] | None = None) -> CallResult:
         """
         Compute as `execute` does, with matrices that were made of lent arrays. Collective.
 

@@ -216,12 +216,12 @@ class Door:
         if kept.calls == _CALLS_BEFORE_SEARCH + 1:
             self._plan_again(kept, reads_c, "full")
         try:
-            kept.plan.execute_lent(alpha, beta, arrays)
+            kept.plan._execute_lent(alpha, beta, arrays)
         except RankMismatchError:
             raise
         except ParamError:  # on all ranks, and nothing is computed: the leading dimension of one is another now
             self._plan_again(kept, reads_c, "rule")
-            kept.plan.execute_lent(alpha, beta)
+            kept.plan._execute_lent(alpha, beta)
         return True
 
     def close(self) -> None:
