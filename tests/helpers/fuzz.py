@@ -21,7 +21,7 @@ from tests.helpers import interpret
 from tests.helpers.planned import plan_several
 from tests.helpers.shapes import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
@@ -151,7 +151,7 @@ def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: 
     k = 0 if copies else draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
     problem = GemmProblem(
         m=m, n=n, k=k,
-        dtype=draw(st.sampled_from(DType)),
+        dtype=draw(st.sampled_from(MEASURED)),
         trans_a="N" if copies else draw(st.sampled_from("NTC")),
         trans_b="N" if copies else draw(st.sampled_from("NTC")),
         reads_c=not copies and draw(st.booleans()),

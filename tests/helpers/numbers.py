@@ -11,11 +11,19 @@ from uncut_mpi.model.dtypes import DType
 
 
 def random_values(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> np.ndarray:
-    """Return full-mantissa values with parts in (−1, 1), rounded to the type."""
+    """Return full-mantissa values with parts in (−1, 1), rounded to the type; of integers all that there are."""
+    if dtype.is_integer:
+        limits = np.iinfo(dtype.numpy)
+        return rng.integers(limits.min, limits.max, shape, dtype.numpy, endpoint=True)
     values = rng.uniform(-1.0, 1.0, shape)
     if dtype.is_complex:
         values = values + 1j * rng.uniform(-1.0, 1.0, shape)
     return values.astype(dtype.numpy)
+
+
+def poison_of(dtype: DType) -> float:
+    """Return what nobody may read: NaN, or of integers the least one."""
+    return float(np.iinfo(dtype.numpy).min) if dtype.is_integer else math.nan
 
 
 def op_of(trans: str, matrix: np.ndarray) -> np.ndarray:
@@ -25,7 +33,7 @@ def op_of(trans: str, matrix: np.ndarray) -> np.ndarray:
 
 def wide_of(dtype: DType) -> Any:
     """Return the numpy type in which a product of a type is made again."""
-    return np.complex128 if dtype.is_complex else np.float64
+    return np.complex128 if dtype.is_complex else np.int64 if dtype.is_integer else np.float64
 
 
 def factors_of(dtype: DType) -> tuple[complex, complex]:

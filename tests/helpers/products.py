@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 
 from tests.helpers.collective import collective_assert
-from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
+from tests.helpers.numbers import of_both_parts, op_of, poison_of, random_values, steps_of, wide_of
 from uncut_mpi import Matrix, ScheduleOptions, Session
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import DType, Dtypes, three_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.planning.schedule import Kind, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One product: C := alpha op(A) op(B) + beta C, and where and how its matrices are stored."""
+    """
+    One product: C := alpha op(A) op(B) + beta C, and where and how its matrices are stored.
+
+    The type is that of A and B with the usual C, or of each, as ``"f16,f16,f32"``. `scales` are those of A and B.
+    """
 
     m: int
     n: int
@@ -33,11 +37,19 @@ class Case:
     alpha: complex = 1.2345
     beta: complex = 1.1154
     seed: int = 0
+    scales: tuple[float, ...] = ()
+
+    @property
+    def dtypes(self) -> Dtypes:
+        """Of A, B and C."""
+        types = tuple(DType[name] for name in self.dtype.split(","))
+        return three_of(types[0] if len(types) == 1 else types)
 
     @property
     def how(self) -> dict[str, Any]:
         """What a call has to be told besides its matrices."""
-        return {name: getattr(self, name) for name in ("alpha", "beta", "trans_a", "trans_b")}
+        scales = zip(("scale_a", "scale_b"), self.scales, strict=False)
+        return {name: getattr(self, name) for name in ("alpha", "beta", "trans_a", "trans_b")} | dict(scales)
 
     def __str__(self) -> str:
         return (
@@ -57,6 +69,7 @@ class Operands:
     b_KN: np.ndarray
     c_MN: np.ndarray
     extra: list[Matrix]
+    on_gpus: bool = False
 
     @property
     def abc(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -108,14 +121,14 @@ def place_matrix(
             return whole, []
         part = None
         if session.rank == 0:
-            whole.array.fill(np.nan)
+            whole.array.fill(poison_of(dtype))
             part = whole.array[:rows, :cols]
             part[...] = data
         matrix = session.register(part, root=0, dtype=dtype)
         return matrix, [whole]
     part = None
     if session.rank == location.rank:
-        part = np.full(outer, np.nan, data.dtype, order=order)[:rows, :cols]
+        part = np.full(outer, poison_of(dtype), data.dtype, order=order)[:rows, :cols]
         part[...] = data
     return session.register(part, root=location.rank, dtype=dtype), []
 
@@ -125,7 +138,7 @@ def as_device_array(session: Session, data: np.ndarray) -> Any:
     if session.backend_name == "cuda":
         import cupy
 
-        return cupy.asarray(data)
+        return cupy.asarray(data.view(np.uint8) if DType.parse(data.dtype).needs_scales else data)
     return data
 
 
@@ -138,21 +151,21 @@ def set_matrix(session: Session, matrix: Matrix, data: np.ndarray) -> None:
 
 def make_operands(session: Session, case: Case) -> Operands:
     """Make the matrices of a case; collective."""
-    dtype = DType[case.dtype]
-    a = random_matrix(*((case.m, case.k) if case.trans_a == "N" else (case.k, case.m)), dtype, (case.seed, 1))
-    b = random_matrix(*((case.k, case.n) if case.trans_b == "N" else (case.n, case.k)), dtype, (case.seed, 2))
-    c = random_matrix(case.m, case.n, dtype, (case.seed, 3))
+    types = case.dtypes
+    a = random_matrix(*((case.m, case.k) if case.trans_a == "N" else (case.k, case.m)), types[0], (case.seed, 1))
+    b = random_matrix(*((case.k, case.n) if case.trans_b == "N" else (case.n, case.k)), types[1], (case.seed, 2))
+    c = random_matrix(case.m, case.n, types[2], (case.seed, 3))
     if case.beta == 0:
-        c[...] = np.nan
+        c[...] = poison_of(types[2])
     if case.alpha == 0:
         a[...] = np.nan
         b[...] = np.inf
     made, extra = [], []
-    for data, where, order, pad in zip((a, b, c), case.place, case.orders, case.pad, strict=True):
+    for data, where, order, pad, dtype in zip((a, b, c), case.place, case.orders, case.pad, types, strict=True):
         matrix, more = place_matrix(session, data, where, order, pad, dtype)
         made.append(matrix)
         extra += more
-    return Operands(*made, a, b, c, extra)
+    return Operands(*made, a, b, c, extra, session.backend_name == "cuda")
 
 
 def renew(session: Session, operands: Operands) -> None:
@@ -200,22 +213,28 @@ def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     |C − Ĉ| ≤ γ_{k+2} |alpha| |op(A)| |op(B)| + 3u |beta| |C| with γ_n = n u/(1 − n u), u of the
     accumulator (Higham 2002, section 3.5), plus one rounding of the result to the type, and for tf32 one of each
     element of op(A) and op(B), 2 u_o (1 + u_o) |alpha| |op(A)| |op(B)|. Complex ones: `steps_of`, `of_both_parts`.
+    Of float8 tensor cores keep fewer bits for some products (`DType.truncated_sums`). Integers are exact modulo 2**32.
     """
-    dtype = DType[case.dtype]
+    dtype, _, written = case.dtypes
     wide = wide_of(dtype)
+    alpha = case.alpha * math.prod(case.scales)
     a, b = op_of(case.trans_a, operands.a_MK.astype(wide)), op_of(case.trans_b, operands.b_KN.astype(wide))
     product = np.zeros((case.m, case.n), wide)
     magnitude = np.zeros((case.m, case.n))
     if case.alpha != 0 and case.k > 0:
-        product = case.alpha * (a @ b)
-        magnitude = abs(case.alpha) * (np.abs(a) @ np.abs(b))
-    old = case.beta * operands.c_MN.astype(wide) if case.beta != 0 else np.zeros((case.m, case.n))
+        product = alpha * (a @ b)
+        magnitude = abs(alpha) * (np.abs(a) @ np.abs(b))
+    old = case.beta * operands.c_MN.astype(wide) if case.beta != 0 else np.zeros((case.m, case.n), wide)
+    if dtype.is_integer:
+        return (product + old).astype(written.numpy).astype(wide), np.zeros((case.m, case.n))
     u = dtype.accumulator.unit_roundoff
     steps = steps_of(dtype, case.k) * u
     result = product + old
     rounded = dtype.operand_roundoff
     of_products = (steps / (1 - steps) + 2 * rounded * (1 + rounded)) * magnitude
-    bound = of_products + 4 * u * np.abs(old) + 2 * dtype.unit_roundoff * np.abs(result)
+    if operands.on_gpus:
+        of_products += dtype.truncated_sums(case.k) * magnitude
+    bound = of_products + 4 * u * np.abs(old) + 2 * written.unit_roundoff * np.abs(result)
     return result, of_both_parts(dtype) * bound + np.finfo(np.float64).tiny
 
 

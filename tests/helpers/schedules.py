@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import random
 
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -97,7 +97,7 @@ def random_case(rng: random.Random, max_ranks: int = 8, max_extent: int = 40) ->
         m=extent(),
         n=extent(),
         k=rng.choice((0, extent(), extent(), extent(), extent())),
-        dtype=rng.choice(list(DType)),
+        dtype=rng.choice(MEASURED),
         trans_a=rng.choice("NTC"),
         trans_b=rng.choice("NTC"),
         reads_c=rng.random() < 0.7,

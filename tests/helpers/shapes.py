@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from uncut_mpi.model.costs import GemmShape
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED
 from uncut_mpi.model.machine import Machine
 
 
@@ -17,4 +17,4 @@ def with_shapes(machine: Machine, **changes: float) -> Machine:
 
 def slow_where_misaligned(machine: Machine, factor: float = 1e6) -> Machine:
     """Return a machine on which products whose columns are not aligned take so much longer."""
-    return dataclasses.replace(machine, gemm_shape={one.name: GemmShape(misaligned=factor) for one in DType})
+    return dataclasses.replace(machine, gemm_shape={one.name: GemmShape(misaligned=factor) for one in MEASURED})

@@ -10,24 +10,33 @@ import numpy as np
 import pytest
 
 import uncut_mpi as um
-from tests.helpers.collective import collective_assert
+from tests.helpers.collective import collective_assert, expect
+from tests.helpers.distributed import on_host
 from tests.helpers.products import (
     Case,
+    Operands,
     check_product,
+    expected,
     make_operands,
     mismatch,
     moved_bytes,
     product,
+    random_matrix,
     release,
     renew,
+    shared_of,
+    shows,
 )
 from uncut_mpi.api import plan_maker, plans
 from uncut_mpi.device.interface import Backend
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning import kblocks_request
 from uncut_mpi.planning.options import BLOCK_ORDERS, DELIVERIES
 from uncut_mpi.planning.planner import remade
 from uncut_mpi.planning.schedule import Kind
 
+TYPES = ("f64", "f32", "f16", "bf16", "tf32", "f16,f16,f32", "bf16,bf16,f32", "i8", "e4m3", "e5m2")
+TYPES += ("e4m3,e4m3,bf16", "e4m3,e5m2,f16", "e5m2,e4m3,bf16")
 UNCUT = um.ScheduleOptions(scheduler="uncut", tile=16)
 
 
@@ -52,12 +61,28 @@ def test_every_placement_on_host_first_and_last_rank(session, run):
         run(Case(65, 43, 57, place=place, seed=number))
 
 
-def test_every_type_accumulates_and_rounds_as_it_should(session, run):
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_accumulates_and_rounds_as_it_should(session, run, dtype):
     last = str(session.size - 1)
-    for dtype, place, beta in itertools.product(
-        ("f64", "f32", "f16", "bf16", "tf32"), (("h", "h", "h"), ("0", "0", "0"), ("0", last, "h")), (0.0, 1.1154)
-    ):
-        run(Case(48, 40, 96, place=place, dtype=dtype, beta=beta))
+    first = Case(1, 1, 1, dtype=dtype).dtypes[0]
+    wheres = [("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"), (last, "h0", "0")]
+    ways = itertools.product("NT", "NT", map("".join, itertools.product("FC", repeat=3)))
+    for number, (trans_a, trans_b, orders) in enumerate(ways):
+        alpha, beta = (3, -2) if first.is_integer else (1.2345, 1.1154)
+        case = Case(
+            *((48, 40, 96) if number % 4 < 2 else (33, 21, 47)),
+            wheres[(number + number // 4) % 4],
+            dtype,
+            trans_a,
+            trans_b,
+            orders,
+            pad=(0, 0, 0) if number % 4 < 2 else (1, 0, 3),
+            alpha=alpha,
+            beta=beta * (number % 3 > 0),
+            seed=number,
+            scales=(0.37, 2.9) if first.needs_scales else (),
+        )
+        run(case, (UNCUT, None)[number % 2])
 
 
 @pytest.mark.parametrize(
@@ -239,3 +264,90 @@ def test_more_than_5000_operations_on_one_lane(session, comm):
         lanes = np.bincount(plan.schedule.tasks["lane"])
     wrong = mismatch(case, operands)
     collective_assert(comm, lanes.max() > 5000 and not wrong, f"{lanes.max()} tasks on a lane; {wrong}")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_is_multiplied_in_every_layout(comm, session, dtype):
+    types = Case(1, 1, 1, dtype=dtype).dtypes
+    alpha, beta = (-5, 2) if types[0].is_integer else (1.2345, 1.1154)
+    scales = (0.37, 2.9) if types[0].needs_scales else ()
+    dealt = {
+        "rows": um.Layout.rows(),
+        "cols": um.Layout.cols(),
+        "cyclic": um.Layout.block_cyclic(3, 4, (session.size, 1)),
+    }
+    for number, layouts in enumerate(itertools.product(dealt, repeat=3)):
+        case = Case(21, 26, 35, dtype=dtype, alpha=alpha, beta=beta, seed=number, scales=scales)
+        shapes = (case.m, case.k), (case.k, case.n), (case.m, case.n)
+        data = [
+            random_matrix(*shape, kind, (number, at))
+            for at, (shape, kind) in enumerate(zip(shapes, types, strict=True))
+        ]
+        made = [
+            session.scatter(one if session.rank == 0 else None, dealt[layout])
+            for one, layout in zip(data, layouts, strict=True)
+        ]
+        session.gemm(*made, **case.how)
+        result, bound = expected(case, Operands(*made, *data, [], session.backend_name == "cuda"))
+        place = np.ix_(*made[2].local_indices)
+        error = np.abs(on_host(made[2].local).astype(result.dtype) - result[place])
+        collective_assert(comm, (error <= bound[place]).all(), f"{case} {layouts}: off by {error.max(initial=0)}")
+        for one in made:
+            session.release(one)
+
+
+def test_a_new_c_has_the_usual_type_and_plans_and_batches_take_scales(comm, session):
+    ones = {kind: shared_of(session, np.ones((3, 4, 4)), kind) for kind in ("i8", "e4m3", "e5m2", "bf16")}
+    for kind, how, dtype, value in (
+        ("i8", {"alpha": 3}, "i32", 12),
+        ("e4m3", {"scale_a": 0.5, "scale_b": 4}, "f32", 8),
+        ("e5m2", {"scale_a": 1.0, "scale_b": 1.0, "alpha": 2.0}, "f32", 8),
+        ("bf16", {}, "bf16", 4),
+    ):
+        one, (first, *_) = ones[kind], ones[kind]
+        for made in (session.gemm(one, one, **how), session.gemm(first, first, **how, out_layout="auto")):
+            collective_assert(comm, made.dtype.name == dtype, f"C of {kind} is {made.dtype}")
+            collective_assert(comm, (on_host(made.local) == value).all(), f"C of {kind} is {made.local}")
+        out = session.empty_host((3, 4, 4), dtype)
+        session.gemm_batch([*one], first, [*out], **how)
+        collective_assert(comm, (out.array == value).all(), f"C of {kind} is {out.array}")
+        with session.plan(first, first, out[0]) as plan:
+            plan.execute(**{"alpha": 1, **how}, beta=1)
+        collective_assert(comm, (out.array[0] == 2 * value).all(), f"C of {kind} is {out.array[0]}")
+
+
+def test_float8_without_scales_and_scalars_that_are_none_are_one_error_on_every_rank(comm, session):
+    kinds = ("e4m3", "f32", "i8", "i32")
+    float8, single, small, wide = (shared_of(session, np.ones((4, 4)), kind) for kind in kinds)
+    missing = ["A is e4m3", "scale_a = None and scale_b = None", "1.0"]
+    calls = {
+        lambda: session.gemm(float8, float8): missing,
+        lambda: session.gemm(float8, float8, single): missing,
+        lambda: float8 @ float8: missing,
+        lambda: session.gemm(float8, float8, single, scale_a=1.0): ["scale_a = 1.0 and scale_b = None"],
+        lambda: session.gemm(float8, float8, single, scale_a="1", scale_b=1.0): ["scale_a"],
+        lambda: session.gemm(single, single, scale_a=1.0, scale_b=1.0): ["for e4m3 and e5m2", "A is f32"],
+        lambda: session.gemm(float8, small, single, scale_a=1.0, scale_b=1.0): ["A is e4m3, B is i8"],
+        lambda: session.gemm(small, small, single): ["let C be i32"],
+        lambda: session.gemm(wide, wide): ["A is i32", "convert A and B"],
+        lambda: session.gemm(small, small, wide, alpha=0.5): ["alpha = 0.5 is no int32"],
+        lambda: session.gemm(small, small, wide, beta=2.0**31): ["beta = 2147483648.0 is no int32"],
+    }
+    for call, told in calls.items():
+        expect(comm, um.ParamError, told, call)
+    with session.plan(float8, float8, single) as plan:
+        expect(comm, um.ParamError, missing, plan.execute)
+
+
+def test_uint8_arrays_are_float8_where_that_is_said(comm, session):
+    data = np.arange(16, dtype=np.float32).reshape(4, 4)
+    for kind in ("e4m3", "e5m2"):
+        held = data.astype(DType[kind].numpy)
+        root = session.rank == 0
+        a = session.register(held.view(np.uint8) if root else None, root=0, dtype=kind)
+        b = session.distribute(held.view(np.uint8) if root else None, um.Layout.whole(0), shape=(4, 4), dtype=kind)
+        collective_assert(comm, not root or b.local.dtype == np.uint8, f"{kind}: {b.local}")
+        c = session.gemm(a, b, scale_a=1.0, scale_b=1.0)
+        wide = held.astype(np.float32)
+        collective_assert(comm, shows(c, wide @ wide), f"{kind}: {c.array if root else ''}")
+    expect(comm, um.ParamError, ["uint8"], lambda: session.register(held.view(np.uint8), root=0))

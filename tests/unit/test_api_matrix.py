@@ -15,13 +15,13 @@ from uncut_mpi.api.stored import extent_bytes, host_view, stored_of
 from uncut_mpi.api.views import View
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.problem import StoredMatrix
 
-DTYPES = list(DType)
+DTYPES = MEASURED
 
 
 def layout(array: np.ndarray) -> StoredMatrix:

@@ -22,7 +22,7 @@ from uncut_mpi.calibration.samples import ProductSample, Samples, TransferSample
 from uncut_mpi.calibration.statistics import Summary, student_t
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import HELD, GemmShape, RowRates
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.model.evened import evened
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.ports import Port, device_ports, duplex_ports, fair_rates
@@ -661,7 +661,7 @@ def test_waits_for_flags_that_are_set_are_all_that_two_probes_differ_by():
     assert copies[0] == copies[1] > 7
 
 
-@pytest.mark.parametrize("dtype", list(DType))
+@pytest.mark.parametrize("dtype", MEASURED)
 def test_products_lie_in_the_memory_of_their_effort(dtype):
     for effort in EFFORTS.values():
         areas = Areas(2, 0, effort.compute_bytes)

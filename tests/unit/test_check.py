@@ -14,14 +14,14 @@ from tests.helpers.checks import Case, generate, make, multiply, on_ranks, put, 
 from uncut_mpi.command import check
 from uncut_mpi.command.tolerance import Tolerance
 from uncut_mpi.errors import CapacityError, ParamError
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 
 METHODS = ("full", "sums")
 BOTH = pytest.mark.parametrize("method", METHODS)
-TYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
-REAL = pytest.mark.parametrize("dtype", [one for one in DType if not one.is_complex], ids=lambda one: one.name)
+TYPES = pytest.mark.parametrize("dtype", MEASURED, ids=lambda one: one.name)
+REAL = pytest.mark.parametrize("dtype", [one for one in MEASURED if not one.is_complex], ids=lambda one: one.name)
 NAN, INF = math.nan, math.inf
-LARGEST = {dtype: float(ml_dtypes.finfo(dtype.real.numpy).max) for dtype in DType}
+LARGEST = {dtype: float(ml_dtypes.finfo(dtype.real.numpy).max) for dtype in MEASURED}
 
 
 # -- right products ----------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ from tests.helpers.numbers import wide_of
 from uncut_mpi.command.data import fill, poison
 from uncut_mpi.command.nonfinite import NonFinite, find, join
 from uncut_mpi.model import lines as shares
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 
-ALL_DTYPES = pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+ALL_DTYPES = pytest.mark.parametrize("dtype", MEASURED, ids=lambda one: one.name)
 
 
 def whole(
@@ -26,7 +26,7 @@ def whole(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(list(DType)),
+    st.sampled_from(MEASURED),
     st.integers(1, 60),
     st.integers(1, 60),
     st.integers(0, 60),
@@ -43,10 +43,10 @@ def test_a_matrix_filled_in_four_parts_is_the_matrix_filled_at_once(dtype, rows,
 
 
 def test_blocks_leave_no_seam(monkeypatch):
-    expected = {dtype: whole(41, 30, dtype) for dtype in DType}
+    expected = {dtype: whole(41, 30, dtype) for dtype in MEASURED}
     for size in (1, 7, 41, 100):
         monkeypatch.setattr("uncut_mpi.command.data._BLOCK_ELEMENTS", size)
-        for dtype in DType:
+        for dtype in MEASURED:
             np.testing.assert_array_equal(whole(41, 30, dtype), expected[dtype])
 
 
@@ -106,7 +106,7 @@ def test_an_empty_part_is_left_alone():
 # -- NaN and infinity in inputs: counted and placed, however the matrix lies -----------------------
 
 
-@pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+@pytest.mark.parametrize("dtype", MEASURED, ids=lambda one: one.name)
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_all_are_counted_and_the_first_is_found(monkeypatch, dtype, order):
     monkeypatch.setattr(shares, "_BLOCK_BYTES", 64)

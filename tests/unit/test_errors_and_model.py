@@ -22,7 +22,7 @@ from uncut_mpi.errors import (
     TopologyError,
     UncutError,
 )
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import DType, arithmetic_of, three_of
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
@@ -124,18 +124,44 @@ def test_dtypes_are_parsed_from_names_and_numpy_types(value: object, expected: D
     assert DType.parse(value) is expected
 
 
-@pytest.mark.parametrize("value", ["f128", "int32", np.clongdouble, np.dtype(">f8"), object(), "", 3])
+@pytest.mark.parametrize("value", ["f128", "int64", np.clongdouble, np.dtype(">f8"), object(), "", 3])
 def test_other_dtypes_are_refused_with_the_choice(value: object) -> None:
-    with pytest.raises(ParamError, match="use one of f64, f32, f16, bf16, tf32, c64, c128"):
+    with pytest.raises(ParamError, match="use one of f64, f32, f16, bf16, tf32, c64, c128, i8, i32, e4m3, e5m2"):
         DType.parse(value)
 
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_sizes_accumulators_and_roundoffs_fit_the_numpy_type(dtype: DType) -> None:
     assert dtype.itemsize == dtype.numpy.itemsize
-    assert dtype.unit_roundoff == float(ml_dtypes.finfo(dtype.numpy).eps) / 2
-    assert dtype.sums_wider == (dtype in (DType.f16, DType.bf16))
-    assert dtype.accumulator is (DType.f32 if dtype.sums_wider else dtype)
+    assert dtype.unit_roundoff == (0 if dtype.is_integer else float(ml_dtypes.finfo(dtype.numpy).eps) / 2)
+    assert dtype.sums_wider == (dtype in (DType.f16, DType.bf16, DType.i8, DType.e4m3, DType.e5m2))
+    assert dtype.accumulator is ((DType.i32 if dtype.is_integer else DType.f32) if dtype.sums_wider else dtype)
+
+
+@pytest.mark.parametrize(
+    ("types", "told"),
+    [
+        ("f16,bf16,f32", "A is f16, B is bf16, C is f32; convert them to one"),
+        ("f32,f32,f16", "A is f32, B is f32, C is f16; let C be f32"),
+        ("i8,i8,i8", "let C be i32"),
+        ("i8,e4m3,i32", "A is i8, B is e4m3, C is i32; convert"),
+        ("e4m3,e5m2,e4m3", "let C be f32 or bf16 or f16"),
+        ("i32,i32,i32", "convert A and B"),
+    ],
+)
+def test_types_that_do_not_go_together_are_refused_with_those_that_do(types: str, told: str) -> None:
+    with pytest.raises(ParamError, match=told):
+        arithmetic_of(tuple(DType[name] for name in types.split(",")))
+
+
+def test_one_type_stands_for_all_with_the_usual_c() -> None:
+    assert three_of(DType.i8) == (DType.i8, DType.i8, DType.i32)
+    assert three_of(DType.e4m3) == (DType.e4m3, DType.e4m3, DType.f32)
+    assert GemmProblem(2, 2, 2, (DType.f16, DType.f16, DType.f32)).accumulator is DType.f32
+    assert not GemmProblem(2, 2, 2, (DType.f16, DType.f16, DType.f32)).rounds_c
+    assert GemmProblem(2, 2, 2, three_of(DType.i8)) == GemmProblem(2, 2, 2, DType.i8)
+    copied = GemmProblem(2, 2, 0, (DType.i8,) * 3, reads_c=False, copies=True)
+    assert copied.dtypes == (DType.i8,) * 3
 
 
 # -- placement -------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_is_no_product_of_types_that_differ() -> None:
-    with pytest.raises(ParamError, match="A is f16, B is f16, C is f32; convert"):
-        GemmProblem(8, 8, 8, WIDER)
+    with pytest.raises(ParamError, match="A is f32, B is f32, C is f16; let C be f32"):
+        GemmProblem(8, 8, 8, NARROWER)
     assert GemmProblem(8, 8, 8, (DType.f16,) * 3) == GemmProblem(8, 8, 8, DType.f16)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from uncut_mpi.api.matrix import Matrix, ShowsMemory
 from uncut_mpi.api.stored import in_library
 from uncut_mpi.api.views import View
+from uncut_mpi.device.views import strided
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import counted, shown
@@ -211,7 +212,7 @@ class Batch(ShowsMemory):
             array = self._given
         elif isinstance(lines, np.ndarray):
             apart = self.stacks.step(first) * lines.strides[axis]
-            array = np.lib.stride_tricks.as_strided(lines, (stop - first, rows, cols), (apart, *lines.strides))
+            array = strided(lines, (stop - first, rows, cols), (apart, *lines.strides))
         elif axis == 0:  # new ones, without gaps
             array = lines.reshape(stop - first, rows, cols)
         else:

@@ -36,6 +36,8 @@ class _With(TypedDict, total=False):
     a: Any
     b: Any
     c: Any
+    scale_a: float | None
+    scale_b: float | None
     stream: Any
 
 
@@ -141,6 +143,8 @@ class GemmPlan:
         a: Any = None,
         b: Any = None,
         c: Any = None,
+        scale_a: float | None = None,
+        scale_b: float | None = None,
         stream: Any = None,
         wait: bool = True,
         **unknown: Any,
@@ -159,6 +163,8 @@ class GemmPlan:
             where it has none. Of a matrix of `Session.distribute_parts` it passes a list of its parts. They are made a
             matrix, which takes some milliseconds and page-locks host arrays, and are kept until the plan is given
             others or goes. Passing the same ones again makes nothing.
+        scale_a, scale_b : float
+            As of `Session.gemm`.
         stream : optional
             Stream whose earlier work must be done first; the current one by default.
         wait : bool, default True
@@ -179,7 +185,7 @@ class GemmPlan:
         try:  # as `public_call` does, and 1.5 µs quicker
             if unknown:
                 raise TypeError(bad_call(GemmPlan.execute, unknown))
-            return self._execute(alpha, beta, a, b, c, stream, wait)
+            return self._execute(alpha, beta, a, b, c, (scale_a, scale_b), stream, wait)
         except BaseException as error:
             del self, a, b, c, stream, unknown
             end_call(error)
@@ -219,6 +225,8 @@ class GemmPlan:
         a: Any = None,
         b: Any = None,
         c: Any = None,
+        scale_a: float | None = None,
+        scale_b: float | None = None,
         stream: Any = None,
     ) -> Trace:
         """
@@ -246,7 +254,7 @@ class GemmPlan:
         """
         a, b, c = self._made("trace", (a, b, c))
         with self._calls.gate.exclusive():
-            request, plan = self._request("trace", alpha, beta, a, b, c, stream)
+            request, plan = self._request("trace", alpha, beta, a, b, c, (scale_a, scale_b), stream)
             keep: Callable[[AnyPlan], None] = self._keep
             if isinstance(plan, Trial):  # of which this is no call
                 keep(plan)
@@ -306,6 +314,7 @@ class GemmPlan:
         a: object,
         b: object,
         c: object,
+        scales: tuple[object, object],
         stream: Any,
         wait: object = True,
     ) -> tuple[Request, AnyPlan | PlanKey]:
@@ -329,6 +338,7 @@ class GemmPlan:
             matrices = calls.store.operands(
                 first if a is None else a, second if b is None else b, result if c is None else c, self._choices
             )
+            scalars = scalars.scaled(matrices[0].info.dtype, *scales)
             plan = self._plan_for(matrices)
         except Exception as error:
             calls.gate.fail(call, error)
@@ -377,14 +387,22 @@ class GemmPlan:
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
     def _execute(
-        self, alpha: Number, beta: Number, a: Any, b: Any, c: Any, stream: Any, wait: object
+        self,
+        alpha: Number,
+        beta: Number,
+        a: Any,
+        b: Any,
+        c: Any,
+        scales: tuple[object, object],
+        stream: Any,
+        wait: object,
     ) -> CallResult | Handle[CallResult]:
         if not a is b is c is None:  # mostly they are, and this is part of every call
             a, b, c = self._made("execute", (a, b, c))
         with self._calls.gate.exclusive():
             if wait is True:
-                request, plan = self._request("execute", alpha, beta, a, b, c, stream)
+                request, plan = self._request("execute", alpha, beta, a, b, c, scales, stream)
                 return self._calls.run(request, plan, self._keep)
-            request, plan = self._request("execute", alpha, beta, a, b, c, stream, wait)
+            request, plan = self._request("execute", alpha, beta, a, b, c, scales, stream, wait)
             begun = self._calls.launch(request, plan, self._keep)
             return Handle(self, self._calls.flight, begun, lambda call: call.result)

@@ -115,6 +115,8 @@ def element_type(array: Any, kind: DType | None) -> DType:
             f"an array of dtype {array.dtype} was given, which is of the other byte order: "
             "pass x.astype(x.dtype.newbyteorder('='))"
         )
+    if kind is not None and kind.needs_scales and array.dtype == np.uint8:  # as which arrays are that know no float8
+        return kind
     found = DType.parse(array.dtype)
     if kind is None:
         return found
@@ -298,7 +300,7 @@ class Grips:
             batch, given = given, self._backend.strided(array, stack.whole, strides)
             array = given
         stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
-        dtype = element_type(array, kind if array.size else None)
+        dtype = element_type(array, kind if array.size or array.dtype == np.uint8 else None)
         nbytes = extent_bytes(stored, dtype)
         rank = self._rank
         rows, cols = (start[0], start[0] + stored.rows), (start[1], start[1] + stored.cols)

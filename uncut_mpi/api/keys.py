@@ -111,7 +111,7 @@ class PlanKey:
             one.parts[0].part.ld if isinstance(where, Location) else 0
             for one, where in zip((a, c), places, strict=True)
         )
-        problem = GemmProblem(*shape, 0, a.dtype, lda=lda, ldc=ldc, reads_c=False, copies=True)
+        problem = GemmProblem(*shape, 0, (a.dtype,) * 3, lda=lda, ldc=ldc, reads_c=False, copies=True)
         placement = Placement(places[0], Location.host(), places[1])
         parts = [*_obstacles(a), ("", False), *_obstacles(c)]  # B, in one part, is not read
         return cls(problem, placement, choices.options, *_private(parts), (both, both, both))

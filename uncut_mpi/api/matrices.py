@@ -557,7 +557,7 @@ class MatrixStore:
             rectangles = (info.dealt.rectangles(info.layout.shape, self._group.size)[self._group.rank],)
             (top, bottom), (left, right) = rectangles[0]
             kept = [one for one in mine if one.array.shape == (bottom - top, right - left)]
-            kept = [one for one in kept if one.array.dtype == info.dtype.numpy]
+            kept = [one for one in kept if one.known.dtype.numpy == info.dtype.numpy]
             arrays = tuple(one.given for one in kept)
             if kept:
                 location = kept[0].known.held.part.location

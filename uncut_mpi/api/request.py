@@ -54,6 +54,20 @@ class Scalars(NamedTuple):
         scale = beta if type(beta) is float else number("beta", beta)
         return tuple.__new__(cls, (factor, scale))  # half the time of its constructor
 
+    def scaled(self, of_a: DType, scale_a: object, scale_b: object) -> Scalars:
+        """Return them with the scales of A and B in alpha; ParamError for a type that needs some, or has none."""
+        if scale_a is scale_b is None and not of_a.needs_scales:
+            return self
+        if not of_a.needs_scales:
+            raise ParamError(f"scale_a and scale_b are for e4m3 and e5m2, and A is {of_a.name}: leave them out")
+        if scale_a is None or scale_b is None:
+            raise ParamError(
+                f"A is {of_a.name}, but scale_a = {scale_a} and scale_b = {scale_b}: pass the numbers by which A and B "
+                "are multiplied, 1.0 for what holds its values as they are"
+            )
+        scales = number("scale_a", scale_a) * number("scale_b", scale_b)
+        return Scalars.of(self.alpha * scales, self.beta)
+
     def mixed_with(self, digest: int) -> bytes:
         """Return 16 bytes that differ for other scalars, and for other digests of what they scale."""
         alpha, beta = self
@@ -65,11 +79,13 @@ class Scalars(NamedTuple):
         return (digest ^ int.from_bytes(packed, "little")).to_bytes(16, "little")
 
     def check(self, dtype: DType) -> None:
-        """Raise ParamError for a complex scalar of a real type, and for a finite one that float32 has not or as 0."""
+        """Raise ParamError for a complex scalar of a real type, and one that the type that sums has not or as 0."""
         for name, value in zip(self._fields, self, strict=True):
             if type(value) is complex and not dtype.is_complex:
                 raise ParamError(f"{name} = {value} is complex, and the matrices are {dtype.name}: pass a real number")
-            if dtype.accumulator.real is DType.f64:
+            if dtype.is_integer and not (float(value.real).is_integer() and -(2**31) <= value.real < 2**31):
+                raise ParamError(f"{name} = {value} is no int32, in which products of this type are scaled")
+            if dtype.is_integer or dtype.accumulator.real is DType.f64:
                 continue
             for part in (value.real, value.imag):
                 if part and not _LEAST_FLOAT32 < abs(part) < _MOST_FLOAT32 and math.isfinite(part):

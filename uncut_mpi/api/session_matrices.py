@@ -89,7 +89,8 @@ class MakesMatrices:
         shape : sequence of two int, or three
             Rows and columns; of a batch how many matrices first.
         dtype : numpy dtype or str
-            float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16; tf32, which is float32 in memory).
+            float64, float32, float16 or ml_dtypes.bfloat16 (or f64, f32, f16, bf16; tf32, which is float32 in memory);
+            int8 and int32 (i8, i32), ml_dtypes.float8_e4m3fn and float8_e5m2 (e4m3, e5m2; of cupy uint8).
         order : {"C", "F"}
             Storage order.
 

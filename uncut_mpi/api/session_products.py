@@ -55,6 +55,8 @@ class _By(TypedDict, total=False):
     beta: Number
     trans_a: Trans
     trans_b: Trans
+    scale_a: float | None
+    scale_b: float | None
     options: ScheduleOptions | None
     stream: Any
 
@@ -93,6 +95,8 @@ class Multiplies(MakesMatrices):
         beta: Number = 0.0,
         trans_a: Trans = "N",
         trans_b: Trans = "N",
+        scale_a: float | None = None,
+        scale_b: float | None = None,
         options: ScheduleOptions | None = None,
         out_layout: Layout | Literal["auto"] | None = None,
         stream: Any = None,
@@ -104,18 +108,23 @@ class Multiplies(MakesMatrices):
         Parameters
         ----------
         a, b : Matrix or Batch
-            op(A) is m×k, op(B) is k×n; same dtype. Batches are multiplied as ``numpy.matmul`` does: matrix by matrix,
-            where one of them may be a Matrix, or a batch of one, which is for all matrices of the other.
+            op(A) is m×k, op(B) is k×n; same dtype, or e4m3 and e5m2. Batches are multiplied as ``numpy.matmul`` does:
+            matrix by matrix, where one of them may be a Matrix, or a batch of one, which is for all matrices of the
+            other.
         out : Matrix, optional
             C, m×n, overwritten. By default a new one in C order. Of two whole matrices (`register`, `empty_host`,
             `empty_device`, ``Layout.whole()``) it is a host matrix of all ranks (`empty_host`). Else it is dealt as
             op(A) if that leaves k whole, or as op(B) if that does, or by even rows. It lies in memory of the same kind
             as the operand that it follows, or A. Of batches it is one, dealt as the first of them that has as many
-            matrices, or a host batch of all ranks if both operands are whole.
+            matrices, or a host batch of all ranks if both operands are whole. Of dtype f32 for bf16 and f16 too, which
+            rounds no sum; of e4m3 and e5m2 f32 (a new one), bf16 or f16; of i8 always i32.
         alpha, beta : float or complex
-            Scalars, complex of complex matrices alone. With beta = 0 C is not read, with alpha = 0 A and B are not.
+            Scalars, complex of complex matrices alone, whole numbers of i8. With beta = 0 C is not read, with alpha = 0
+            A and B are not.
         trans_a, trans_b : {"N", "T", "C"}
             Whether op transposes, or transposes and conjugates.
+        scale_a, scale_b : float
+            Of e4m3 and e5m2 alone, which have to have them: A and B stand for scale_a A and scale_b B.
         options : ScheduleOptions, optional
             What to fix about the schedule.
         out_layout : Layout or "auto", optional
@@ -146,7 +155,8 @@ class Multiplies(MakesMatrices):
             If a rank failed while computing; C is undefined then.
         """
         if out is None:
-            made = self._make_result((a, b), (alpha, beta), (trans_a, trans_b, options), out_layout)
+            scales = scale_a, scale_b
+            made = self._make_result((a, b), (alpha, beta), scales, (trans_a, trans_b, options), out_layout)
             out, out_layout = made, None
         with self._gate.exclusive():
             try:
@@ -156,6 +166,7 @@ class Multiplies(MakesMatrices):
                 scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
                 call = "gemm" if wait is True else call_without_waiting("gemm", wait)
                 matrices = self._store.operands(a, b, out, choices)
+                scalars = scalars.scaled(matrices[0].info.dtype, scale_a, scale_b)
                 request = tuple.__new__(Request, (call, matrices, scalars, choices))  # as in `Scalars.of`
                 plan = self._calls.plans.find(request)
             except Exception as error:
@@ -183,6 +194,8 @@ class Multiplies(MakesMatrices):
         beta: Number = 0.0,
         trans_a: Trans = "N",
         trans_b: Trans = "N",
+        scale_a: float | None = None,
+        scale_b: float | None = None,
         options: ScheduleOptions | None = None,
         stream: Any = None,
         wait: bool = True,
@@ -196,7 +209,7 @@ class Multiplies(MakesMatrices):
             Of equal or different shapes, wherever each lies, views too. One Matrix, or one of one, is for all of them.
         out : sequence of Matrix, or Batch
             As many as there are products.
-        alpha, beta, trans_a, trans_b, options, stream, wait
+        alpha, beta, trans_a, trans_b, scale_a, scale_b, options, stream, wait
             As of `gemm`, for all products alike.
 
         Returns
@@ -213,6 +226,7 @@ class Multiplies(MakesMatrices):
             Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, [None] if out is None else out)
         )
         chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
+        chosen |= {"scale_a": scale_a, "scale_b": scale_b}
         made = self.gemm(*given, alpha=alpha, beta=beta, wait=wait, **chosen)
         return made if isinstance(made, Handle) else out
 
@@ -266,7 +280,12 @@ class Multiplies(MakesMatrices):
         return GemmPlan(self, self._calls, plan, operands, choices, (a, b, c))
 
     def _make_result(
-        self, given: tuple[Any, Any], factors: tuple[object, object], chosen: tuple[object, ...], layout: object
+        self,
+        given: tuple[Any, Any],
+        factors: tuple[object, object],
+        scales: tuple[object, object],
+        chosen: tuple[object, ...],
+        layout: object,
     ) -> Matrix | Batch:
         """Return a new matrix, or batch, for op(A) op(B). Collective."""
         with self._gate.call("gemm") as open_with:
@@ -275,6 +294,7 @@ class Multiplies(MakesMatrices):
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
             wanted = out_layout_of(layout)
             first, second = (self._store.check_any(name, one) for name, one in zip("AB", given, strict=True))
+            scalars = scalars.scaled(first.dtype, *scales)
             of_both = first, second, choices.trans_a, choices.trans_b
             if wanted == "auto":
                 several = possible_results(*of_both, self.size)

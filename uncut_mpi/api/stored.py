@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from uncut_mpi.device.exported import Shown, library_of
+from uncut_mpi.device.views import strided
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.dtypes import DType
@@ -161,4 +162,4 @@ def host_view(flat: np.ndarray, stored: StoredMatrix) -> np.ndarray:
     """Return the strided matrix over a flat array that starts at its element (0, 0)."""
     item = flat.itemsize
     strides = (item, stored.ld * item) if stored.order == "F" else (stored.ld * item, item)
-    return np.lib.stride_tricks.as_strided(flat, (stored.rows, stored.cols), strides)
+    return strided(flat, (stored.rows, stored.cols), strides)

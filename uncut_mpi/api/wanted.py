@@ -16,7 +16,7 @@ from uncut_mpi.api.typed import overload
 from uncut_mpi.errors import ParamError
 from uncut_mpi.instead import dimensions_text
 from uncut_mpi.model.arguments import count, items, shown, type_text, whole_number
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import DType, three_of
 from uncut_mpi.model.layout import Layout, even_counts
 from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.problem import MOST_BYTES, Order
@@ -130,7 +130,7 @@ def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout 
     memory = own_memory(followed, layout or rule)
     if layout is None and _is_whole(a) and _is_whole(b):
         rule, memory = Layout.whole(0), "shared"
-    return NewMatrix(_result_shape(a, b, trans_a, trans_b), a.dtype, "C", layout or rule, memory)
+    return NewMatrix(_result_shape(a, b, trans_a, trans_b), three_of(a.dtype)[2], "C", layout or rule, memory)
 
 
 def new_results(
@@ -163,7 +163,7 @@ def new_results(
     )
     if k != k_b:
         raise ParamError(f"shapes do not fit: op(A) is {m}×{k} and op(B) is {k_b}×{n}")
-    return new_batch((count, m, n), a.dtype, "C", rule, memory, size)
+    return new_batch((count, m, n), three_of(a.dtype)[2], "C", rule, memory, size)
 
 
 def possible_results(a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, size: int) -> list[NewMatrix]:
@@ -180,7 +180,8 @@ def possible_results(a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b
     grid = ProcessGrid.most_square(size)
     even = Layout.rows(), Layout.cols(), Layout.blocks(even_counts(rows, grid.rows), even_counts(cols, grid.cols))
     found = [*_followed(a, b, trans_a, trans_b), *((layout, a) for layout in even)]
-    return [NewMatrix(shape, a.dtype, "C", layout, own_memory(followed, layout)) for layout, followed in found]
+    dtype = three_of(a.dtype)[2]
+    return [NewMatrix(shape, dtype, "C", layout, own_memory(followed, layout)) for layout, followed in found]
 
 
 def _result_shape(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 from uncut_mpi.calibration.probes import GemmProbe
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED
 
 NET_BYTES: Final = (8, 4 << 10, 64 << 10, 1 << 20, 16 << 20)
 """Of messages between nodes."""
@@ -66,7 +66,7 @@ class Effort:
         """Bytes of the largest operand of a product in the widest type, or of a COMBINE in f64."""
         # Columns end on 64 bytes: less than 64 elements more each.
         area = [max(m * n, n * k, m * k) + 64 * max(n, k) for m, n, k in (one.shape for one in self.products)]
-        return max(max(one.itemsize for one in DType) * max(area), 8 * self.combine[0] * self.combine[1])
+        return max(max(one.itemsize for one in MEASURED) * max(area), 8 * self.combine[0] * self.combine[1])
 
 
 _BLOCKS: Final = ((512, 256, 4096), (512, 512, 4096), (1024, 512, 4096), (1024, 1024, 4096))

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.model.arguments import MOST_BYTES, Number, bytes_in
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import Net
 from uncut_mpi.regular import read_regular
@@ -129,8 +129,8 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def dtype_of(text: str) -> DType:
-    """Return the element type that a flag's value names."""
-    return DType[one_of(*DType.__members__)(text)]
+    """Return the element type that a flag's value names: one in which matrices are generated and checked."""
+    return DType[one_of(*(dtype.name for dtype in MEASURED))(text)]
 
 
 def places_of(text: str) -> Places:

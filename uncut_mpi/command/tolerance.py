@@ -39,6 +39,9 @@ class Tolerance:
     2021 [4]_). Their one rounding to the output type adds u_out|C|. Underflow adds one smallest subnormal number per
     operation, times :math:`|\alpha|` for what is multiplied before alpha is. Subnormal numbers are kept [4]_.
 
+    **float8** operands and their products are exact in float32. Tensor cores drop more of a sum of them than float32
+    does: at most :math:`2^{-13}` of its size at each of 128 products (`DType.truncated_sums`, DeepSeek-AI 2024 [6]_).
+
     **tf32** rounds or truncates the elements of A and B first, each by at most :math:`u_o = 2^{-10}` of itself: at most
     :math:`2u_o(1+u_o)P` always. Their last bits are taken as random. Truncation then changes a product by
     :math:`u_o|\alpha AB|` on average, and beside that by :math:`\lambda u_o Q` with the chance above, :math:`Q^2 =
@@ -64,6 +67,7 @@ class Tolerance:
     .. [4] M. Fasi, N. J. Higham, M. Mikaitis, S. Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Comput.
        Sci. 7:e330, 2021.
     .. [5] W. Hoeffding, "Probability Inequalities for Sums of Bounded Random Variables", J. Am. Stat. Assoc. 58, 1963.
+    .. [6] DeepSeek-AI, "DeepSeek-V3 Technical Report", arXiv:2412.19437, 2024, section 3.3.2.
     """
 
     always: float
@@ -77,17 +81,17 @@ class Tolerance:
     @classmethod
     def of(cls, multiplied: DType, written: DType, k: int, alpha: Number, values: int, summed: int = 1) -> Tolerance:
         """Return the factors for `values` elements of C, or sums of so many each with random signs, of two types."""
-        accumulator, first = multiplied.accumulator, multiplied.operand_roundoff
+        accumulator, first, dropped = multiplied.accumulator, multiplied.operand_roundoff, multiplied.truncated_sums(k)
         k, parts, both = (2 * k + 3, 2, math.sqrt(2)) if multiplied.is_complex else (k, 1, 1.0)
         u = accumulator.unit_roundoff * (2 if multiplied.sums_wider else 1)
         # Three kinds of error, each with its own chance to deviate.
         deviations = math.sqrt(2.0 * math.log(2.0 * 3 * parts * values / FALSE_ALARM))
         spread = deviations if summed > 1 else 1.0
-        bias = spread * k / 8 * u if multiplied.sums_wider else 0.0
+        bias = spread * (k / 8 * u + dropped) if multiplied.sums_wider else 0.0
         least, smallest = (one.finfo.smallest_subnormal for one in (accumulator, written))
         lost = k * (max(1.0, abs(alpha)) * least) + 3 * least  # the smallest first: k times alpha may overflow
         return cls(
-            always=spread * both * _gamma(k + 3, u),
+            always=spread * (both * _gamma(k + 3, u) + dropped),
             likely=both * deviations * math.sqrt(2 * k + 3) * u + bias,
             # Always true: sums of the sizes of a row are at most √n times its norm.
             reference=both * math.sqrt(summed) * _gamma(k + summed + 3, DType.f64.unit_roundoff),

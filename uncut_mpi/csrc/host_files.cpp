@@ -86,7 +86,8 @@ void transpose(std::byte *to, std::size_t to_pitch, const std::byte *from, std::
     const auto make = item == 16  ? transpose_items<16>
                       : item == 8 ? transpose_items<8>
                       : item == 4 ? transpose_items<4>
-                                  : transpose_items<2>;
+                      : item == 2 ? transpose_items<2>
+                                  : transpose_items<1>;
     make(to, to_pitch, from, from_pitch, rows, columns);
 }
 

@@ -34,14 +34,18 @@ enum DTypeCode : std::uint8_t {
     dtype_bf16 = 3,
     dtype_tf32 = 4,
     dtype_c64 = 5,
-    dtype_c128 = 6
+    dtype_c128 = 6,
+    dtype_i8 = 7,
+    dtype_i32 = 8,
+    dtype_e4m3 = 9,
+    dtype_e5m2 = 10
 };
 struct ElementType {
     const char *name;
     std::int64_t bytes;
     DTypeCode accumulator;  // in which products are summed
 };
-inline constexpr std::array<ElementType, 7> element_types = {{
+inline constexpr std::array<ElementType, 11> element_types = {{
     {"f64", 8, dtype_f64},
     {"f32", 4, dtype_f32},
     {"f16", 2, dtype_f32},
@@ -49,6 +53,10 @@ inline constexpr std::array<ElementType, 7> element_types = {{
     {"tf32", 4, dtype_tf32},
     {"c64", 8, dtype_c64},
     {"c128", 16, dtype_c128},
+    {"i8", 1, dtype_i32},
+    {"i32", 4, dtype_i32},
+    {"e4m3", 1, dtype_f32},
+    {"e5m2", 1, dtype_f32},
 }};
 constexpr std::int64_t bytes_of(int dtype) { return element_types[static_cast<std::size_t>(dtype)].bytes; }
 constexpr DTypeCode accumulator_of(int dtype) { return element_types[static_cast<std::size_t>(dtype)].accumulator; }

@@ -38,7 +38,7 @@ _READ_ONLY, _IS_COPIED = 1, 2
 _OLDEST_VERSION_ASKED = (1, 0)
 # By code of a type; of any width that numpy has.
 _KINDS = {0: "i", 1: "u", 2: "f", 5: "c", 6: "b"}
-_BFLOAT = 4
+_NAMED = {(4, 16): DType.bf16.numpy, (10, 8): DType.e4m3.numpy, (12, 8): DType.e5m2.numpy}
 # Their arrays never change, and DLPack before version 1 cannot say so.
 _UNCHANGING = {"jax", "jaxlib", "tensorflow"}
 # By the package that an array's type is of: the module that makes others of that type.
@@ -120,7 +120,8 @@ class Shown:
 
     def __dlpack__(self, **words: object) -> Any:
         dtype = self.array.dtype
-        code = _BFLOAT if dtype == DType.bf16.numpy else next(at for at, kind in _KINDS.items() if kind == dtype.kind)
+        named = (code for (code, _), one in _NAMED.items() if one == dtype)
+        code = next(named, None) or next(at for at, kind in _KINDS.items() if kind == dtype.kind)
         return _native.capsule(
             self.address, self.array.shape, self.strides, (code, 8 * dtype.itemsize), self.__dlpack_device__(), self
         )
@@ -231,8 +232,8 @@ def _capsule_of(given: Any, stream: dict[str, Any]) -> Any:
 
 def _dtype_of(code: int, bits: int, count: int, given: Any) -> np.dtype[Any]:
     if count == 1 and bits % 8 == 0:
-        if (code, bits) == (_BFLOAT, 16):
-            return DType.bf16.numpy
+        if (code, bits) in _NAMED:
+            return _NAMED[code, bits]
         if code in _KINDS:
             with contextlib.suppress(TypeError):
                 dtype: np.dtype[Any] = np.dtype(f"{_KINDS[code]}{bits // 8}")
@@ -240,7 +241,7 @@ def _dtype_of(code: int, bits: int, count: int, given: Any) -> np.dtype[Any]:
     lanes = f" and {count} lanes" if count != 1 else ""
     raise ParamError(
         f"{type_text(given)} has elements of a type that is not supported (DLPack's code {code} of {bits} bits{lanes})"
-        ": use float64, float32, float16, bfloat16, complex64 or complex128"
+        ": use float64, float32, float16, bfloat16, complex64, complex128, int8, float8_e4m3fn or float8_e5m2"
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from uncut_mpi.device.checking import check_program
 from uncut_mpi.device.files import FileWindows
+from uncut_mpi.device.views import strided
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
@@ -592,7 +593,7 @@ class Backend(abc.ABC):
 
     def strided(self, array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         """Return an array of another shape and strides (bytes) over the memory of one of the host."""
-        return np.lib.stride_tricks.as_strided(array, shape, strides)
+        return strided(array, shape, strides)
 
     @abc.abstractmethod
     def copy_columns(

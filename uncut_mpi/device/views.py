@@ -50,6 +50,13 @@ def matrix_at(address: int, rows: int, cols: int, ld: int, dtype: np.dtype[Any])
     return matrix
 
 
+def strided(array: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """Return an array of another shape and strides (bytes) over the memory of one: numpy refuses it to float8_e5m2."""
+    plain = array.view(f"V{array.itemsize}")
+    made: Array = np.lib.stride_tricks.as_strided(plain, shape, strides).view(array.dtype)
+    return made
+
+
 def words_at(address: int, count: int) -> memoryview:
     """
     Return `count` 32-bit words at an address.

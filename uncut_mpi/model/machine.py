@@ -320,7 +320,7 @@ class Machine(Remade):
             real = rates.get(dtype.real.name)
             return None if real is None else real / 4
         # A machine measured before there was tf32 has the rate of f32 for it, which is no faster.
-        return rates.get(DType.f32.name) if dtype is DType.tf32 else None
+        return rates.get((DType.f32 if dtype is DType.tf32 else dtype.measured_as).name)
 
     def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
         rate = self._known_rate(rates, dtype)

@@ -136,7 +136,7 @@ class GemmProblem:
     m, n, k : int
         Rows of op(A) and C; columns of op(B) and C; shared extent (elements, 0 allowed).
     dtype : DType or three of them
-        Type of A, B and C, or of each if they differ (`dtypes`). Half types accumulate in float32 and are rounded once.
+        Type of A and B with the usual C, or of each (`dtypes`). Half types accumulate in float32 and are rounded once.
     trans_a, trans_b : str
         ``"N"``, ``"T"`` or ``"C"``: whether op transposes the stored matrix, and conjugates it; of real types never C.
     lda, ldb, ldc : int
@@ -174,8 +174,8 @@ class GemmProblem:
 
     def __post_init__(self) -> None:
         dtypes = three_of(self.dtype)
-        arithmetic = arithmetic_of(dtypes)
-        if dtypes[0] is dtypes[1] is dtypes[2]:
+        arithmetic = dtypes[0] if self.copies else arithmetic_of(dtypes)
+        if dtypes == three_of(arithmetic):
             object.__setattr__(self, "dtype", arithmetic)
         for name in ("m", "n", "k", "lda", "ldb", "ldc"):
             object.__setattr__(self, name, count(name, getattr(self, name)))
@@ -251,7 +251,7 @@ class GemmProblem:
     @property
     def dtypes(self) -> Dtypes:
         """Types of A, B and C."""
-        return self.dtype if isinstance(self.dtype, tuple) else (self.dtype, self.dtype, self.dtype)
+        return three_of(self.dtype)
 
     def blocks_of(self, matrix: Matrix) -> tuple[Rectangle, ...]:
         """Return rows and columns of the blocks of a matrix that exist, as it is stored: of a plain one just one."""
@@ -290,7 +290,7 @@ class GemmProblem:
     @property
     def arithmetic(self) -> DType:
         """Type as which elements of A and B are multiplied: rates of products are known by it."""
-        return self.dtype if isinstance(self.dtype, DType) else arithmetic_of(self.dtype)
+        return self.dtypes[0]
 
     @property
     def accumulator(self) -> DType:

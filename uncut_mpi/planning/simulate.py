@@ -293,7 +293,8 @@ def machine_in_core(machine: Machine, issuing_threads: int) -> _native.Simulated
         for dtype in DType
     ]
     native.gemm_rate = np.concatenate(rates).tolist()
-    shapes = [machine.gemm_shape.get(dtype.name, GemmShape()) for dtype in DType]
+    known = [machine.gemm_shape.get(dtype.name) or machine.gemm_shape.get(dtype.measured_as.name) for dtype in DType]
+    shapes = [shape or GemmShape() for shape in known]
     native.products = [shape.native() for shape in shapes]
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]

@@ -136,6 +136,10 @@ class Summing(Body):
         self._columns = max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))
         self._scratch = scratch
 
+    def _of(self, scalars: list[Number], factor: Factor) -> Number:
+        """Return a factor as the type that sums takes it."""
+        return int(scalars[factor].real) if self._sum.is_integer else scalars[factor]
+
     def _write(self, part: Array, terms: list[tuple[Array, Number]]) -> None:
         """Part := the sum of array × factor, of which the first array may be the part itself."""
         if not terms:
@@ -184,7 +188,7 @@ class Gemm(Summing):
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
-        factor_a, factor_c = scalars[self._factor_a], scalars[self._factor_c]
+        factor_a, factor_c = self._of(scalars, self._factor_a), self._of(scalars, self._factor_c)
         target = self.write.array
         multiplies = factor_a != 0.0
         if multiplies:
@@ -298,7 +302,8 @@ class Combine(Summing):
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
         target = self.write.array
-        terms = [(self._detached(read), scalars[read.factor]) for read in self._reads if scalars[read.factor] != 0.0]
+        factors = [self._of(scalars, read.factor) for read in self._reads]
+        terms = [(self._detached(read), one) for read, one in zip(self._reads, factors, strict=True) if one != 0]
         for start in range(0, target.shape[1], self._columns):
             columns = slice(start, start + self._columns)
             part = target[:, columns]
