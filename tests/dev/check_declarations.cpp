@@ -49,6 +49,9 @@ static_assert(own::blas_op_n == CUBLAS_OP_N && own::blas_op_t == CUBLAS_OP_T && 
 static_assert(own::blas_pointer_mode_host == CUBLAS_POINTER_MODE_HOST);
 static_assert(own::blas_exact_reductions == CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
 static_assert(own::blas_compute_32f == CUBLAS_COMPUTE_32F && own::blas_compute_64f == CUBLAS_COMPUTE_64F);
+static_assert(own::blas_compute_32i == CUBLAS_COMPUTE_32I);
+static_assert(own::type_r_8i == CUDA_R_8I && own::type_r_32i == CUDA_R_32I);
+static_assert(own::type_r_8f_e4m3 == CUDA_R_8F_E4M3 && own::type_r_8f_e5m2 == CUDA_R_8F_E5M2);
 static_assert(own::blas_compute_32f_fast_tf32 == CUBLAS_COMPUTE_32F_FAST_TF32);
 static_assert(own::blas_gemm_default == CUBLAS_GEMM_DEFAULT);
 static_assert(own::lt_product_op_a == CUBLASLT_MATMUL_DESC_TRANSA &&

@@ -155,6 +155,7 @@ class FakeCluster:
         tune_from: float = math.inf,
         in_files: Mapping[int, str] = types.MappingProxyType({}),
         block: np.ndarray | None = None,
+        copies_bytes: int = 1 << 20,
     ) -> None:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
@@ -177,7 +178,7 @@ class FakeCluster:
         peers = np.array([flags.ctypes.data for flags in self.flags])
         self.executables = [
             bind(
-                self._device(fake, tune_from),
+                self._device(fake, tune_from, copies_bytes),
                 program,
                 addresses,
                 FlagTable(int(peers[rank]), peers, self.host_flags),
@@ -188,8 +189,9 @@ class FakeCluster:
         ]
 
     @staticmethod
-    def _device(fake: FakeCuda, tune_from: float) -> _native.CudaDevice:
+    def _device(fake: FakeCuda, tune_from: float, copies_bytes: int) -> _native.CudaDevice:
         device = fake.device()
+        device.copies_bytes = copies_bytes
         device.tune_products(tune_from, timing=True)
         return device
 

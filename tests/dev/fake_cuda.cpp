@@ -3,7 +3,9 @@
 // Streams are queues: an operation runs when everything before it on its stream has run and, for a
 // wait, its flag or event has come. Device addresses are host addresses. A kernel's handle is
 // 2^48 + its signature. Every call can be made to fail, and what was issued is logged.
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <complex>
 #include <cstdio>
 #include <cstring>
@@ -111,6 +113,14 @@ Number load(Address base, std::int64_t at, int dtype) {
     if (dtype == dtype_c64) return Number(reinterpret_cast<const std::complex<float> *>(base)[at]);
     if (dtype == dtype_f64) return reinterpret_cast<const double *>(base)[at];
     if (dtype == dtype_f32 || dtype == dtype_tf32) return reinterpret_cast<const float *>(base)[at];
+    if (dtype == dtype_i32) return reinterpret_cast<const std::int32_t *>(base)[at];
+    if (dtype == dtype_i8) return reinterpret_cast<const std::int8_t *>(base)[at];
+    if (dtype == dtype_e4m3 || dtype == dtype_e5m2) {  // NaN and infinity are no matter here
+        const int byte = reinterpret_cast<const std::uint8_t *>(base)[at], digits = dtype == dtype_e4m3 ? 3 : 2;
+        const int exponent = (byte & 127) >> digits, bias = dtype == dtype_e4m3 ? 7 : 15, one = 1 << digits;
+        const int whole = (byte & (one - 1)) + (exponent > 0 ? one : 0);
+        return std::ldexp(byte < 128 ? whole : -whole, std::max(exponent, 1) - bias - digits);
+    }
     const std::uint32_t bits = std::uint32_t{reinterpret_cast<const std::uint16_t *>(base)[at]} << 16;  // bf16
     float value;
     std::memcpy(&value, &bits, 4);
@@ -127,6 +137,10 @@ void store(Address base, std::int64_t at, int dtype, Number of) {
         reinterpret_cast<double *>(base)[at] = value;
     } else if (dtype == dtype_f32 || dtype == dtype_tf32) {
         reinterpret_cast<float *>(base)[at] = static_cast<float>(value);
+    } else if (dtype == dtype_i32) {
+        reinterpret_cast<std::int32_t *>(base)[at] = static_cast<std::int32_t>(static_cast<std::int64_t>(value));
+    } else if (dtype == dtype_i8) {
+        reinterpret_cast<std::int8_t *>(base)[at] = static_cast<std::int8_t>(value);
     } else {
         const float narrow = static_cast<float>(value);
         std::uint32_t bits;
@@ -139,13 +153,15 @@ void store(Address base, std::int64_t at, int dtype, Number of) {
 Number used(Number value, int op) { return op == blas_op_c ? std::conj(value) : value; }
 
 void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, Number alpha, Address a, std::int64_t lda,
-              Address b, std::int64_t ldb, Number beta, Address c, std::int64_t ldc, int dtype, int dtype_c) {
+              Address b, std::int64_t ldb, Number beta, Address c, std::int64_t ldc, int dtype, int dtype_c,
+              int dtype_b = -1) {
+    if (dtype_b < 0) dtype_b = dtype;
     for (std::int64_t j = 0; j < n; ++j)
         for (std::int64_t i = 0; i < m; ++i) {
             Number sum = 0.0;
             for (std::int64_t p = 0; p < k; ++p)
                 sum += used(load(a, ta != 0 ? i * lda + p : p * lda + i, dtype), ta) *
-                       used(load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype), tb);
+                       used(load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype_b), tb);
             store(c, j * ldc + i, dtype_c,
                   alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : Number()));
         }
@@ -488,6 +504,14 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                     reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
                     *static_cast<const float *>(beta), reinterpret_cast<Address>(c), ldc, dtype_f32, dtype_f32);
     }
+    if (type_a == type_r_8i) {  // the places that the manual asks for, and a k that all of its kernels take
+        const auto places = reinterpret_cast<Address>(a) | reinterpret_cast<Address>(b);
+        if (type_b != type_a || type_c != type_r_32i || compute != blas_compute_32i) return 15;
+        if ((places | static_cast<Address>(lda | ldb | k)) % 4 != 0) return 15;
+        return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const std::int32_t *>(alpha),
+                    reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
+                    *static_cast<const std::int32_t *>(beta), reinterpret_cast<Address>(c), ldc, dtype_i8, dtype_i32);
+    }
     if (type_a == type_c_64f && type_b == type_a && type_c == type_a && compute == blas_compute_64f)
         return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const Number *>(alpha),
                     reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
@@ -612,12 +636,22 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                *result = reinterpret_cast<FakeLayout *>(layout_c);
     const int *ops = reinterpret_cast<FakeProduct *>(product)->ops;
     const bool tf32 = reinterpret_cast<FakeProduct *>(product)->compute == blas_compute_32f_fast_tf32;
-    const int type = left->type == type_r_32f ? type_r_32f : type_r_16bf;
+    const auto narrow_type = [](int type) {
+        return type == type_r_8f_e4m3 ? dtype_e4m3 : type == type_r_8f_e5m2 ? dtype_e5m2 : dtype_f64;
+    };
+    const bool float8 = narrow_type(left->type) != dtype_f64;
+    const int type = float8 ? left->type : left->type == type_r_32f ? type_r_32f : type_r_16bf;
     const bool wide = type == type_r_32f;  // f32 or tf32
     const auto m = ops[0] != 0 ? left->cols : left->rows, k = ops[0] != 0 ? left->rows : left->cols;
     const auto n = ops[1] != 0 ? right->rows : right->cols, k_of_b = ops[1] != 0 ? right->cols : right->rows;
     const bool narrow = result->type == type_r_16bf;
-    if (left->type != type || right->type != type || (tf32 && !wide)) return 15;
+    if (left->type != type || (tf32 && !wide)) return 15;
+    if (float8 ? narrow_type(right->type) == dtype_f64 : right->type != type) return 15;
+    const auto in_16_bytes = [](auto extent) { return extent % 16 == 0; };
+    if (float8 && (left->type == type_r_8f_e5m2 && right->type == left->type)) return 15;
+    if (float8 && !(ops[0] == blas_op_t && ops[1] == blas_op_n && in_16_bytes(m) && in_16_bytes(k) &&
+                    in_16_bytes(left->ld) && in_16_bytes(right->ld)))
+        return 15;
     if (result->type != type_r_32f && (wide || !narrow)) return 15;
     if (algorithm->data[7] != (narrow ? lt_reduction_in_compute_type : lt_any_reduction)) return 7;
     if (k != k_of_b || m != result->rows || n != result->cols || c != d || layout_c != layout_d) return 7;
@@ -636,7 +670,11 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                        ticks += product_ticks[option];
                        multiply(turned_a, turned_b, static_cast<std::int64_t>(m), static_cast<std::int64_t>(n),
                                 static_cast<std::int64_t>(k), alpha, places[0], lda, places[1], ldb, beta, places[2],
-                                ldc, wide ? dtype_f32 : dtype_bf16, narrow ? dtype_bf16 : dtype_f32);
+                                ldc,
+                                float8 ? narrow_type(left->type)
+                                : wide ? dtype_f32
+                                       : dtype_bf16,
+                                narrow ? dtype_bf16 : dtype_f32, float8 ? narrow_type(right->type) : -1);
                        return true;
                    });
 }

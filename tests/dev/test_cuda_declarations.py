@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from uncut_mpi.device.cuda.kernels import TRANSPOSING, kernel_source
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 
 HERE = pathlib.Path(__file__).parent
 SOURCES = HERE.parent.parent / "uncut_mpi" / "csrc"
@@ -79,10 +79,13 @@ def test_every_kernel_that_schedules_use_compiles(tmp_path):
     if nvcc is None:
         pytest.skip("no nvcc")
     wide = DType.f32
-    signatures = [signature(t, *reads) for t in DType for reads in ((), (t,), (t, t))]
+    signatures = [signature(t, *reads) for t in (*MEASURED, DType.i32) for reads in ((), (t,), (t, t))]
     for t in (DType.f16, DType.bf16):
         signatures += [signature(t, wide, t), signature(t, wide), signature(wide, t, wide), signature(t, *[wide] * 8)]
-    signatures += [TRANSPOSING | size for size in (2, 4, 8, 16)]
+    narrow = [(DType.i8, DType.i8)]
+    narrow += [(half, float8) for half in (DType.f16, DType.bf16) for float8 in (DType.e4m3, DType.e5m2)]
+    signatures += [signature(*one) for one in narrow]
+    signatures += [TRANSPOSING | size for size in (1, 2, 4, 8, 16)]
     source = tmp_path / "kernels.cu"
     source.write_text(kernel_source(signatures))
     command = [nvcc, "-std=c++14", "-arch=sm_75", "-ptx", "-o", str(tmp_path / "kernels.ptx"), str(source)]

@@ -9,10 +9,15 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, load, succeed
+from tests.helpers.numbers import op_of, random_values, wide_of
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning import planner
 from uncut_mpi.planning.schedule import Factor
 
 
@@ -62,6 +67,52 @@ def test_cublas_chooses_where_nothing_is_faster_or_tuning_is_not_wanted(paced, t
     succeed(cluster.run(1.2345, 1.1154))
     assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
     assert not [line for line in paced.log() if "option" in line]
+
+
+E4M3, E5M2, BF16, F32 = DType.e4m3, DType.e5m2, DType.bf16, DType.f32
+
+
+@pytest.mark.parametrize("shape", [(48, 32, 64), (37, 29, 41)], ids=str)
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (DType.i8, DType.i8, DType.i32),
+        (E4M3, E4M3, F32),
+        (E4M3, E5M2, BF16),
+        (E5M2, E5M2, F32),
+        (BF16, BF16, F32),
+    ],
+    ids=lambda dtypes: ",".join(map(str, dtypes)),
+)
+def test_narrow_types_go_to_the_library_where_it_takes_them_and_else_as_copies(fake, dtypes, trans, shape):
+    is_integer = dtypes[0].is_integer
+    problem = GemmProblem(*shape, dtypes, *trans)
+    schedule = planner.plan(problem, Placement.parse("0,0,0"), 1, Machine.uniform(1)).schedule
+    copies_bytes = 1 << 11 if trans == "TT" else 1 << 20  # which is memory for some of A and B at once
+    cluster = FakeCluster(fake, schedule, copies_bytes=copies_bytes)
+    rng, values = np.random.default_rng(3), []
+    for index, dtype in enumerate(dtypes):
+        values.append(random_values(rng, cluster.buffer(index).shape, dtype))
+        cluster.buffer(index)[...] = values[-1]
+    alpha, beta = (3, -2) if is_integer else (1.2345, 1.1154)
+    a, b, c = (one.astype(wide_of(dtypes[0])) for one in values)
+    a, b = op_of(trans[0], a), op_of(trans[1], b)
+    fake.reset()
+    succeed(cluster.run(alpha, beta))
+    wanted, bound = alpha * (a @ b) + beta * c, 0
+    if is_integer:
+        wanted = wanted.astype(np.int32)
+    else:
+        bound = 1e-5 * (np.abs(a) @ np.abs(b) + np.abs(c)) + dtypes[2].unit_roundoff * np.abs(wanted)
+    assert (np.abs(cluster.buffer(2).astype(wanted.dtype) - wanted) <= bound).all()
+    products = [line for line in fake.log() if "gemm" in line or "option" in line]
+    copies = [line for line in fake.log() if "combine" in line]
+    proposed = dtypes[0].needs_scales and trans == "TN" and shape[0] == 48 and dtypes[:2] != (E5M2, E5M2)
+    direct = dtypes[0] is BF16 or proposed or (is_integer and shape[0] == 48)
+    assert bool(copies) != direct, fake.log()
+    assert any("option" in line for line in products) == proposed
+    assert (len(products) > 1) == (trans == "TT" and not direct), products
 
 
 @pytest.fixture

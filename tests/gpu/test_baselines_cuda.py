@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.baselines import check_every_setting, dealt_tasks, expected, make_task, wide
 from uncut_mpi.bench.processes import BaselineError, BaselineProcess
 from uncut_mpi.device.cuda import visible_devices
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def process(request):
 
 
 @pytest.mark.parametrize("process", ["cublas", "cublasxt", "jax", "torch"], indirect=True)
-@pytest.mark.parametrize("dtype", list(DType), ids=lambda one: one.name)
+@pytest.mark.parametrize("dtype", MEASURED, ids=lambda one: one.name)
 @pytest.mark.parametrize("place", ["h,h,h", "0,0,0", "last,h,0", "h,last,h"])
 def test_a_library_multiplies_what_is_where_it_is(process, place, dtype):
     library, devices = process

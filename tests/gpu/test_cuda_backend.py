@@ -18,7 +18,7 @@ from uncut_mpi.device.cuda import CudaBackend, visible_devices
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.select import describe_gpus
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, TopologyError
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.units import bytes_text
 
 
@@ -94,7 +94,7 @@ def test_a_device_that_is_not_there_is_refused_with_the_number_that_are():
 
 
 def test_a_matrix_goes_to_the_device_and_back_with_its_leading_dimension(backend):
-    for dtype in DType:
+    for dtype in MEASURED:
         block = backend.allocate(1 << 20)
         values = np.asfortranarray(np.random.default_rng(0).random((50, 40)).astype(dtype.numpy))
         backend.from_host(block.address, 61, values)
@@ -147,7 +147,7 @@ def test_memory_that_cannot_be_exported_is_named(backend, cupy):
 
 @pytest.mark.parametrize("order", ["F", "C"])
 def test_new_arrays_have_the_shape_type_and_order_asked_for(backend, order):
-    for dtype in DType:
+    for dtype in MEASURED:
         array = backend.empty(7, 5, dtype, order)
         assert array.shape == (7, 5)
         assert array.dtype == dtype.numpy
@@ -202,7 +202,7 @@ def test_measurements_are_plausible(backend):
     seconds = backend.copy_seconds(a.address, b.address, 64 << 20, 3)
     assert 1e-6 < seconds < 1e-2
     probes = [backend.copy_probe(a.address, b.address, 64 << 20)]
-    probes += [backend.gemm_probe(1024, dtype) for dtype in DType]
+    probes += [backend.gemm_probe(1024, dtype) for dtype in MEASURED]
     for probe in probes:
         assert 1e-6 < probe.mean_seconds(1e-3) < 1e-1
         probe.close()

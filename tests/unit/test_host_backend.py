@@ -694,7 +694,7 @@ def test_copies_keep_every_bit_of_values_that_are_no_numbers():
     assert np.array_equal(found.view(np.uint16), bits)
 
 
-@pytest.mark.parametrize("dtype", MEASURED, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("dtype", [*MEASURED, DType.i8], ids=lambda dtype: dtype.name)
 def test_copies_that_transpose_keep_every_bit_and_touch_nothing_else(dtype):
     with Cluster(transposing_copies(dtype)) as cluster:
         wanted = filled(cluster.schedule, lambda index, values: np.copyto(cluster.buffer(index), values), 1)

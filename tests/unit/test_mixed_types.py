@@ -77,3 +77,12 @@ def test_a_result_is_checked_by_the_type_that_it_has(mixed: None) -> None:
     for c_out, passed in ((exact.astype(np.float32), True), (exact.astype(np.float16).astype(np.float32), False)):
         assert case.check("full", c_out=c_out, dtype=WIDER).passed == passed
     assert case.check("full", c_out=exact.astype(np.float16)).passed
+
+
+def test_float8_sums_may_be_off_by_what_tensor_cores_drop_and_no_more() -> None:
+    case = make(40, 30, 512, DType.e4m3, alpha=1.0, beta=0.0)
+    a, b = case.a.astype(np.float64), case.b.astype(np.float64)
+    magnitude, types = np.abs(a) @ np.abs(b), (DType.e4m3, DType.e4m3, DType.f32)
+    for dropped, passed in ((0.0, True), (2.0**-12, True), (2.0**-5, False)):
+        c_out = (a @ b + dropped * magnitude).astype(np.float32)
+        assert case.check("full", c_out=c_out, dtype=types).passed == passed

@@ -89,6 +89,7 @@ void bind_cuda(nb::module_ &m) {
         .def(nb::init<std::shared_ptr<Driver>, std::shared_ptr<Blas>, int>(), nb::arg("driver"), nb::arg("blas"),
              nb::arg("ordinal"))
         .def_prop_ro("abandoned", &DeviceState::abandoned)
+        .def_rw("copies_bytes", &DeviceState::copies_bytes)
         .def("reserve", &DeviceState::reserve, nb::arg("compute_lanes"), nb::arg("copy_lanes"), nb::arg("events"),
              nb::call_guard<nb::gil_scoped_release>())
         .def("compute_stream", &DeviceState::compute_stream, nb::arg("number"))

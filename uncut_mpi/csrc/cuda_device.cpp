@@ -101,6 +101,13 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     reserve_events(chain_events_, 1 + num_sets + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
 }
 
+Address DeviceState::copies_of(Stream stream) {
+    const auto its = [stream](const ComputeLane &lane) { return lane.stream == stream; };
+    ComputeLane &lane = *std::ranges::find_if(compute_lanes_, its);
+    if (lane.copies == 0) driver_->check("cuMemAlloc", driver_->cuMemAlloc(&lane.copies, copies_bytes));
+    return lane.copies;
+}
+
 void DeviceState::tune(const std::map<ProductShape, Wanted> &asked) {
     if (!timing_) return;
     double total = 0.0;
@@ -342,6 +349,7 @@ void DeviceState::close() {
         for (const ComputeLane &lane : compute_lanes_) {
             blas_->cublasDestroy_v2(lane.handle);
             d.cuMemFree(lane.workspace);
+            if (lane.copies != 0) d.cuMemFree(lane.copies);
             d.cuStreamDestroy(lane.stream);
         }
         for (Stream stream : copy_streams_)

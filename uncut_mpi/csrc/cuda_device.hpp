@@ -28,6 +28,7 @@ class DeviceState {
         Stream stream = nullptr;
         BlasHandle handle = nullptr;
         Address workspace = 0;
+        Address copies = 0;  // of A and B; once they were asked for
     };
 
     DeviceState(std::shared_ptr<const Driver> driver, std::shared_ptr<const Blas> blas, int ordinal);
@@ -67,6 +68,9 @@ class DeviceState {
     void reserve_timing(std::size_t events);
 
     const ComputeLane &compute_lane(std::size_t number) const { return compute_lanes_.at(number); }
+    // Memory for copies of what a lane's products read, which all executors share; nothing may be in flight.
+    Address copies_of(Stream lane);
+    std::size_t copies_bytes = std::size_t{256} << 20;  // of it; not to be changed once there is some
     Address compute_stream(std::size_t number) const { return reinterpret_cast<Address>(compute_lane(number).stream); }
     Stream copy_stream(std::size_t number) const { return copy_streams_.at(number); }
     Event event(std::size_t number) const { return events_.at(number); }

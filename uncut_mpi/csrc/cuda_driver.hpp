@@ -117,15 +117,24 @@ enum BlasOp : int { blas_op_n = 0, blas_op_t = 1, blas_op_c = 2 };  // as OpCode
 enum BlasPointerMode : int { blas_pointer_mode_host = 0 };
 // By default cuBLAS adds up parts of k in the type of C, so that a half type is rounded several times.
 enum BlasMathMode : int { blas_exact_reductions = 16 };
-enum BlasCompute : int { blas_compute_32f = 68, blas_compute_64f = 70, blas_compute_32f_fast_tf32 = 77 };
+enum BlasCompute : int {
+    blas_compute_32f = 68,
+    blas_compute_64f = 70,
+    blas_compute_32i = 72,
+    blas_compute_32f_fast_tf32 = 77
+};
 enum BlasAlgorithm : int { blas_gemm_default = -1 };
 enum DataType : int {
     type_r_32f = 0,
     type_r_64f = 1,
     type_r_16f = 2,
+    type_r_8i = 3,
     type_c_32f = 4,
     type_c_64f = 5,
-    type_r_16bf = 14
+    type_r_32i = 10,
+    type_r_16bf = 14,
+    type_r_8f_e4m3 = 28,
+    type_r_8f_e5m2 = 29
 };
 
 // Every driver function in use: X(name, version of the prototype, return type and parameters). The

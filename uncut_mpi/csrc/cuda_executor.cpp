@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <exception>
 #include <utility>
@@ -37,6 +38,8 @@ Run::Run(std::shared_ptr<Executor> executor, std::complex<double> alpha, std::co
       call_(std::uint64_t{epoch} + 1),
       factors_{0.0, 1.0, alpha, beta},
       factors_f32_{0.0F, 1.0F, std::complex<float>(alpha), std::complex<float>(beta)},
+      factors_i32_{0, 1, static_cast<std::int32_t>(std::lround(alpha.real())),
+                   static_cast<std::int32_t>(std::lround(beta.real()))},
       most_outstanding_(traced ? max_outstanding_traced : max_outstanding),
       timeout_(timeout_s),
       began_(Clock::now()),
@@ -331,6 +334,7 @@ void Run::issue_gemm(const Step &step) {
         return;
     }
     if (g.bundled) return;  // what makes it stands before it
+    if (g.num_parts > 0) return issue_parts(g, step);
     const Executor::Lane &lane = executor_->lanes_[step.lane];
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.bundle >= 0) {
@@ -351,9 +355,26 @@ void Run::issue_gemm(const Step &step) {
     }
 }
 
+void Run::issue_parts(const Executor::Gemm &gemm, const Step &step) {
+    const Executor::Lane &lane = executor_->lanes_[step.lane];
+    const void *alpha = factor(gemm.shape.dtype, gemm.factor_product), *beta = factor(gemm.shape.dtype, gemm.factor_c);
+    for (std::uint32_t at = 0; at < gemm.num_parts && result_.error.empty(); ++at) {
+        const Executor::Part &part = executor_->parts_[gemm.first_part + at];
+        if (part.cleared_words > 0)
+            fail("cuMemsetD32Async", device_.driver().cuMemsetD32Async(part.a, 0, part.cleared_words, lane.stream),
+                 &step);
+        for (const std::int32_t copy : {part.copy_a, part.copy_b})
+            if (copy >= 0) launch(executor_->combines_[copy], step);
+        const Called usual =
+            usual_product(device_.blas(), lane.handle, part.shape, alpha, part.a, part.b, beta, part.c);
+        fail(usual.name, usual.code, &step, true);
+    }
+}
+
 // A factor in the type that sums: a complex number begins with its real part.
 const void *Run::factor(int dtype, std::uint8_t number) const {
     if (dtype == dtype_f64 || dtype == dtype_c128) return &factors_[number];
+    if (dtype == dtype_i8) return &factors_i32_[number];
     return &factors_f32_[number];
 }
 

@@ -123,10 +123,18 @@ class Executor {
         Address a, b, c;
         std::uint8_t factor_product, factor_c;
         bool tunable;
-        std::shared_ptr<const TunedProduct> tuned;  // null: by cuBLAS's own choice
-        std::uint32_t scale;                        // index of the COMBINE that replaces it when the product is zero
-        bool bundled = false;                       // made with an earlier one
-        std::int32_t bundle = -1;                   // of which it is the first
+        std::shared_ptr<const TunedProduct> tuned;    // null: by cuBLAS's own choice
+        std::uint32_t scale;                          // index of the COMBINE that replaces it when the product is zero
+        bool bundled = false;                         // made with an earlier one
+        std::int32_t bundle = -1;                     // of which it is the first
+        std::uint32_t first_part = 0, num_parts = 0;  // of one of copies
+    };
+    // Of a product for which the library gets copies of A and B: as much as there is memory for.
+    struct Part {
+        ProductShape shape;
+        Address a, b, c;
+        std::int32_t copy_a, copy_b;  // indices of the COMBINEs that make them; -1: it is there
+        std::size_t cleared_words;    // of A's copy, ahead of it: k is padded with zeros
     };
     struct Combine {
         CombineArguments arguments;
@@ -174,6 +182,9 @@ class Executor {
     Address allocation_of(std::int32_t buffer, Address within);
     void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
+    void add_narrow_gemm(const Program &program, const Operation &operation, Gemm &gemm);
+    std::int32_t add_widening(const Program &program, Operand from, Address source, Address to, int dtype,
+                              std::int64_t ld);
     bool may_join(const Lane &lane, const Gemm &gemm) const;
     void add_to_bundle(Lane &lane);
     void end_bundle(Lane &lane);
@@ -197,6 +208,8 @@ class Executor {
     std::vector<Copy> copies_;
     std::vector<Memcpy3D> series_;
     std::vector<Gemm> gemms_;
+    std::vector<Part> parts_;
+    std::map<ProductShape, std::shared_ptr<const TunedProduct>> proposed_;  // of float8; null: nothing
     std::vector<Bundle> bundles_;
     std::vector<Address> pointers_;  // tables of bundles, as they stand in the device's memory
     std::vector<Combine> combines_;
@@ -275,6 +288,7 @@ class Run {
     void issue(const Step &step);
     void issue_copy(const Step &step);
     void issue_gemm(const Step &step);
+    void issue_parts(const Executor::Gemm &gemm, const Step &step);
     const void *factor(int dtype, std::uint8_t number) const;
     void launch(const Executor::Combine &combine, const Step &step);
     void issue_batch(const Step &step);
@@ -307,6 +321,7 @@ class Run {
     // cuBLAS reads a complex factor as one of its own types, which lie at multiples of their size.
     alignas(16) const std::array<std::complex<double>, 4> factors_;
     alignas(8) const std::array<std::complex<float>, 4> factors_f32_;
+    const std::array<std::int32_t, 4> factors_i32_;
     const std::int64_t most_outstanding_;
     const std::chrono::duration<double> timeout_;  // which may be longer than the clock counts
     const Clock::time_point began_;

@@ -272,7 +272,11 @@ void Executor::add_transposition(const Program &program, const Operation &operat
 void Executor::add_gemm(const Program &program, const Operation &operation) {
     const Operand *operands = &program.operands[operation.first_operand];
     const Operand &c = operands[0], &a = operands[1], &b = operands[2];
-    if (a.dtype != b.dtype || (c.dtype != a.dtype && c.dtype != accumulator_of(a.dtype)))
+    const bool float8 = is_narrow(a.dtype) && a.dtype != dtype_i8;
+    const bool float8_b = is_narrow(b.dtype) && b.dtype != dtype_i8;
+    const bool half_c = float8 && (c.dtype == dtype_f16 || c.dtype == dtype_bf16);
+    const bool own_c = c.dtype == a.dtype && !is_narrow(a.dtype) && a.dtype != dtype_i32;
+    if ((a.dtype != b.dtype && !(float8 && float8_b)) || !(own_c || half_c || c.dtype == accumulator_of(a.dtype)))
         refuse(operation, "cuBLAS has no product for its types");
     Gemm gemm{};
     const std::int64_t m = a.op != 0 ? a.cols : a.rows;
@@ -282,6 +286,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemm.b = address_of(program, b);
     gemm.c = address_of(program, c);
     gemm.shape = {.dtype = a.dtype,
+                  .dtype_b = b.dtype,
                   .dtype_c = c.dtype,
                   .op_a = a.op,
                   .op_b = b.op,
@@ -305,7 +310,93 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     }
     combines_.push_back(make_combine(program, scaling, num_scaling));
     gemm.scale = static_cast<std::uint32_t>(combines_.size() - 1);
+    if (is_narrow(a.dtype)) add_narrow_gemm(program, operation, gemm);
     gemms_.push_back(gemm);
+}
+
+// One that the library has is called as it is, of float8 as it proposes first. Else A and B are copied, in pieces of k
+// as a whole for which there is memory.
+void Executor::add_narrow_gemm(const Program &program, const Operation &operation, Gemm &gemm) {
+    const ProductShape &whole = gemm.shape;
+    if (whole.m <= 0 || whole.n <= 0 || whole.k <= 0) return;
+    const Lane &lane = lanes_[operation.lane];
+    if (takes(whole) && whole.dtype == dtype_i8) return;
+    if (takes(whole)) {
+        const auto [known, is_new] = proposed_.try_emplace(whole);
+        if (is_new) {
+            const auto made =
+                std::make_shared<TunedProduct>(device_->blas(), lane.handle, whole, DeviceState::workspace_bytes);
+            if (made->num_proposals() > 0) {
+                made->take(0);
+                known->second = made;
+            }
+        }
+        gemm.tuned = known->second;
+        if (gemm.tuned != nullptr) return;
+    }
+    const int dtype = copied_as(whole);
+    const std::int64_t item = bytes_of(dtype), step = alignment_bytes / item;
+    const auto padded = [step](std::int64_t extent) { return (extent + step - 1) / step * step; };
+    // Bytes of so many rows of op(A), or columns of op(B), whose copies begin at multiples of `buffer_alignment`.
+    const auto bytes = [&](std::int64_t lines, bool k_is_contiguous) {
+        const std::int64_t its = item * padded(whole.k) * (k_is_contiguous ? lines : padded(lines));
+        return (its + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
+    };
+    const bool turned_a = whole.op_a != blas_op_n, turned_b = whole.op_b != blas_op_n;
+    std::int64_t rows = whole.m, cols = whole.n;
+    const auto needed = [&] { return bytes(rows, turned_a) + bytes(cols, !turned_b); };
+    const auto memory = static_cast<std::int64_t>(device_->copies_bytes);
+    while (needed() > memory && std::max(rows, cols) > 1)
+        (rows > cols ? rows : cols) = (std::max(rows, cols) + 1) / 2;
+    if (needed() > memory) refuse(operation, "k is too long for copies of A and B, which cuBLAS needs here");
+    const Operand &a = program.operands[operation.first_operand + 1];
+    const Operand &b = program.operands[operation.first_operand + 2];
+    const Address to_a = device_->copies_of(lane.stream), to_b = to_a + static_cast<Address>(bytes(rows, turned_a));
+    const bool pads_k = dtype == dtype_i8 && whole.k % 4 != 0;
+    gemm.first_part = static_cast<std::uint32_t>(parts_.size());
+    for (std::int64_t i = 0; i < whole.m; i += rows)
+        for (std::int64_t j = 0; j < whole.n; j += cols) {
+            Part part{whole, to_a, to_b, 0, -1, -1, 0};
+            ProductShape &its = part.shape;
+            its.dtype = its.dtype_b = dtype;
+            its.m = std::min(rows, whole.m - i);
+            its.n = std::min(cols, whole.n - j);
+            its.lda = padded(turned_a ? whole.k : its.m);
+            its.ldb = padded(turned_b ? its.n : whole.k);
+            if (pads_k) its.k = (whole.k + 3) / 4 * 4;
+            part.c = gemm.c + static_cast<Address>((j * whole.ldc + i) * bytes_of(whole.dtype_c));
+            if (j == 0) {
+                Operand from = a;
+                from.rows = turned_a ? whole.k : its.m;
+                from.cols = turned_a ? its.m : whole.k;
+                part.copy_a = add_widening(program, from, gemm.a + static_cast<Address>(turned_a ? i * whole.lda : i),
+                                           to_a, dtype, its.lda);
+                if (pads_k) part.cleared_words = static_cast<std::size_t>(bytes(its.m, turned_a)) / 4;
+            }
+            if (i == 0 || cols < whole.n) {
+                Operand from = b;
+                from.rows = turned_b ? its.n : whole.k;
+                from.cols = turned_b ? whole.k : its.n;
+                part.copy_b = add_widening(program, from, gemm.b + static_cast<Address>(turned_b ? j : j * whole.ldb),
+                                           to_b, dtype, its.ldb);
+            }
+            parts_.push_back(part);
+        }
+    gemm.num_parts = static_cast<std::uint32_t>(parts_.size()) - gemm.first_part;
+}
+
+// A COMBINE that copies a region as another type, to a place that is no buffer's.
+std::int32_t Executor::add_widening(const Program &program, Operand from, Address source, Address to, int dtype,
+                                    std::int64_t ld) {
+    from.factor = one;
+    Operand ends[2] = {from, from};
+    ends[0].dtype = static_cast<std::uint8_t>(dtype);
+    ends[0].ld = ld;
+    Combine copy = make_combine(program, ends, 2);
+    copy.arguments.destination = to;
+    copy.arguments.source[0] = source;
+    combines_.push_back(copy);
+    return static_cast<std::int32_t>(combines_.size() - 1);
 }
 
 void Executor::add_combine(const Program &program, const Operation &operation) {

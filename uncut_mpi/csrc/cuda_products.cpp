@@ -16,18 +16,41 @@ int type_of(int dtype) {
         case dtype_bf16: return type_r_16bf;
         case dtype_c64: return type_c_32f;
         case dtype_c128: return type_c_64f;
+        case dtype_i8: return type_r_8i;
+        case dtype_i32: return type_r_32i;
+        case dtype_e4m3: return type_r_8f_e4m3;
+        case dtype_e5m2: return type_r_8f_e5m2;
         default: return type_r_32f;
     }
 }
 
 int compute_of(int dtype) {
     if (dtype == dtype_tf32) return blas_compute_32f_fast_tf32;
+    if (dtype == dtype_i8) return blas_compute_32i;
     return dtype == dtype_f64 || dtype == dtype_c128 ? blas_compute_64f : blas_compute_32f;
 }
 
 }  // namespace
 
-bool is_tunable(int dtype) { return dtype != dtype_f64 && !is_complex(dtype); }
+bool is_tunable(int dtype) { return dtype != dtype_f64 && !is_complex(dtype) && !is_narrow(dtype); }
+
+bool is_narrow(int dtype) { return bytes_of(dtype) == 1; }
+
+// What the manual says of cublasGemmEx in CUBLAS_COMPUTE_32I, and of cublasLtMatmul with float8 on Ada and Hopper.
+bool takes(const ProductShape &shape) {
+    const std::int64_t step = shape.dtype == dtype_i8 ? 4 : alignment_bytes;  // of addresses, too
+    const auto fits = [step](std::int64_t extent) { return extent % step == 0; };
+    if (!fits(shape.alignment_a) || !fits(shape.alignment_b) || !fits(shape.lda) || !fits(shape.ldb) || !fits(shape.k))
+        return false;
+    if (shape.dtype == dtype_i8) return true;
+    return shape.op_a == blas_op_t && shape.op_b == blas_op_n && fits(shape.m) && fits(shape.alignment_c) &&
+           fits(shape.ldc * bytes_of(shape.dtype_c)) && !(shape.dtype == dtype_e5m2 && shape.dtype_b == dtype_e5m2);
+}
+
+int copied_as(const ProductShape &shape) {
+    if (shape.dtype == dtype_i8) return dtype_i8;
+    return shape.dtype_c == dtype_f16 ? dtype_f16 : dtype_bf16;  // each has all numbers of both float8 types
+}
 
 std::size_t ProductShape::bytes_of_c() const { return static_cast<std::size_t>(ldc * n * bytes_of(dtype_c)); }
 
@@ -99,7 +122,7 @@ TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductSha
     set(lt_product_op_a, shape.op_a);
     set(lt_product_op_b, shape.op_b);
     layout(a_, shape.dtype, shape.op_a, shape.m, shape.k, shape.lda);
-    layout(b_, shape.dtype, shape.op_b, shape.k, shape.n, shape.ldb);
+    layout(b_, shape.dtype_b, shape.op_b, shape.k, shape.n, shape.ldb);
     layout(c_, shape.dtype_c, blas_op_n, shape.m, shape.n, shape.ldc);
     LtPreference wishes = nullptr;
     blas_.check("cublasLtMatmulPreferenceCreate", blas_.cublasLtMatmulPreferenceCreate(&wishes));

@@ -17,9 +17,13 @@ namespace uncut::cuda {
 // ones were not looked at.
 bool is_tunable(int dtype);
 
+// Types of one byte, of which the library takes products in some places and ops alone (`takes`). Elsewhere it gets
+// copies of A and B, in a type that holds the same numbers.
+bool is_narrow(int dtype);
+
 // All that the library looks at when it chooses.
 struct ProductShape {
-    int dtype = 0, dtype_c = 0;  // of A and B, and of C
+    int dtype = 0, dtype_b = 0, dtype_c = 0;
     int op_a = 0, op_b = 0;
     std::int64_t m = 0, n = 0, k = 0;
     std::int64_t lda = 0, ldb = 0, ldc = 0;
@@ -31,6 +35,11 @@ struct ProductShape {
 };
 
 std::uint32_t alignment_of(Address address);
+
+// Whether the library may have a product of a narrow type: of i8 `usual_product`, of float8 one that it proposes.
+bool takes(const ProductShape &shape);
+// Of which type the copies are, where it has none.
+int copied_as(const ProductShape &shape);
 
 struct Called {
     const char *name;

@@ -235,14 +235,17 @@ class CudaBackend(Backend):
             self._pinned.unpin(self._pins, address)
 
     def empty(self, rows: int, cols: int, dtype: DType, order: str = "F") -> Any:
-        """Return a new cupy array in memory of its own, which peers can open whatever cupy's allocator is."""
+        """
+        Return a new cupy array in memory of its own, which peers can open whatever cupy's allocator is.
+
+        That of float8, which cupy does not know, is of uint8.
+        """
         nbytes = max(1, rows * cols * dtype.itemsize)
         with self._current(f"allocating an array of {rows}×{cols} {dtype.name}"):
             memory = self._cupy.cuda.Memory(-(-nbytes // _GRANULE_BYTES) * _GRANULE_BYTES)
             try:
-                return self._cupy.ndarray(
-                    (rows, cols), dtype.numpy, self._cupy.cuda.MemoryPointer(memory, 0), order=order
-                )
+                kind = np.dtype(np.uint8) if dtype.needs_scales else dtype.numpy
+                return self._cupy.ndarray((rows, cols), kind, self._cupy.cuda.MemoryPointer(memory, 0), order=order)
             except (TypeError, ValueError) as error:
                 raise unknown_type(self._cupy, dtype.name, error) from error
 

@@ -25,6 +25,10 @@ _TYPES: Final = {
     DType.tf32: "float",
     DType.c64: "complex<float>",
     DType.c128: "complex<double>",
+    DType.i8: "signed char",
+    DType.i32: "int",
+    DType.e4m3: "e4m3_bits",
+    DType.e5m2: "e5m2_bits",
 }
 
 # `arguments` is CombineArguments of csrc/cuda_executor.hpp, field by field.
@@ -40,6 +44,8 @@ struct arguments {
 };
 struct half_bits { unsigned short bits; };
 struct bfloat_bits { unsigned short bits; };
+struct e4m3_bits { unsigned char bits; };
+struct e5m2_bits { unsigned char bits; };
 template <typename T> struct alignas(2 * sizeof(T)) complex { T re, im; };
 
 __device__ inline double widen(double x) { return x; }
@@ -50,6 +56,15 @@ __device__ inline float widen(half_bits x) {
     return y;
 }
 __device__ inline float widen(bfloat_bits x) { return __uint_as_float((unsigned)x.bits << 16); }
+// e5m2 is the upper half of a half. e4m3 shifted to its place is one whose exponent is 8 too small; it has no infinity.
+__device__ inline float widen(e5m2_bits x) { return widen(half_bits{(unsigned short)(x.bits << 8)}); }
+__device__ inline float widen(e4m3_bits x) {
+    const unsigned size = x.bits & 0x7fu;
+    if (size == 0x7fu) return __uint_as_float(0x7fc00000u);
+    return 256.0f * widen(half_bits{(unsigned short)((x.bits & 0x80u) << 8 | size << 7)});
+}
+__device__ inline int widen(signed char x) { return x; }
+__device__ inline int widen(int x) { return x; }
 template <typename T> __device__ inline complex<T> widen(complex<T> x) { return x; }
 
 // cupy compiles with -ftz=true, which would flush subnormal float32; PTX says what is meant.
@@ -59,6 +74,7 @@ __device__ inline float fused(float x, float y, float z) {
     asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(x), "f"(y), "f"(z));
     return sum;
 }
+__device__ inline int fused(int x, int y, int z) { return (int)((unsigned)x * (unsigned)y + (unsigned)z); }
 // A factor without imaginary part is a real number: an infinity times its 0 would be NaN.
 template <typename T> __device__ inline complex<T> fused(complex<T> x, complex<T> y, complex<T> z) {
     z.re = fused(x.re, y.re, z.re);
@@ -72,6 +88,7 @@ template <typename T> __device__ inline complex<T> fused(complex<T> x, complex<T
 
 __device__ inline void take(const arguments &a, int i, double &factor) { factor = a.factor[i]; }
 __device__ inline void take(const arguments &a, int i, float &factor) { factor = (float)a.factor[i]; }
+__device__ inline void take(const arguments &a, int i, int &factor) { factor = (int)a.factor[i]; }
 template <typename T> __device__ inline void take(const arguments &a, int i, complex<T> &factor) {
     factor.re = (T)a.factor[i];
     factor.im = (T)a.imaginary[i];
@@ -80,6 +97,8 @@ template <typename T> __device__ inline void take(const arguments &a, int i, com
 __device__ inline void narrow(double x, double &y) { y = x; }
 __device__ inline void narrow(float x, float &y) { y = x; }
 __device__ inline void narrow(double x, float &y) { y = (float)x; }
+__device__ inline void narrow(int x, int &y) { y = x; }
+__device__ inline void narrow(int x, signed char &y) { y = (signed char)x; }
 template <typename T> __device__ inline void narrow(complex<T> x, complex<T> &y) { y = x; }
 __device__ inline void narrow(float x, half_bits &y) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
@@ -193,11 +212,12 @@ extern "C" __global__ void {name}(const arguments a) {{
         if (ends % 16 == 0) copy_lines<uint4>(copy);
         else if (ends % 8 == 0) copy_lines<unsigned long long>(copy);
         else if (ends % 4 == 0) copy_lines<unsigned int>(copy);
-        else copy_lines<unsigned short>(copy);
+        else if (ends % 2 == 0) copy_lines<unsigned short>(copy);
+        else copy_lines<unsigned char>(copy);
     }}
 }}
 """
-_WORDS: Final = {2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
+_WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
 
 def _types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
@@ -227,7 +247,9 @@ def _one(signature: int) -> str:
     if signature & TRANSPOSING:
         return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[signature ^ TRANSPOSING])
     written, reads = _types_of(signature)
-    total = _TYPES[written] if written.is_complex else "double" if DType.f64 in (written, *reads) else "float"
+    total = "double" if DType.f64 in (written, *reads) else "float"
+    if written.is_complex or written.is_integer:
+        total = "int" if written.is_integer else _TYPES[written]
     return _KERNEL.format(
         name=kernel_name(signature),
         written=_TYPES[written],

@@ -98,7 +98,8 @@ class Preparation:
         dtypes = {DType(int(code)) for code in np.unique(program.operands["dtype"])}
         host = bool(program.in_host().any())
         copies = {("copies", dtype, host) for dtype in dtypes} - self._warm
-        handles = {("handle", dtype, lane) for dtype in dtypes for lane in range(lanes)} - self._warm
+        multiplied = {dtype for dtype in dtypes if dtype.results}
+        handles = {("handle", dtype, lane) for dtype in multiplied for lane in range(lanes)} - self._warm
         if not (signatures or copies or handles):
             return
         (base, nbytes), scratch = own_memory(program, addresses), 0
