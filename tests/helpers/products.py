@@ -222,8 +222,10 @@ def expected(case: Case, operands: Operands) -> tuple[np.ndarray, np.ndarray]:
     product = np.zeros((case.m, case.n), wide)
     magnitude = np.zeros((case.m, case.n))
     if case.alpha != 0 and case.k > 0:
-        product = alpha * (a @ b)
-        magnitude = abs(alpha) * (np.abs(a) @ np.abs(b))
+        # BLAS has no integers; float64 has these sums as they are.
+        made_as = np.float64 if dtype.is_integer else wide  # which has these sums of integers, and BLAS
+        product = alpha * (a.astype(made_as) @ b.astype(made_as)).astype(wide)
+        magnitude = abs(alpha) * (np.abs(a).astype(made_as) @ np.abs(b).astype(made_as))
     old = case.beta * operands.c_MN.astype(wide) if case.beta != 0 else np.zeros((case.m, case.n), wide)
     if dtype.is_integer:
         return (product + old).astype(written.numpy).astype(wide), np.zeros((case.m, case.n))

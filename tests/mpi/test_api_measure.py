@@ -175,7 +175,7 @@ def test_every_pair_and_every_type_has_a_positive_number_the_same_on_all_ranks(c
     wrong += [] if len(machine.ports) == 2 else [str(machine.ports)]
     shapes = [getattr(machine, name).shape for name in TABLES]
     shapes += [rate.shape for name in RATES for rate in getattr(machine, name).values()]
-    good = shapes == [(size + 1, size + 1)] * 2 + [(size,)] * 2 * len(MEASURED)
+    good = shapes == [(size + 1, size + 1)] * 2 + [(size,)] * 2 * len(PROBED)
     collective_assert(comm, not wrong and good, f"{wrong}, {shapes}")
     collective_assert(comm, len(set(comm.allgather(machine.to_json()))) == 1, machine.to_json())
 
@@ -381,7 +381,7 @@ def test_what_ranks_do_at_once_is_sampled_in_turn_for_the_median_and_the_best(co
     machine = machine_of(comm, backend=scripted(times, times, log))
     ranks = np.arange(comm.size) + 1
     tflop, gb = 2 * 64**3 / 1e12, (256 << 10) / 1e9
-    names = [dtype.name for dtype in MEASURED]
+    names = [dtype.name for dtype in PROBED]
     good = all(np.allclose(machine.gemm_tflop_per_s[name], tflop / ranks) for name in names)
     good &= all(np.allclose(machine.typical_gemm_tflop_per_s[name], tflop / (3 * ranks)) for name in names)
     good &= np.allclose(machine.gemm_rate(DType.c128), 1e12 * tflop / ranks / 4)  # of four real products

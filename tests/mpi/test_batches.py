@@ -104,7 +104,7 @@ def test_batches_and_lists_are_multiplied_product_by_product(comm, session, seed
     both = [
         expected(
             Case(m, n, k, dtype=dtype.name, trans_a=trans[0], trans_b=trans[1], alpha=alpha, beta=beta),
-            SimpleNamespace(a_MK=x, b_KN=y, c_MN=z),
+            SimpleNamespace(a_MK=x, b_KN=y, c_MN=z, on_gpus=False),
         )
         for (m, n, k), x, y, z in zip(shapes, *given, strict=True)
     ]

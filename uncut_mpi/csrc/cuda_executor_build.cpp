@@ -205,7 +205,8 @@ std::uint8_t Executor::weight_of(const Operation &operation, std::uint32_t paylo
     double more = 0.0;
     if (operation.code == code_copy) more = static_cast<double>(copies_[payload].bytes) / bytes_per_step;
     if (operation.code == code_gemm && gemms_[payload].bundled) return 0;
-    if (operation.code == code_gemm) more = gemms_[payload].shape.operations() / operations_per_step;
+    if (operation.code == code_gemm)  // with two copies a part
+        more = gemms_[payload].shape.operations() / operations_per_step + 2.0 * gemms_[payload].num_parts;
     return static_cast<std::uint8_t>(std::min(1.0 + more, most_weight));
 }
 
@@ -314,8 +315,8 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemms_.push_back(gemm);
 }
 
-// One that the library has is called as it is, of float8 as it proposes first. Else A and B are copied, in pieces of k
-// as a whole for which there is memory.
+// One that the library has is called as it is, of float8 as it proposes first. Else A and B are copied: rows and
+// columns with all of their k, as many at once as there is memory for.
 void Executor::add_narrow_gemm(const Program &program, const Operation &operation, Gemm &gemm) {
     const ProductShape &whole = gemm.shape;
     if (whole.m <= 0 || whole.n <= 0 || whole.k <= 0) return;

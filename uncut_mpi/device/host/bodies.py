@@ -174,6 +174,8 @@ class Gemm(Summing):
         super().__init__(write, reads[:2], scratch)
         (m, n), (a, b) = write.array.shape, reads[:2]
         k = a.array.shape[1]
+        # BLAS has no integers; float64 has every sum of fewer than 2**39 products of int8.
+        self._made_as = DType.f64 if self._sum.is_integer else self._sum
         self._a, self._b = a, b
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
@@ -181,10 +183,11 @@ class Gemm(Summing):
         self._columns = min(self._columns, self._part_columns)
         for name, operand in (("a", a), ("b", b)):
             if not self._is_ready(operand):
-                scratch.reserve(name, self._sum, operand.array.size)
-        if self._factor_c != Factor.ZERO or write.dtype is not self._sum:
-            for name in ("product", "total"):
-                scratch.reserve(name, self._sum, m * self._columns)
+                scratch.reserve(name, self._made_as, operand.array.size)
+        self._is_direct = write.dtype is self._made_as
+        if self._factor_c != Factor.ZERO or not self._is_direct:
+            for name, dtype in (("product", self._made_as), ("total", self._sum)):
+                scratch.reserve(name, dtype, m * self._columns)
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
@@ -195,7 +198,7 @@ class Gemm(Summing):
             a, b = self._ready("a", self._a), self._ready("b", self._b)
         elif factor_c == 1.0:
             return
-        direct = multiplies and factor_c == 0.0 and self.write.dtype is self._sum
+        direct = multiplies and factor_c == 0.0 and self._is_direct
         columns = self._part_columns if direct else self._columns
         for start in range(0, target.shape[1], columns):
             if start:
@@ -203,9 +206,11 @@ class Gemm(Summing):
             part = target[:, start : start + columns]
             terms = [(part, factor_c)] if factor_c != 0.0 else []
             if multiplies:
-                product = part if direct else self._scratch.matrix("product", self._sum, *part.shape)
+                product = part if direct else self._scratch.matrix("product", self._made_as, *part.shape)
                 # Transposed, because numpy hands a row-major result straight to BLAS.
                 np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
+                if self._sum.is_integer:  # modulo 2**32
+                    product = product.astype(np.int64).astype(np.int32)
                 if factor_a != 1.0:
                     np.multiply(product, factor_a, out=product)
                 terms.append((product, 1.0))
@@ -214,13 +219,13 @@ class Gemm(Summing):
 
     def _is_ready(self, operand: BodyOperand) -> bool:
         """Whether BLAS can multiply it as it lies."""
-        return operand.dtype is self._sum and operand.dtype is not DType.tf32 and not operand.conjugated
+        return operand.dtype is self._made_as and operand.dtype is not DType.tf32 and not operand.conjugated
 
     def _ready(self, name: str, operand: BodyOperand) -> Array:
         """Return it as BLAS can multiply it: rounded, conjugated or widened."""
         if self._is_ready(operand):
             return operand.array
-        ready = self._scratch.matrix(name, self._sum, *operand.array.shape)
+        ready = self._scratch.matrix(name, self._made_as, *operand.array.shape)
         if operand.dtype is DType.tf32:
             round_to_tf32(operand.array, ready)
         elif operand.conjugated:
