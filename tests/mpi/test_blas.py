@@ -218,10 +218,11 @@ def test_ranks_that_pass_other_arguments_end_as_pblas_ends(names, comm, grid, ch
     for at_of, one in enumerate(operands):
         plain = [*one.descriptor]
         first = odd.get("first", 1) if at_of == 1 else 1
-        facts += [first, 1, *plain[:4], *plain[4:6], *plain[4:9]]
+        facts += [first, 1, *plain[:6], *plain[4:8]]
     data = np.array(facts, np.int64).tobytes()
+    where = *(one.array.ctypes.data for one in operands), *(one.descriptor[8] for one in operands)
     with pytest.raises(SystemExit):
-        calls.pgemm(data, *(one.array.ctypes.data for one in operands), 1.0, 0.0, odd.get("beta", 0.25), 0.0, 0)
+        calls.pgemm(data, where, 1.0, 0.0, odd.get("beta", 0.25), 0.0, 0)
     told = [ctypes.c_int.in_dll(names.behind, name).value for name in ("told", "aborted")]
     collective_assert(comm, told == [number, number], f"{told}")
 

@@ -214,7 +214,8 @@ class GemmPlan:
                     calls.store.lend(matrix, array)
             except ParamError as error:
                 calls.gate.fail("execute", error)
-            return calls.run(*self._request("execute", alpha, beta, None, None, None, None), self._keep)
+            request = self._request("execute", alpha, beta, None, None, None, (None, None), None)
+            return calls.run(*request, self._keep)
 
     @public_call
     def trace(

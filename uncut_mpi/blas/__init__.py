@@ -102,8 +102,8 @@ def _gemm(dtype: DType, name: str) -> BlasGemm:
         product = CallersProduct(dtype, given, op_a, op_b)
         door = of_process() if product.flop >= least_flop() else None
         key = dtype, op_a, op_b, m, n, k
-        addresses = first.ctypes.data, second.ctypes.data, out.ctypes.data
-        where = addresses, (_leading(first), _leading(second), _leading(out))
+        leading = _leading(first), _leading(second), _leading(out)
+        where = (first.ctypes.data, second.ctypes.data, out.ctypes.data, *leading)
         rate = functools.partial(numpy_rate, dtype)
         if door is None or not product.flop or not door.multiply(key, where, scalars, lambda: product, rate):
             ahead = scalars[0] * (_applied(first, op_a) @ _applied(second, op_b))

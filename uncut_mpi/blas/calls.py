@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from uncut_mpi.api.session import Session
-from uncut_mpi.blas.doors import CallersProduct, Door, Given, LeadingDimensionError
+from uncut_mpi.blas.doors import CallersProduct, Door, Given, LeadingDimensionError, Where
 from uncut_mpi.blas.rates import grid_rate, plain_rate
 from uncut_mpi.errors import RankMismatchError, UncutError
 from uncut_mpi.model.dtypes import DType
@@ -28,7 +28,10 @@ from uncut_mpi.spmd.runtime import MPI
 DEFAULT_GFLOP: Final = 2.0
 """As of the shared library, which does not even start Python for less: see docs/how-to/blas.md."""
 
-_TYPES = {"s": DType.f32, "d": DType.f64, "c": DType.c64, "z": DType.c128}
+_ALONE, _GRID = "7q", "43q"
+"""What `gemm` and `pgemm` are told."""
+_TYPES = {ord("s"): DType.f32, ord("d"): DType.f64, ord("c"): DType.c64, ord("z"): DType.c128}
+_REAL = b"sd"
 _ENTRIES = (1, 2, 3, 4, 5, 6, 5, 6, 7, 8)
 """Of a descriptor of type 1, for what `pgemm` is told of each but LLD."""
 _NUMBERS = (
@@ -47,71 +50,55 @@ _doors: dict[object, Door | None] = {}
 """By the context of a grid; None: of this process alone."""
 
 
-def gemm(
-    facts: bytes, a: int, b: int, c: int, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int
-) -> bool:
+def gemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int) -> bool:
     """
     Compute a product of this process. Local.
 
     Parameters
     ----------
     facts : bytes
-        Of whole numbers of 64 bits: letter of the routine, bytes of its integers, TRANSA, TRANSB, M, N, K, LDA, LDB and
-        LDC.
-    a, b, c : int
-        Addresses of column-major matrices.
+        Of whole numbers of 64 bits: letter of the routine, bytes of its integers, TRANSA, TRANSB, M, N and K.
+    where : tuple of int
+        Addresses of A, B and C, which are column-major, and LDA, LDB and LDC.
     alpha, alpha_i, beta, beta_i : float
         Real and imaginary parts of the scalars.
     plain : int
         Address of the routine that does it otherwise; 0 if there is none.
     """
-    kind = _TYPES[chr(facts[0])]
     door = of_process()
     if door is None:
         return False
-    scalars = _scalars(kind, alpha, alpha_i, beta, beta_i)
-
-    numbers = struct.unpack("10q", facts)
-
-    def product() -> CallersProduct:
-        trans_a, trans_b, shapes = _shapes(*numbers[2:7])
-        return CallersProduct(kind, [Given(shape, Layout.whole(), shape) for shape in shapes], trans_a, trans_b)
-
-    return door.multiply(facts, ((a, b, c), numbers[7:]), scalars, product, lambda: plain_rate(kind, numbers[1], plain))
+    scalars = (alpha, beta) if facts[0] in _REAL else (complex(alpha, alpha_i), complex(beta, beta_i))
+    about = facts, plain
+    return door.multiply(facts, where, scalars, functools.partial(_plain, *about), functools.partial(_rate, *about))
 
 
-def pgemm(
-    facts: bytes, a: int, b: int, c: int, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int
-) -> bool:
+def pgemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int) -> bool:
     """
     Compute a product of a grid of processes. Collective in the grid.
 
     Parameters
     ----------
     facts : bytes
-        Of whole numbers of 64 bits: letter of the routine, bytes of its integers, TRANSA, TRANSB, M, N and K. Then of
-        A, B and C the first row and column, from 1, and a descriptor: type, context, M, N, IMB, INB, MB, NB, RSRC, CSRC
-        and LLD.
-    a, b, c, alpha, alpha_i, beta, beta_i, plain
-        As of `gemm`; addresses are those of this process's parts.
+        As of `gemm`. Then for A, B and C the first row and column, from 1, and a descriptor without its LLD: type,
+        context, M, N, IMB, INB, MB, NB, RSRC and CSRC. The same on all ranks.
+    where : tuple of int
+        Addresses of this process's arrays, and their LLD.
+    alpha, alpha_i, beta, beta_i, plain
+        As of `gemm`.
     """
-    kind = _TYPES[chr(facts[0])]
-    numbers = struct.unpack("46q", facts)
-    context = numbers[10]
-    door = _doors[context] if context in _doors else _of_grid(numbers[1], context)
+    context = int.from_bytes(facts[80:88], "little", signed=True)
+    door = _doors[context] if context in _doors else _of_grid(facts[8], context)
     if door is None:
         return False
-    # What lies where is each rank's own matter, and no part of what they agree on.
-    common = (*numbers[:19], *numbers[20:32], *numbers[33:45])
-    scalars = _scalars(kind, alpha, alpha_i, beta, beta_i)
-    rate = functools.partial(grid_rate, door, kind, numbers[1], context, plain)
+    scalars = (alpha, beta) if facts[0] in _REAL else (complex(alpha, alpha_i), complex(beta, beta_i))
+    describe, rate = functools.partial(_dealt, door, facts), functools.partial(_grid_rate, door, facts, plain)
     try:
-        where = (a, b, c), (numbers[19], numbers[32], numbers[45])
-        return door.multiply(common, where, scalars, lambda: _dealt(door, kind, numbers), rate)
+        return door.multiply(facts, where, scalars, describe, rate)
     except LeadingDimensionError:
         return False
     except RankMismatchError as error:
-        _end_by_mismatch(door, (*common, *scalars), error)
+        _end_by_mismatch(door, (*struct.unpack(_GRID, facts), *scalars), error)
 
 
 def forget(context: int) -> None:
@@ -135,10 +122,6 @@ def say(what: str) -> None:
 def least_flop() -> float:
     """Return from how many operations on a product may be computed here (``UNCUT_MPI_BLAS_MIN_GFLOP``)."""
     return 1e9 * float(os.environ.get("UNCUT_MPI_BLAS_MIN_GFLOP") or DEFAULT_GFLOP)
-
-
-def _scalars(kind: DType, alpha: float, alpha_i: float, beta: float, beta_i: float) -> tuple[Any, Any]:
-    return (complex(alpha, alpha_i), complex(beta, beta_i)) if kind.is_complex else (alpha, beta)
 
 
 def _backend() -> Any:
@@ -193,19 +176,33 @@ def _shapes(op_a: int, op_b: int, m: int, n: int, k: int) -> tuple[Trans, Trans,
     return trans_a, trans_b, ((m, k) if trans_a == "N" else (k, m), (k, n) if trans_b == "N" else (n, k), (m, n))
 
 
-def _dealt(door: Door, kind: DType, numbers: Sequence[int]) -> CallersProduct | None:
+def _plain(facts: bytes, _: int) -> CallersProduct:
+    trans_a, trans_b, shapes = _shapes(*struct.unpack(_ALONE, facts)[2:])
+    return CallersProduct(_TYPES[facts[0]], [Given(one, Layout.whole(), one) for one in shapes], trans_a, trans_b)
+
+
+def _rate(facts: bytes, plain: int) -> float:
+    return plain_rate(_TYPES[facts[0]], facts[8], plain)
+
+
+def _dealt(door: Door, facts: bytes) -> CallersProduct | None:
     """Return the product that descriptors say; None if ours has no such matrices."""
+    numbers = struct.unpack(_GRID, facts)
     trans_a, trans_b, shapes = _shapes(*numbers[2:7])
-    context, starts = numbers[10], (7, 20, 33)
     given = []
-    for shape, at in zip(shapes, starts, strict=True):
-        row, col, _, of, *about = numbers[at : at + 12]
+    for shape, at in zip(shapes, (7, 19, 31), strict=True):
+        row, col, _, context, *about = numbers[at : at + 12]
         extents, first_blocks, block, source = zip(about[::2], about[1::2], strict=True)
-        part = door.part(shape, (row - 1, col - 1), extents, first_blocks, block, source) if of == context else None
+        first = row - 1, col - 1
+        part = door.part(shape, first, extents, first_blocks, block, source) if context == numbers[10] else None
         if part is None:
             return None
         given.append(part)
-    return CallersProduct(kind, given, trans_a, trans_b)
+    return CallersProduct(_TYPES[facts[0]], given, trans_a, trans_b)
+
+
+def _grid_rate(door: Door, facts: bytes, plain: int) -> float:
+    return grid_rate(door, _TYPES[facts[0]], facts[8], struct.unpack(_GRID, facts)[10], plain)
 
 
 def _end_by_mismatch(door: Door, passed: Sequence[object], error: RankMismatchError) -> NoReturn:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from uncut_mpi.api.session import Session
     from uncut_mpi.spmd.blacs import ProcessGridOf
 
-Where: TypeAlias = tuple[tuple[int, int, int], tuple[int, int, int]]
-"""Addresses and leading dimensions of this rank's arrays."""
+Where: TypeAlias = tuple[int, int, int, int, int, int]
+"""Addresses of this rank's arrays, and their leading dimensions."""
 
 _MOST_KEPT: Final = 64
 """Products that a door keeps a plan of, or knows to be better done elsewhere."""
@@ -81,7 +81,9 @@ class CallersProduct:
 
     def arrays(self, where: Where) -> Sequence[Lent]:
         """Return this rank's parts."""
-        return [one.array(address, ld, self.dtype) for one, address, ld in zip(self.given, *where, strict=True)]
+        return [
+            one.array(address, ld, self.dtype) for one, address, ld in zip(self.given, where, where[3:], strict=False)
+        ]
 
     @property
     def flop(self) -> float:
@@ -97,6 +99,7 @@ class _Kept:
     product: CallersProduct
     plan: GemmPlan
     where: Where
+    scalars: tuple[Any, Any]
     calls: int = 0
 
 
@@ -115,6 +118,7 @@ class Door:
     def __init__(self, session: Session, grid: ProcessGridOf | None = None) -> None:
         self.session, self.grid = session, grid
         self._kept: OrderedDict[Hashable, _Kept | None] = OrderedDict()
+        self._last: tuple[Hashable, _Kept | None] | None = None
         self.ranks: list[int] | None = None
         if grid is not None:
             places = session.gather_values(grid.place)
@@ -181,8 +185,8 @@ class Door:
         ----------
         key : hashable
             What all ranks pass alike, of which the product follows.
-        where : ((int, int, int), (int, int, int))
-            Addresses and leading dimensions of this rank's arrays.
+        where : tuple of int
+            Addresses of this rank's arrays, and their leading dimensions.
         scalars : (float or complex, float or complex)
             Alpha and beta.
         describe : callable
@@ -199,19 +203,25 @@ class Door:
         UncutError
             If a rank failed while computing; C is undefined then.
         """
-        alpha, beta = scalars
-        reads_c = beta != 0
-        name = key, reads_c
-        if name not in self._kept:
-            self._kept[name] = self._new(describe(), where, reads_c, plain_rate)
-            self._forget_old()
-        self._kept.move_to_end(name)
-        kept = self._kept[name]
+        reads_c = scalars[1] != 0
+        name, last = (key, reads_c), self._last
+        if last is not None and name == last[0]:
+            kept = last[1]
+        else:
+            if name not in self._kept:
+                self._kept[name] = self._new(describe(), where, scalars, plain_rate)
+                self._forget_old()
+            self._kept.move_to_end(name)
+            kept = self._kept[name]
+            self._last = name, kept
         if kept is None:
             return False
         product, arrays = kept.product, None
         if where != kept.where:
             kept.where, arrays = where, product.arrays(where)
+        if scalars != kept.scalars:  # else the same objects, of which what follows is known
+            kept.scalars = scalars
+        alpha, beta = kept.scalars
         kept.calls += 1
         if kept.calls == _CALLS_BEFORE_SEARCH + 1:
             self._plan_again(kept, reads_c, "full")
@@ -227,16 +237,21 @@ class Door:
     def close(self) -> None:
         """Close the session. Collective."""
         self._kept.clear()
+        self._last = None
         self.session.close()
 
     def _new(
-        self, product: CallersProduct | None, where: Where, reads_c: bool, plain_rate: Callable[[], float]
+        self,
+        product: CallersProduct | None,
+        where: Where,
+        scalars: tuple[Any, Any],
+        plain_rate: Callable[[], float],
     ) -> _Kept | None:
         """Return a product that is asked for the first time; None if it is not to be computed here. Collective."""
         if product is None:
             return None
         try:
-            plan = self._plan(product, where, reads_c, "rule")
+            plan = self._plan(product, where, scalars[1] != 0, "rule")
         except RankMismatchError:
             raise
         except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
@@ -246,7 +261,7 @@ class Door:
             if rate and (summary.predicted_s + summary.plan_s) * rate > product.flop:
                 plan.close()
                 return None
-        return _Kept(product, plan, where)
+        return _Kept(product, plan, where, scalars)
 
     def _plan_again(self, kept: _Kept, reads_c: bool, search: Literal["rule", "full"]) -> None:
         """Give a product another plan. Collective."""

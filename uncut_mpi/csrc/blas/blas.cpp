@@ -3,6 +3,7 @@
 #include "blas/uncut_mpi_blas.h"
 
 #include <link.h>
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdio>
@@ -15,6 +16,7 @@ namespace {
 
 using uncut::blas::Answer;
 using uncut::blas::Python;
+using uncut::blas::Where;
 
 // What the program's own library computes in less time on any machine: to ask for a plan takes longer.
 // docs/how-to/blas.md says how it was measured.
@@ -121,8 +123,8 @@ struct Scalars {
 
 // Hand a call to Python, if it may be worth it; return whether it was computed.
 template <std::size_t N>
-bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], const void *const (&arrays)[3],
-           const Scalars &scalars, void *next) {
+bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], const Where &where, const Scalars &scalars,
+           void *next) {
     Count &count = counts[p][letter_at(letter)];
     count.calls += 1;
     add(count.flop, flop);
@@ -132,7 +134,7 @@ bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], con
     Python *python = Python::get();
     if (python == nullptr) return false;
     const Answer answer =
-        python->ask(p ? "pgemm" : "gemm", facts, sizeof facts, arrays, scalars.alpha, scalars.beta, next);
+        python->ask(p ? "pgemm" : "gemm", facts, sizeof facts, where, scalars.alpha, scalars.beta, next);
     if (answer == Answer::forward) return false;
     count.taken += 1;
     add(count.flop_taken, flop);
@@ -185,9 +187,9 @@ void gemm(const std::string &name, void *next, const char *ta, const char *tb, c
           const Int *ldc) {
     const Int wrong = illegal_at(ta, tb, *m, *n, *k, *lda, *ldb, *ldc);
     if (wrong == 0) {
-        const std::int64_t facts[] = {
-            letter, static_cast<std::int64_t>(sizeof(Int)), op_of(ta), op_of(tb), *m, *n, *k, *lda, *ldb, *ldc};
-        if (taken(false, letter, flop_of(letter, *m, *n, *k), facts, {a, b, c}, Scalars(letter, alpha, beta), next))
+        const std::int64_t facts[] = {letter, sizeof(Int), op_of(ta), op_of(tb), *m, *n, *k};
+        if (taken(false, letter, flop_of(letter, *m, *n, *k), facts, Where{{a, b, c}, {*lda, *ldb, *ldc}},
+                  Scalars(letter, alpha, beta), next))
             return;
     }
     if (next != nullptr) return must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, 1, 1);
@@ -195,17 +197,15 @@ void gemm(const std::string &name, void *next, const char *ta, const char *tb, c
     illegal(name, wrong);
 }
 
-// A descriptor as one of type 2, which says how large the first blocks are; false for one of another type.
+// A descriptor without its LLD as one of type 2, which says how large the first blocks are; 0 for another type, else
+// where the LLD is.
 template <class Int>
-bool descriptor(const Int *given, std::int64_t *facts) {
-    if (*given != 1 && *given != 2) return false;
+int descriptor(const Int *given, std::int64_t *facts) {
+    if (*given != 1 && *given != 2) return 0;
     const int blocks = *given == 1 ? 4 : 6;
-    for (int at = 0; at < 4; ++at)
-        facts[at] = given[at];
-    facts[4] = given[4], facts[5] = given[5];
-    for (int at = 0; at < 5; ++at)
-        facts[6 + at] = given[blocks + at];
-    return true;
+    std::copy_n(given, 6, facts);
+    std::copy_n(given + blocks, 4, facts + 6);
+    return blocks + 4;
 }
 
 template <char letter, class Int, class Routine>
@@ -213,16 +213,19 @@ void pgemm(const std::string &name, void *next, const char *ta, const char *tb, 
            const Int *k, const void *alpha, const void *a, const Int *ia, const Int *ja, const Int *desca,
            const void *b, const Int *ib, const Int *jb, const Int *descb, const void *beta, void *c, const Int *ic,
            const Int *jc, const Int *descc) {
-    std::int64_t facts[7 + 3 * 13] = {letter, static_cast<std::int64_t>(sizeof(Int)), op_of(ta), op_of(tb), *m, *n, *k};
+    std::int64_t facts[7 + 3 * 12] = {letter, sizeof(Int), op_of(ta), op_of(tb), *m, *n, *k};
     const Int *const starts[] = {ia, ja, ib, jb, ic, jc}, *const descriptors[] = {desca, descb, descc};
+    Where where{{a, b, c}, {}};
     bool fit = facts[2] != 0 && facts[3] != 0 && *m > 0 && *n > 0 && *k > 0;
     for (int at = 0; at < 3; ++at) {
-        std::int64_t *to = facts + 7 + 13 * at;
+        std::int64_t *to = facts + 7 + 12 * at;
         to[0] = *starts[2 * at], to[1] = *starts[2 * at + 1];
-        fit = fit && descriptor(descriptors[at], to + 2);
+        const int last = descriptor(descriptors[at], to + 2);
+        where.leading[at] = descriptors[at][last];
+        fit = fit && last != 0;
     }
     // What does not fit is for the program's own library to tell: it knows how its callers want to hear of it.
-    if (fit && taken(true, letter, flop_of(letter, *m, *n, *k), facts, {a, b, c}, Scalars(letter, alpha, beta), next))
+    if (fit && taken(true, letter, flop_of(letter, *m, *n, *k), facts, where, Scalars(letter, alpha, beta), next))
         return;
     must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc);
 }

@@ -135,7 +135,7 @@ bool Python::load() {
     return found;
 }
 
-Answer Python::ask(const char *function, const void *facts, std::size_t nbytes, const void *const (&arrays)[3],
+Answer Python::ask(const char *function, const void *facts, std::size_t nbytes, const Where &where,
                    const double (&alpha)[2], const double (&beta)[2], void *next) {
     const PyGILState_STATE state = api_.PyGILState_Ensure();
     auto *called = static_cast<PyObject *>(*function == 'p' ? pgemm_ : gemm_);
@@ -144,9 +144,10 @@ Answer Python::ask(const char *function, const void *facts, std::size_t nbytes, 
     };
     PyObject *bytes = api_.PyBytes_FromStringAndSize(static_cast<const char *>(facts),
                                                      static_cast<Py_ssize_t>(nbytes));  // "N" takes it
+    const auto &[a, ld] = where;
     PyObject *answer =
-        api_.PyObject_CallFunction(called, "NKKKddddK", bytes, number(arrays[0]), number(arrays[1]), number(arrays[2]),
-                                   alpha[0], alpha[1], beta[0], beta[1], number(next));
+        api_.PyObject_CallFunction(called, "N(KKKLLL)ddddK", bytes, number(a[0]), number(a[1]), number(a[2]), ld[0],
+                                   ld[1], ld[2], alpha[0], alpha[1], beta[0], beta[1], number(next));
     if (answer == nullptr) {
         api_.PyErr_Print();
         std::fprintf(stderr, "uncut_mpi: a product failed, and what C holds is not known: the program ends\n");

@@ -10,6 +10,12 @@ namespace uncut::blas {
 
 enum class Answer { done, forward };
 
+// Where this process's A, B and C are, and their leading dimensions.
+struct Where {
+    const void *arrays[3];
+    std::int64_t leading[3];
+};
+
 // Python and uncut_mpi.blas in it. Its methods take the interpreter's lock.
 class Python {
   public:
@@ -20,7 +26,7 @@ class Python {
 
     // Hand a call to a function of uncut_mpi.blas.calls. An error that it raises ends the process: nobody knows then
     // what C holds.
-    Answer ask(const char *function, const void *facts, std::size_t nbytes, const void *const (&arrays)[3],
+    Answer ask(const char *function, const void *facts, std::size_t nbytes, const Where &where,
                const double (&alpha)[2], const double (&beta)[2], void *next);
     void forget(std::int64_t context);
 
