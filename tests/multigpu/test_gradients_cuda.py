@@ -12,7 +12,8 @@ from tests.mpi.test_gradients import K, M, N, mine_of, rows_of
 pytestmark = [
     pytest.mark.mpi(min_size=1),
     pytest.mark.multigpu(num=1),
-    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # of torch, in the thread of its backward
+    # Of torch: in the thread of its backward, and where home cannot be written.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS", "ignore:Specified kernel cache directory"),
 ]
 
 SLEEP_CYCLES = 100_000_000  # about 0.05 s
