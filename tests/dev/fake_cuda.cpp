@@ -504,10 +504,10 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                     reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
                     *static_cast<const float *>(beta), reinterpret_cast<Address>(c), ldc, dtype_f32, dtype_f32);
     }
-    if (type_a == type_r_8i) {  // the places that the manual asks for, and a k that all of its kernels take
+    if (type_a == type_r_8i) {  // the places that the manual asks for, and what an H200 takes of any length
         const auto places = reinterpret_cast<Address>(a) | reinterpret_cast<Address>(b);
         if (type_b != type_a || type_c != type_r_32i || compute != blas_compute_32i) return 15;
-        if ((places | static_cast<Address>(lda | ldb | k)) % 4 != 0) return 15;
+        if (ta != 1 || tb != 0 || (places | static_cast<Address>(lda | ldb | k)) % 4 != 0) return 15;
         return gemm("cublasGemmEx_64", h, ta, tb, m, n, k, *static_cast<const std::int32_t *>(alpha),
                     reinterpret_cast<Address>(a), lda, reinterpret_cast<Address>(b), ldb,
                     *static_cast<const std::int32_t *>(beta), reinterpret_cast<Address>(c), ldc, dtype_i8, dtype_i32);

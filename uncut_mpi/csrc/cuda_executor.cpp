@@ -344,7 +344,14 @@ void Run::issue_gemm(const Step &step) {
         if (traced_ || !result_.error.empty()) return;
         next_step_ += bundle.behind;  // to look at each takes as long as a small product
         result_.tasks += bundle.behind;
-    } else if (g.tuned != nullptr) {
+    } else {
+        multiply(lane, g, alpha, beta, step);
+    }
+}
+
+// A GEMM, or a part of one.
+void Run::multiply(const Executor::Lane &lane, const auto &g, const void *alpha, const void *beta, const Step &step) {
+    if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(lane.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta),
                           g.c, lane.workspace, lane.stream),
@@ -365,9 +372,7 @@ void Run::issue_parts(const Executor::Gemm &gemm, const Step &step) {
                  &step);
         for (const std::int32_t copy : {part.copy_a, part.copy_b})
             if (copy >= 0) launch(executor_->combines_[copy], step);
-        const Called usual =
-            usual_product(device_.blas(), lane.handle, part.shape, alpha, part.a, part.b, beta, part.c);
-        fail(usual.name, usual.code, &step, true);
+        multiply(lane, part, alpha, beta, step);
     }
 }
 

@@ -133,8 +133,9 @@ class Executor {
     struct Part {
         ProductShape shape;
         Address a, b, c;
-        std::int32_t copy_a, copy_b;  // indices of the COMBINEs that make them; -1: it is there
-        std::size_t cleared_words;    // of A's copy, ahead of it: k is padded with zeros
+        std::shared_ptr<const TunedProduct> tuned;  // as of a GEMM
+        std::int32_t copy_a, copy_b;                // indices of the COMBINEs that make them; -1: it is there
+        std::size_t cleared_words;                  // from A's copy on, ahead: k is padded with zeros
     };
     struct Combine {
         CombineArguments arguments;
@@ -183,8 +184,10 @@ class Executor {
     void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
     void add_narrow_gemm(const Program &program, const Operation &operation, Gemm &gemm);
-    std::int32_t add_widening(const Program &program, Operand from, Address source, Address to, int dtype,
-                              std::int64_t ld);
+    bool add_parts(const Program &program, const Operation &operation, Gemm &gemm, bool turned);
+    std::shared_ptr<const TunedProduct> proposal(const ProductShape &shape, const Lane &lane);
+    std::int32_t add_copy_of(const Program &program, Operand from, Address source, Address to, int dtype,
+                             std::int64_t ld, bool turns);
     bool may_join(const Lane &lane, const Gemm &gemm) const;
     void add_to_bundle(Lane &lane);
     void end_bundle(Lane &lane);
@@ -193,6 +196,8 @@ class Executor {
     void add_combine(const Program &program, const Operation &operation);
     void add_transposition(const Program &program, const Operation &operation);
     Combine make_combine(const Program &program, const Operand *operands, std::size_t count);
+    Combine make_transposition(const Program &program, const Operand &from, Address source, Address to,
+                               std::int64_t ld);
     void set_grid(Combine &combine, std::int64_t rows, std::int64_t columns) const;
     Function kernel_of(const Program &program, std::uint64_t signature);
     void add_wait(const Program &program, const Operation &operation, std::uint32_t index);
@@ -289,6 +294,7 @@ class Run {
     void issue_copy(const Step &step);
     void issue_gemm(const Step &step);
     void issue_parts(const Executor::Gemm &gemm, const Step &step);
+    void multiply(const Executor::Lane &lane, const auto &g, const void *alpha, const void *beta, const Step &step);
     const void *factor(int dtype, std::uint8_t number) const;
     void launch(const Executor::Combine &combine, const Step &step);
     void issue_batch(const Step &step);

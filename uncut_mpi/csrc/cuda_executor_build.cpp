@@ -254,20 +254,25 @@ void Executor::add_transposition(const Program &program, const Operation &operat
         refuse(operation, "a copy that transposes is one within a device, or of a lane of the host");
     const Operand &to = program.operands[operation.first_operand];
     const Operand &from = program.operands[operation.first_operand + 1];
-    const std::int64_t bytes = bytes_of(to.dtype);
+    combines_.push_back(make_transposition(program, from, copy.shape.src_device, copy.shape.dst_device, to.ld));
+    combines_.back().copy_bytes = copy.bytes;
+}
+
+// A kernel that writes a region transposed, whatever its type.
+Executor::Combine Executor::make_transposition(const Program &program, const Operand &from, Address source, Address to,
+                                               std::int64_t ld) {
     Combine made{};
-    made.function = kernel_of(program, transposing | static_cast<std::uint64_t>(bytes));
-    made.copy_bytes = copy.bytes;
-    made.arguments.destination = copy.shape.dst_device;
-    made.arguments.ld = to.ld;
-    made.arguments.rows = to.rows;
-    made.arguments.cols = to.cols;
-    made.arguments.source[0] = copy.shape.src_device;
+    made.function = kernel_of(program, transposing | static_cast<std::uint64_t>(bytes_of(from.dtype)));
+    made.arguments.destination = to;
+    made.arguments.ld = ld;
+    made.arguments.rows = from.cols;
+    made.arguments.cols = from.rows;
+    made.arguments.source[0] = source;
     made.arguments.source_ld[0] = from.ld;
     made.block_x = transposed_tile;
     made.block_y = threads_per_block / transposed_tile;
     set_grid(made, transposed_tile, transposed_tile);
-    combines_.push_back(made);
+    return made;
 }
 
 void Executor::add_gemm(const Program &program, const Operation &operation) {
@@ -315,88 +320,129 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemms_.push_back(gemm);
 }
 
-// One that the library has is called as it is, of float8 as it proposes first. Else A and B are copied: rows and
-// columns with all of their k, as many at once as there is memory for.
+// One that the library has is called as it is, of float8 as it proposes first. Else A and B are copied.
 void Executor::add_narrow_gemm(const Program &program, const Operation &operation, Gemm &gemm) {
     const ProductShape &whole = gemm.shape;
     if (whole.m <= 0 || whole.n <= 0 || whole.k <= 0) return;
-    const Lane &lane = lanes_[operation.lane];
-    if (takes(whole) && whole.dtype == dtype_i8) return;
     if (takes(whole)) {
-        const auto [known, is_new] = proposed_.try_emplace(whole);
-        if (is_new) {
-            const auto made =
-                std::make_shared<TunedProduct>(device_->blas(), lane.handle, whole, DeviceState::workspace_bytes);
-            if (made->num_proposals() > 0) {
-                made->take(0);
-                known->second = made;
-            }
-        }
-        gemm.tuned = known->second;
-        if (gemm.tuned != nullptr) return;
+        gemm.tuned = proposal(whole, lanes_[operation.lane]);
+        if (gemm.tuned != nullptr || whole.dtype == dtype_i8) return;
     }
-    const int dtype = copied_as(whole);
-    const std::int64_t item = bytes_of(dtype), step = alignment_bytes / item;
+    if (!add_parts(program, operation, gemm, true)) add_parts(program, operation, gemm, false);
+}
+
+// What the library proposes first of float8; null where it has nothing, and of other types.
+std::shared_ptr<const TunedProduct> Executor::proposal(const ProductShape &shape, const Lane &lane) {
+    if (shape.dtype == dtype_i8 || !is_narrow(shape.dtype)) return nullptr;
+    const auto [known, is_new] = proposed_.try_emplace(shape);
+    if (is_new) {
+        const auto made =
+            std::make_shared<TunedProduct>(device_->blas(), lane.handle, shape, DeviceState::workspace_bytes);
+        if (made->num_proposals() > 0) {
+            made->take(0);
+            known->second = made;
+        }
+    }
+    return known->second;
+}
+
+// Have the library multiply copies: rows of A and columns of B with all of their k, as many at once as there is memory
+// for. `turned`: k is contiguous in both, and padded with zeros, as the library takes it. Else float8 is copied as it
+// is stored, as a type that holds the same numbers. Returns false, and adds nothing, where the library has no such
+// product.
+bool Executor::add_parts(const Program &program, const Operation &operation, Gemm &gemm, bool turned) {
+    const ProductShape &whole = gemm.shape;
+    const Lane &lane = lanes_[operation.lane];
+    const std::int64_t item = turned ? 1 : bytes_of(widened(whole)), step = alignment_bytes / item;
     const auto padded = [step](std::int64_t extent) { return (extent + step - 1) / step * step; };
+    ProductShape usual = whole;
+    usual.alignment_a = usual.alignment_b = 256;
+    if (turned) {
+        usual.op_a = blas_op_t;
+        usual.op_b = blas_op_n;
+        usual.k = usual.lda = usual.ldb = padded(whole.k);
+        if (!takes(usual)) return false;
+    } else {
+        usual.dtype = usual.dtype_b = widened(whole);
+    }
+    const bool k_first_a = usual.op_a != blas_op_n, k_first_b = usual.op_b == blas_op_n;
     // Bytes of so many rows of op(A), or columns of op(B), whose copies begin at multiples of `buffer_alignment`.
     const auto bytes = [&](std::int64_t lines, bool k_is_contiguous) {
         const std::int64_t its = item * padded(whole.k) * (k_is_contiguous ? lines : padded(lines));
         return (its + buffer_alignment - 1) / buffer_alignment * buffer_alignment;
     };
-    const bool turned_a = whole.op_a != blas_op_n, turned_b = whole.op_b != blas_op_n;
     std::int64_t rows = whole.m, cols = whole.n;
-    const auto needed = [&] { return bytes(rows, turned_a) + bytes(cols, !turned_b); };
+    const auto needed = [&] { return bytes(rows, k_first_a) + bytes(cols, k_first_b); };
     const auto memory = static_cast<std::int64_t>(device_->copies_bytes);
-    while (needed() > memory && std::max(rows, cols) > 1)
-        (rows > cols ? rows : cols) = (std::max(rows, cols) + 1) / 2;
+    while (needed() > memory && std::max(rows, cols) > step) {
+        std::int64_t &longer = rows > cols ? rows : cols;
+        longer = padded((longer + 1) / 2);
+    }
     if (needed() > memory) refuse(operation, "k is too long for copies of A and B, which cuBLAS needs here");
     const Operand &a = program.operands[operation.first_operand + 1];
     const Operand &b = program.operands[operation.first_operand + 2];
-    const Address to_a = device_->copies_of(lane.stream), to_b = to_a + static_cast<Address>(bytes(rows, turned_a));
-    const bool pads_k = dtype == dtype_i8 && whole.k % 4 != 0;
-    gemm.first_part = static_cast<std::uint32_t>(parts_.size());
+    const bool stored_k_first_a = whole.op_a != blas_op_n, stored_k_first_b = whole.op_b == blas_op_n;
+    const Address to_a = device_->copies_of(lane.stream), to_b = to_a + static_cast<Address>(bytes(rows, k_first_a));
+    const auto first_part = parts_.size(), first_combine = combines_.size();
     for (std::int64_t i = 0; i < whole.m; i += rows)
         for (std::int64_t j = 0; j < whole.n; j += cols) {
-            Part part{whole, to_a, to_b, 0, -1, -1, 0};
+            Part part{usual, to_a, to_b, 0, nullptr, -1, -1, 0};
             ProductShape &its = part.shape;
-            its.dtype = its.dtype_b = dtype;
             its.m = std::min(rows, whole.m - i);
             its.n = std::min(cols, whole.n - j);
-            its.lda = padded(turned_a ? whole.k : its.m);
-            its.ldb = padded(turned_b ? its.n : whole.k);
-            if (pads_k) its.k = (whole.k + 3) / 4 * 4;
+            if (!turned) {
+                its.lda = padded(k_first_a ? whole.k : its.m);
+                its.ldb = padded(k_first_b ? whole.k : its.n);
+            }
             part.c = gemm.c + static_cast<Address>((j * whole.ldc + i) * bytes_of(whole.dtype_c));
+            its.alignment_c = alignment_of(part.c);
+            part.tuned = proposal(its, lane);
+            if (turned && whole.dtype != dtype_i8 && part.tuned == nullptr) {
+                parts_.resize(first_part);
+                combines_.resize(first_combine);
+                return false;
+            }
             if (j == 0) {
                 Operand from = a;
-                from.rows = turned_a ? whole.k : its.m;
-                from.cols = turned_a ? its.m : whole.k;
-                part.copy_a = add_widening(program, from, gemm.a + static_cast<Address>(turned_a ? i * whole.lda : i),
-                                           to_a, dtype, its.lda);
-                if (pads_k) part.cleared_words = static_cast<std::size_t>(bytes(its.m, turned_a)) / 4;
+                from.rows = stored_k_first_a ? whole.k : its.m;
+                from.cols = stored_k_first_a ? its.m : whole.k;
+                const std::int64_t start = stored_k_first_a ? i * whole.lda : i;
+                part.copy_a = add_copy_of(program, from, gemm.a + static_cast<Address>(start), to_a, its.dtype, its.lda,
+                                          k_first_a != stored_k_first_a);
             }
             if (i == 0 || cols < whole.n) {
                 Operand from = b;
-                from.rows = turned_b ? its.n : whole.k;
-                from.cols = turned_b ? whole.k : its.n;
-                part.copy_b = add_widening(program, from, gemm.b + static_cast<Address>(turned_b ? j : j * whole.ldb),
-                                           to_b, dtype, its.ldb);
+                from.rows = stored_k_first_b ? whole.k : its.n;
+                from.cols = stored_k_first_b ? its.n : whole.k;
+                const std::int64_t start = stored_k_first_b ? j * whole.ldb : j;
+                part.copy_b = add_copy_of(program, from, gemm.b + static_cast<Address>(start), to_b, its.dtype_b,
+                                          its.ldb, k_first_b != stored_k_first_b);
             }
             parts_.push_back(part);
         }
-    gemm.num_parts = static_cast<std::uint32_t>(parts_.size()) - gemm.first_part;
+    // Copies leave what is behind the k of each line as it is.
+    if (usual.k != whole.k) parts_[first_part].cleared_words = static_cast<std::size_t>(needed()) / 4;
+    gemm.first_part = static_cast<std::uint32_t>(first_part);
+    gemm.num_parts = static_cast<std::uint32_t>(parts_.size() - first_part);
+    return true;
 }
 
-// A COMBINE that copies a region as another type, to a place that is no buffer's.
-std::int32_t Executor::add_widening(const Program &program, Operand from, Address source, Address to, int dtype,
-                                    std::int64_t ld) {
-    from.factor = one;
-    Operand ends[2] = {from, from};
-    ends[0].dtype = static_cast<std::uint8_t>(dtype);
-    ends[0].ld = ld;
-    Combine copy = make_combine(program, ends, 2);
-    copy.arguments.destination = to;
-    copy.arguments.source[0] = source;
-    combines_.push_back(copy);
+// What copies a region to a place that is no buffer's: as another type, or bytes as they are, which may be turned.
+std::int32_t Executor::add_copy_of(const Program &program, Operand from, Address source, Address to, int dtype,
+                                   std::int64_t ld, bool turns) {
+    if (turns) {
+        combines_.push_back(make_transposition(program, from, source, to, ld));
+    } else {
+        from.factor = one;
+        if (is_narrow(dtype)) from.dtype = dtype_i8, dtype = dtype_i8;  // which has a copy of bytes
+        Operand ends[2] = {from, from};
+        ends[0].dtype = static_cast<std::uint8_t>(dtype);
+        ends[0].ld = ld;
+        Combine copy = make_combine(program, ends, 2);
+        copy.arguments.destination = to;
+        copy.arguments.source[0] = source;
+        combines_.push_back(copy);
+    }
     return static_cast<std::int32_t>(combines_.size() - 1);
 }
 

@@ -18,7 +18,7 @@ namespace uncut::cuda {
 bool is_tunable(int dtype);
 
 // Types of one byte, of which the library takes products in some places and ops alone (`takes`). Elsewhere it gets
-// copies of A and B, in a type that holds the same numbers.
+// copies of A and B.
 bool is_narrow(int dtype);
 
 // All that the library looks at when it chooses.
@@ -38,8 +38,8 @@ std::uint32_t alignment_of(Address address);
 
 // Whether the library may have a product of a narrow type: of i8 `usual_product`, of float8 one that it proposes.
 bool takes(const ProductShape &shape);
-// Of which type the copies are, where it has none.
-int copied_as(const ProductShape &shape);
+// A type that holds all numbers of both float8 types, for copies where the library has no product of these.
+int widened(const ProductShape &shape);
 
 struct Called {
     const char *name;
