@@ -191,7 +191,9 @@ def array_of(matrix: Matrix) -> Any:
 def as_numpy(matrix: Matrix) -> np.ndarray | None:
     """Return the matrix's elements where this rank holds them, else None."""
     array = array_of(matrix)
-    return array if array is None else array.get() if hasattr(array, "get") else np.asarray(matrix)
+    if array is None or isinstance(array, np.ndarray):  # which is there after the end, too
+        return array
+    return array.get() if hasattr(array, "get") else np.asarray(matrix)
 
 
 def shows(matrix: Matrix, wanted: Any, equal: Any = np.array_equal, **how: Any) -> bool:

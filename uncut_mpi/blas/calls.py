@@ -18,7 +18,7 @@ from typing import Any, Final, NoReturn, cast
 from uncut_mpi.api.session import Session
 from uncut_mpi.blas.doors import CallersProduct, Door, Given, LeadingDimensionError, Where
 from uncut_mpi.blas.rates import grid_rate, plain_rate
-from uncut_mpi.errors import RankMismatchError, UncutError
+from uncut_mpi.errors import RankMismatchError, UncutError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.problem import Trans
@@ -134,7 +134,7 @@ def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
     try:
         session = Session(comm(), backend=asked)
     except (ImportError, UncutError) as error:  # the same on all ranks; ImportError where there is no MPI for Python
-        say(str(error))
+        say(reason(error))
         return None
     if session.backend_name == "host" and asked != "host":
         say(f"no GPUs are used ({session.backend_reason})")
