@@ -26,7 +26,7 @@ from uncut_mpi.spmd.blacs import Blacs, blacs, can_begin
 from uncut_mpi.spmd.runtime import MPI
 
 DEFAULT_GFLOP: Final = 2.0
-"""As of the shared library, which does not even start Python for less: see docs/how-to/blas.md."""
+"""As of the shared library, whose source says why."""
 
 _ALONE, _GRID = "7q", "43q"
 """What `gemm` and `pgemm` are told."""

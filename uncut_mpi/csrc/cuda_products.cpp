@@ -36,8 +36,8 @@ bool is_tunable(int dtype) { return dtype != dtype_f64 && !is_complex(dtype) && 
 
 bool is_narrow(int dtype) { return bytes_of(dtype) == 1; }
 
-// What the manual says of cublasLtMatmul with float8 on Ada and Hopper, and what cublasGemmEx did on an H200 with every
-// op and 13 lengths each of m, n and k: other products of i8 it has for some shapes alone, at a tenth of the rate.
+// What the manual says of cublasLtMatmul with float8 on Ada and Hopper. cublasGemmEx was tried on an H200 with every op
+// and 13 lengths each of m, n and k. Other products of i8 it has for some shapes alone, at a tenth of the rate.
 bool takes(const ProductShape &shape) {
     const std::int64_t step = shape.dtype == dtype_i8 ? 4 : alignment_bytes;  // of addresses, too
     const auto fits = [step](std::int64_t extent) { return extent % step == 0; };
