@@ -210,8 +210,9 @@ class GemmPlan:
         calls = self._calls
         with calls.gate.exclusive():
             try:
-                for matrix, array in zip(self._operands, arrays or (), strict=False):
-                    calls.store.lend(matrix, array)
+                if arrays is not None:
+                    for matrix, array in zip(self._operands, arrays, strict=True):
+                        calls.store.lend(matrix, array)
             except ParamError as error:
                 calls.gate.fail("execute", error)
             request = self._request("execute", alpha, beta, None, None, None, (None, None), None)

@@ -118,7 +118,7 @@ class Door:
     def __init__(self, session: Session, grid: ProcessGridOf | None = None) -> None:
         self.session, self.grid = session, grid
         self._kept: OrderedDict[Hashable, _Kept | None] = OrderedDict()
-        self._last: tuple[Hashable, _Kept | None] | None = None
+        self._done: tuple[object, _Kept | None] = None, None  # the last call, and what did it
         self.ranks: list[int] | None = None
         if grid is not None:
             places = session.gather_values(grid.place)
@@ -177,6 +177,7 @@ class Door:
         scalars: tuple[Any, Any],
         describe: Callable[[], CallersProduct | None],
         plain_rate: Callable[[], float],
+        call: object = None,
     ) -> bool:
         """
         Compute C := alpha op(A) op(B) + beta C, if it is worth it here; return whether. Collective.
@@ -193,6 +194,8 @@ class Door:
             Returns the product, None for one that cannot be had here.
         plain_rate : callable
             Returns how many operations a second the program's own library does. Collective.
+        call : object, optional
+            By which `repeats` knows the next one to be equal.
 
         Raises
         ------
@@ -204,16 +207,12 @@ class Door:
             If a rank failed while computing; C is undefined then.
         """
         reads_c = scalars[1] != 0
-        name, last = (key, reads_c), self._last
-        if last is not None and name == last[0]:
-            kept = last[1]
-        else:
-            if name not in self._kept:
-                self._kept[name] = self._new(describe(), where, scalars, plain_rate)
-                self._forget_old()
-            self._kept.move_to_end(name)
-            kept = self._kept[name]
-            self._last = name, kept
+        name = key, reads_c
+        if name not in self._kept:
+            self._kept[name] = self._new(describe(), where, scalars, plain_rate)
+            self._forget_old()
+        self._kept.move_to_end(name)
+        kept = self._kept[name]
         if kept is None:
             return False
         product, arrays = kept.product, None
@@ -221,23 +220,34 @@ class Door:
             kept.where, arrays = where, product.arrays(where)
         if scalars != kept.scalars:  # else the same objects, of which what follows is known
             kept.scalars = scalars
-        alpha, beta = kept.scalars
         kept.calls += 1
         if kept.calls == _CALLS_BEFORE_SEARCH + 1:
-            self._plan_again(kept, reads_c, "full")
+            self._plan_again(kept, "full")
+        self._execute(kept, arrays)
+        self._done = call, kept
+        return True
+
+    def repeats(self, call: object) -> bool:
+        """Compute what the last call did, if this one is equal; else return False. Collective, as `multiply`."""
+        done, kept = self._done
+        if call != done or kept is None or kept.calls <= _CALLS_BEFORE_SEARCH:
+            return False
+        self._execute(kept, None)
+        return True
+
+    def _execute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> None:
         try:
-            kept.plan._execute_lent(alpha, beta, arrays)
+            kept.plan._execute_lent(*kept.scalars, arrays)
         except RankMismatchError:
             raise
         except ParamError:  # on all ranks, and nothing is computed: the leading dimension of one is another now
-            self._plan_again(kept, reads_c, "rule")
-            kept.plan._execute_lent(alpha, beta)
-        return True
+            self._plan_again(kept, "rule")
+            kept.plan._execute_lent(*kept.scalars)
 
     def close(self) -> None:
         """Close the session. Collective."""
         self._kept.clear()
-        self._last = None
+        self._done = None, None
         self.session.close()
 
     def _new(
@@ -263,10 +273,10 @@ class Door:
                 return None
         return _Kept(product, plan, where, scalars)
 
-    def _plan_again(self, kept: _Kept, reads_c: bool, search: Literal["rule", "full"]) -> None:
+    def _plan_again(self, kept: _Kept, search: Literal["rule", "full"]) -> None:
         """Give a product another plan. Collective."""
         kept.plan.close()
-        kept.plan = self._plan(kept.product, kept.where, reads_c, search)
+        kept.plan = self._plan(kept.product, kept.where, kept.scalars[1] != 0, search)
 
     def _plan(self, product: CallersProduct, where: Where, reads_c: bool, search: Literal["rule", "full"]) -> GemmPlan:
         """Return a plan for a product. Collective."""
