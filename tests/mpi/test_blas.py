@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import threading
 import types
 
 import numpy as np
@@ -120,13 +121,37 @@ def test_illegal_and_empty_products_are_those_of_the_library_behind(names):
         assert passed_on.value == before + 1
 
 
+def test_calls_of_several_threads_are_computed_or_passed_on(names):
+    rng, edge = np.random.default_rng(7), 24
+    counted = ctypes.c_int.in_dll(names.behind, "passed_on")
+    a, b = (matrix(rng, (edge, edge), "f8") for _ in range(2))
+    before, results = counted.value, [np.full((edge, edge), np.nan, order="F") for _ in range(40)]
+
+    def call(some):
+        for c in some:
+            ld, scalars = numbers(edge), (reals(1.0, "f8"), reals(0.0, "f8"))
+            names.lp64.dgemm_(
+                *(b"N", b"N"), *numbers(edge, edge, edge), scalars[0], at(a), *ld, at(b), *ld, scalars[1], at(c), *ld
+            )
+
+    threads = [threading.Thread(target=call, args=(results[number::2],)) for number in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    done = [np.allclose(c, a @ b, rtol=1e-12) for c in results]
+    assert sum(done) >= 1
+    assert counted.value - before == len(results) - sum(done)
+    assert all(np.isnan(c).all() for c, computed in zip(results, done, strict=True) if not computed)
+
+
 class Dealt:
     """This rank's array of a matrix of a program, with its descriptor."""
 
-    def __init__(self, rng, comm, shape, block, *, begun=None, source=(0, 0), gap=0):
+    def __init__(self, rng, comm, shape, block, *, begun=None, source=(0, 0), gap=0, grid=None, place=None):
         self.full = comm.bcast(matrix(rng, shape, "f8"))
-        self.grid = GRIDS[comm.size]
-        self.place = divmod(comm.rank, self.grid[1])
+        self.grid = grid or GRIDS[comm.size]
+        self.place = place or divmod(comm.rank, self.grid[1])
         skip = [whole - first for whole, first in zip(block, begun or block, strict=True)]
         self.indices = []
         for axis in (0, 1):
@@ -195,6 +220,26 @@ def test_memory_that_is_freed_and_made_again_is_read_anew(names, comm, grid):
         multiply(names, "NN", (24, 24, 24), operands, [(1, 1)] * 3, 0)
         c, here = operands[2], np.ix_(*operands[2].indices)
         collective_assert(comm, bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all()), f"{gap}")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_outside_of_a_grid_take_no_part_and_its_number_may_be_of_another_one_later(names, comm):
+    rng, passed_on = np.random.default_rng(8), ctypes.c_int.in_dll(names.behind, "passed_on")
+    for members in (comm.size - 1, comm.size, 1):
+        inside = comm.Split(int(comm.rank < members), comm.rank)
+        place = (0, comm.rank) if comm.rank < members else (-1, -1)
+        (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = 1, members, *place
+        ctypes.c_ssize_t.in_dll(names.behind, "handle").value = inside.handle
+        before = passed_on.value
+        operands = [Dealt(rng, comm, (9, 9), (2, 2), grid=(1, members), place=place) for _ in range(3)]
+        value, bound = expected("NN", 1.5, *(one.full for one in operands[:2]), 0, operands[2].full)
+        multiply(names, "NN", (9, 9, 9), operands, [(1, 1)] * 3, 0)
+        c, here = operands[2], np.ix_(*operands[2].indices)
+        good = passed_on.value == before + (comm.rank >= members)
+        good &= comm.rank >= members or bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all())
+        collective_assert(comm, good, f"{members} {passed_on.value - before}")
+        names.lp64.Cblacs_gridexit(5)
+        inside.Free()
 
 
 def test_what_layouts_lack_and_lies_are_for_the_library_behind(names, comm, grid):
