@@ -192,21 +192,7 @@ class GemmPlan:
             raise
 
     def _execute_lent(self, alpha: Number, beta: Number, arrays: Sequence[Lent] | None = None) -> CallResult:
-        """
-        Compute as `execute` does, with matrices that were made of lent arrays. Collective.
-
-        Parameters
-        ----------
-        alpha, beta : float or complex
-            As of `execute`.
-        arrays : sequence of Lent, optional
-            This rank's parts of A, B and C, where they are others than in the last call. Each rank decides by itself.
-
-        Raises
-        ------
-        ParamError, UncutError
-            As `execute`.
-        """
+        """Compute as `execute`, of lent arrays; each rank passes its parts where they are others now. Collective."""
         calls = self._calls
         with calls.gate.exclusive():
             try:
@@ -402,9 +388,8 @@ class GemmPlan:
         if not a is b is c is None:  # mostly they are, and this is part of every call
             a, b, c = self._made("execute", (a, b, c))
         with self._calls.gate.exclusive():
-            if wait is True:
-                request, plan = self._request("execute", alpha, beta, a, b, c, scales, stream)
-                return self._calls.run(request, plan, self._keep)
             request, plan = self._request("execute", alpha, beta, a, b, c, scales, stream, wait)
+            if wait is True:
+                return self._calls.run(request, plan, self._keep)
             begun = self._calls.launch(request, plan, self._keep)
             return Handle(self, self._calls.flight, begun, lambda call: call.result)

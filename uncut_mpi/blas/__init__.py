@@ -7,9 +7,10 @@ Programs in other languages call the same names of a shared library, and those o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pathlib
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,8 +31,11 @@ _TURNED: Final[dict[Trans, Trans]] = {"N": "T", "T": "N"}
 Array = np.ndarray[Any, Any]
 
 
-class BlasGemm(Protocol):
+@dataclasses.dataclass(frozen=True, slots=True)
+class BlasGemm:
     """A product of one element type."""
+
+    dtype: DType
 
     def __call__(
         self,
@@ -68,26 +72,7 @@ class BlasGemm(Protocol):
         UncutError
             If a GPU failed while computing.
         """
-        ...
-
-
-def library(*, ilp64: bool = False) -> pathlib.Path:
-    """Return where ``libuncut_mpi_blas.so`` lies, or that whose integers have 64 bits. Local."""
-    folder = pathlib.Path(_native.__file__).parent / "lib"
-    return folder / f"libuncut_mpi_blas{'_ilp64' if ilp64 else ''}.so"
-
-
-def _gemm(dtype: DType, name: str) -> BlasGemm:
-    def gemm(
-        alpha: Any,
-        a: Any,
-        b: Any,
-        beta: Any = 0.0,
-        c: Any = None,
-        trans_a: int = 0,
-        trans_b: int = 0,
-        overwrite_c: int = 0,
-    ) -> Array:
+        dtype = self.dtype
         (first, op_a), (second, op_b) = _operand("a", a, trans_a, dtype), _operand("b", b, trans_b, dtype)
         (m, k), (rows, n) = _shape(first, op_a), _shape(second, op_b)
         if k != rows:
@@ -110,9 +95,11 @@ def _gemm(dtype: DType, name: str) -> BlasGemm:
             out[...] = ahead + scalars[1] * out if scalars[1] else ahead
         return out
 
-    gemm.__name__ = gemm.__qualname__ = name
-    gemm.__doc__ = BlasGemm.__call__.__doc__
-    return gemm
+
+def library(*, ilp64: bool = False) -> pathlib.Path:
+    """Return where ``libuncut_mpi_blas.so`` lies, or that whose integers have 64 bits. Local."""
+    folder = pathlib.Path(_native.__file__).parent / "lib"
+    return folder / f"libuncut_mpi_blas{'_ilp64' if ilp64 else ''}.so"
 
 
 def _operand(name: str, given: Any, trans: int, dtype: DType) -> tuple[Array, Trans]:
@@ -163,7 +150,7 @@ def _applied(array: Array, op: Trans) -> Array:
     return array if op == "N" else array.T if op == "T" else array.conj().T
 
 
-sgemm: BlasGemm = _gemm(DType.f32, "sgemm")
-dgemm: BlasGemm = _gemm(DType.f64, "dgemm")
-cgemm: BlasGemm = _gemm(DType.c64, "cgemm")
-zgemm: BlasGemm = _gemm(DType.c128, "zgemm")
+sgemm = BlasGemm(DType.f32)
+dgemm = BlasGemm(DType.f64)
+cgemm = BlasGemm(DType.c64)
+zgemm = BlasGemm(DType.c128)

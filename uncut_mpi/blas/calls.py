@@ -130,13 +130,9 @@ def least_flop() -> float:
     return 1e9 * float(os.environ.get("UNCUT_MPI_BLAS_MIN_GFLOP") or DEFAULT_GFLOP)
 
 
-def _backend() -> Any:
-    return os.environ.get("UNCUT_MPI_BLAS_BACKEND") or "auto"
-
-
 def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
     """Return what computes for a communicator; None, and why is said, if nothing of use does. Collective."""
-    asked = _backend()
+    asked: Any = os.environ.get("UNCUT_MPI_BLAS_BACKEND") or "auto"
     try:
         session = Session(comm(), backend=asked)
     except (ImportError, UncutError) as error:  # the same on all ranks; ImportError where there is no MPI for Python
@@ -211,12 +207,12 @@ def _grid_rate(door: Door, facts: bytes, plain: int) -> float:
     return grid_rate(door, _TYPES[facts[0]], facts[8], struct.unpack(_GRID, facts)[10], plain)
 
 
-def _end_by_mismatch(door: Door, passed: Sequence[object], error: RankMismatchError) -> NoReturn:
+def _end_by_mismatch(door: Door, passed: Sequence[Any], error: RankMismatchError) -> NoReturn:
     """End the program as PBLAS does for a wrong argument, where ranks pass different ones. Collective."""
     every = door.session.gather_values(passed)
     at = next((at for at, values in enumerate(zip(*every, strict=True)) if len({*values}) > 1), 0)
     number = _NUMBERS[at]
-    print(f"uncut_mpi: P{chr(int(str(passed[0]))).upper()}GEMM: {error}", file=sys.stderr, flush=True)  # noqa: T201
-    library, context = blacs(int(str(passed[1]))), int(str(passed[10]))
-    library.tell(context, f"P{chr(int(str(passed[0]))).upper()}GEMM", number)
+    library, routine, context = blacs(passed[1]), f"P{chr(passed[0]).upper()}GEMM", passed[10]
+    print(f"uncut_mpi: {routine}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    library.tell(context, routine, number)
     library.abort(context, number)

@@ -72,10 +72,8 @@ class Blacs:
     def tell(self, context: int, routine: str, number: int) -> None:
         """Tell the program of a wrong argument, as PBLAS does."""
         if hasattr(self._library, "pxerbla_"):
-            name, length = routine.encode(), ctypes.c_size_t(len(routine))
-            self._library.pxerbla_(
-                *map(ctypes.byref, (self._integer(context),)), name, ctypes.byref(self._integer(number)), length
-            )
+            of, at = ctypes.byref(self._integer(context)), ctypes.byref(self._integer(number))
+            self._library.pxerbla_(of, routine.encode(), at, ctypes.c_size_t(len(routine)))
 
     def abort(self, context: int, code: int) -> NoReturn:
         """End all processes, as PBLAS does."""

@@ -14,8 +14,7 @@
 
 namespace {
 
-using uncut::blas::Answer;
-using uncut::blas::Python;
+using uncut::blas::forget;
 using uncut::blas::Where;
 
 // For less Python is not even started. On two H200 17 Gflop through page-locked memory took 15 ms, on the 32 cores
@@ -131,11 +130,8 @@ bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], con
     if (flop < least_flop() || flop == 0) return false;
     std::unique_lock lock(one_at_a_time, std::try_to_lock);
     if (!lock.owns_lock()) return false;
-    Python *python = Python::get();
-    if (python == nullptr) return false;
-    const Answer answer =
-        python->ask(p ? "pgemm" : "gemm", facts, sizeof facts, where, scalars.alpha, scalars.beta, next);
-    if (answer == Answer::forward) return false;
+    if (!uncut::blas::ask(p ? "pgemm" : "gemm", facts, sizeof facts, where, scalars.alpha, scalars.beta, next))
+        return false;
     count.taken += 1;
     add(count.flop_taken, flop);
     return true;
@@ -242,10 +238,6 @@ using Pgemm = void(const char *, const char *, const Int *, const Int *, const I
 
 // Of all grids, and of this process alone.
 constexpr std::int64_t everything = -1;
-
-void forget(std::int64_t context) {
-    if (Python *python = Python::started()) python->forget(context);
-}
 
 }  // namespace
 

@@ -13,8 +13,6 @@ namespace uncut::blas {
 
 namespace {
 
-std::atomic<Python *> the_one{nullptr};
-
 void say(const std::string &what) {
     std::fprintf(stderr, "uncut_mpi: %s; BLAS calls go on as without it\n", what.c_str());
 }
@@ -38,17 +36,14 @@ std::string executable() {
     return UNCUT_PYTHON_EXECUTABLE;
 }
 
-}  // namespace
-
 // The functions that are used, found when there is an interpreter: this library is loaded by programs that have none.
 #define UNCUT_PYTHON_FUNCTIONS(use)                                                                                    \
     use(Py_IsInitialized) use(PyConfig_InitPythonConfig) use(PyConfig_SetBytesString) use(PyConfig_Clear)              \
         use(Py_InitializeFromConfig) use(PyStatus_Exception) use(PyEval_SaveThread) use(PyGILState_Ensure)             \
-            use(PyGILState_Release) use(PyImport_ImportModule) use(PyObject_GetAttrString) use(PyObject_CallFunction)  \
-                use(PyObject_CallMethod) use(PyBytes_FromStringAndSize) use(PyLong_AsLong) use(PyErr_Print)            \
-                    use(PyErr_Clear) use(Py_DecRef)
+            use(PyGILState_Release) use(PyImport_ImportModule) use(PyObject_CallMethod) use(PyBytes_FromStringAndSize) \
+                use(PyLong_AsLong) use(PyErr_Print) use(PyErr_Clear) use(Py_DecRef)
 
-struct Python::Api {
+struct Api {
 #define UNCUT_MEMBER(name) decltype(&::name) name;
     UNCUT_PYTHON_FUNCTIONS(UNCUT_MEMBER)
 #undef UNCUT_MEMBER
@@ -59,11 +54,11 @@ struct Python::Api {
 #undef UNCUT_FIND
         return all;
     }
-};
+} api;
 
-namespace {
-
-Python::Api api;
+// The module uncut_mpi.blas.calls, once it is loaded.
+PyObject *calls = nullptr;
+std::atomic<bool> is_loaded{false};
 
 bool load_library() {
     const std::filesystem::path folder = UNCUT_PYTHON_FOLDER, name = UNCUT_PYTHON_LIBRARY;
@@ -88,86 +83,66 @@ bool start() {
     return true;
 }
 
+// Import uncut_mpi.blas.calls; an interpreter of the program's may lack this package, or have it.
+bool load() {
+    const PyGILState_STATE state = api.PyGILState_Ensure();
+    constexpr const char *name = "uncut_mpi.blas.calls";
+    calls = api.PyImport_ImportModule(name);
+    if (calls == nullptr) {
+        api.PyErr_Clear();
+        if (PyObject *site = api.PyImport_ImportModule("site"))
+            if (PyObject *added = api.PyObject_CallMethod(site, "addsitedir", "s", packages().c_str()))
+                api.Py_DecRef(added);
+        calls = api.PyImport_ImportModule(name);
+    }
+    if (calls == nullptr) api.PyErr_Print();
+    api.PyGILState_Release(state);
+    return calls != nullptr;
+}
+
+bool make() {
+    if (!api.find() && !load_library()) return false;
+    if (api.Py_IsInitialized() == 0 && !start()) return false;
+    is_loaded = load();
+    if (!is_loaded) say("uncut_mpi.blas cannot be loaded");
+    return is_loaded;
+}
+
 }  // namespace
 
-Python *make() {
-    if (!api.find() && !load_library()) return nullptr;
-    if (api.Py_IsInitialized() == 0 && !start()) return nullptr;
-    auto *made = new Python(api);  // for the life of the process
-    if (made->load()) return made;
-    say("uncut_mpi.blas cannot be loaded");
-    return nullptr;
-}
-
-Python *Python::started() {
-    Python *one = the_one.load();
-    return one != nullptr && api.Py_IsInitialized() != 0 ? one : nullptr;  // Python itself may have ended
-}
-
-Python *Python::get() {
-    static Python *const one = [] {
-        Python *made = make();
-        the_one = made;
-        return made;
-    }();
-    return one;
-}
-
-bool Python::load() {
-    const PyGILState_STATE state = api_.PyGILState_Ensure();
-    PyObject *module = api_.PyImport_ImportModule("uncut_mpi.blas.calls");
-    if (module == nullptr) {  // an interpreter of the program's: it may lack this package, or have it
-        api_.PyErr_Clear();
-        PyObject *site = api_.PyImport_ImportModule("site");
-        if (site != nullptr)
-            if (PyObject *added = api_.PyObject_CallMethod(site, "addsitedir", "s", packages().c_str()))
-                api_.Py_DecRef(added);
-        module = api_.PyImport_ImportModule("uncut_mpi.blas.calls");
-    }
-    if (module != nullptr) {
-        gemm_ = api_.PyObject_GetAttrString(module, "gemm");
-        pgemm_ = api_.PyObject_GetAttrString(module, "pgemm");
-        forget_ = api_.PyObject_GetAttrString(module, "forget");
-    }
-    const bool found = gemm_ != nullptr && pgemm_ != nullptr && forget_ != nullptr;
-    if (!found) api_.PyErr_Print();
-    api_.PyGILState_Release(state);
-    return found;
-}
-
-Answer Python::ask(const char *function, const void *facts, std::size_t nbytes, const Where &where,
-                   const double (&alpha)[2], const double (&beta)[2], void *next) {
-    const PyGILState_STATE state = api_.PyGILState_Ensure();
-    auto *called = static_cast<PyObject *>(*function == 'p' ? pgemm_ : gemm_);
+bool ask(const char *function, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
+         const double (&beta)[2], void *next) {
+    static const bool is_there = make();
+    if (!is_there) return false;
+    const PyGILState_STATE state = api.PyGILState_Ensure();
     const auto number = [](const void *address) {
         return static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(address));
     };
-    PyObject *bytes = api_.PyBytes_FromStringAndSize(static_cast<const char *>(facts),
-                                                     static_cast<Py_ssize_t>(nbytes));  // "N" takes it
+    PyObject *bytes = api.PyBytes_FromStringAndSize(static_cast<const char *>(facts),
+                                                    static_cast<Py_ssize_t>(nbytes));  // "N" takes it
     const auto &[a, ld] = where;
     PyObject *answer =
-        api_.PyObject_CallFunction(called, "N(KKKLLL)ddddK", bytes, number(a[0]), number(a[1]), number(a[2]), ld[0],
-                                   ld[1], ld[2], alpha[0], alpha[1], beta[0], beta[1], number(next));
+        api.PyObject_CallMethod(calls, function, "N(KKKLLL)ddddK", bytes, number(a[0]), number(a[1]), number(a[2]),
+                                ld[0], ld[1], ld[2], alpha[0], alpha[1], beta[0], beta[1], number(next));
     if (answer == nullptr) {
-        api_.PyErr_Print();
+        api.PyErr_Print();
         std::fprintf(stderr, "uncut_mpi: a product failed, and what C holds is not known: the program ends\n");
         std::abort();
     }
-    const long done = api_.PyLong_AsLong(answer);
-    api_.Py_DecRef(answer);
-    api_.PyGILState_Release(state);
-    return done != 0 ? Answer::done : Answer::forward;
+    const long done = api.PyLong_AsLong(answer);
+    api.Py_DecRef(answer);
+    api.PyGILState_Release(state);
+    return done != 0;
 }
 
-void Python::forget(std::int64_t context) {
-    const PyGILState_STATE state = api_.PyGILState_Ensure();
-    PyObject *answer =
-        api_.PyObject_CallFunction(static_cast<PyObject *>(forget_), "L", static_cast<long long>(context));
-    if (answer == nullptr)
-        api_.PyErr_Print();
+void forget(std::int64_t context) {
+    if (!is_loaded || api.Py_IsInitialized() == 0) return;  // Python itself may have ended
+    const PyGILState_STATE state = api.PyGILState_Ensure();
+    if (PyObject *answer = api.PyObject_CallMethod(calls, "forget", "L", static_cast<long long>(context)))
+        api.Py_DecRef(answer);
     else
-        api_.Py_DecRef(answer);
-    api_.PyGILState_Release(state);
+        api.PyErr_Print();
+    api.PyGILState_Release(state);
 }
 
 }  // namespace uncut::blas
