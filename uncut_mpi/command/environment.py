@@ -7,7 +7,6 @@ Little is imported before it is asked for: what a broken installation cannot loa
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.metadata
 import json
 import os
@@ -51,23 +50,9 @@ Facts = dict[str, list[str]]
 """By what they are about, in lines."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EnvArguments:
-    """
-    What the command was asked to do.
-
-    Attributes
-    ----------
-    json_path : str or None
-        Where the facts of every rank go as JSON.
-    """
-
-    json_path: str | None
-
-
-def parse(argv: Sequence[str]) -> EnvArguments:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return what the command line asks for; errors and ``--help`` as those of other commands."""
-    return EnvArguments(make_env_parser().parse_args(list(argv)).json_path if argv else None)
+    return make_env_parser().parse_args(list(argv)) if argv else argparse.Namespace(json_path=None)
 
 
 def make_env_parser() -> argparse.ArgumentParser:
@@ -83,7 +68,7 @@ def make_env_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: EnvArguments, say: Say) -> None:
+def run(arguments: argparse.Namespace, say: Say) -> None:
     """Ask for all there is to know and say it. Collective where MPI can be had."""
     check_paths(written_by(arguments))
     facts = dict(_of_process())
