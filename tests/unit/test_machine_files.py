@@ -83,7 +83,7 @@ def test_measured_hardware_never_has_the_key_of_a_file_that_ships() -> None:
     for backend, count in itertools.product(("cuda", "host"), (4, 8)):
         identities = [
             DeviceIdentity(
-                name="NVIDIA A100-SXM4-40GB", uuid=f"GPU-{i}", backend=backend, node="n", memory_bytes=1, free_bytes=1
+                name="NVIDIA A100-SXM4-40GB", uuid=f"GPU-{i}", backend=backend, node="n", memory_bytes=1
             )
             for i in range(count)
         ]

@@ -46,8 +46,8 @@ class DeviceIdentity:
         Product name.
     node : str
         Identifies the node (`segments.node_identity`).
-    memory_bytes, free_bytes : int
-        Total and free device memory.
+    memory_bytes : int
+        Device memory.
     multiprocessors : int
         Blocks of a product that the device runs at once.
     """
@@ -57,7 +57,6 @@ class DeviceIdentity:
     name: str
     node: str
     memory_bytes: int
-    free_bytes: int
     multiprocessors: int = 1
 
 

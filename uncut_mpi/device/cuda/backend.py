@@ -115,14 +115,12 @@ class CudaBackend(Backend):
 
     def identity(self) -> DeviceIdentity:
         """Return what other ranks must know of this device."""
-        free, total = self.memory()
         return DeviceIdentity(
             backend=self.name,
             uuid=format_uuid(self._uuid),
             name=self._name,
             node=node_identity(),
-            memory_bytes=total,
-            free_bytes=free,
+            memory_bytes=self.memory()[1],
             multiprocessors=self._multiprocessors,
         )
 

@@ -70,15 +70,13 @@ class HostBackend(Backend):
 
     def identity(self) -> DeviceIdentity:
         """See `Backend.identity`. The memory is this rank's share of what the node has left."""
-        free, total = self.memory()
         node = node_identity()
         return DeviceIdentity(
             backend=self.name,
             uuid=f"host/{node}/{os.getpid()}",
             name=processor_name(),
             node=node,
-            memory_bytes=total,
-            free_bytes=free,
+            memory_bytes=self.memory()[1],
         )
 
     def versions(self) -> dict[str, str]:
