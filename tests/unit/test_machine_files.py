@@ -82,9 +82,7 @@ def test_measured_hardware_never_has_the_key_of_a_file_that_ships() -> None:
     assert len(keys) == len(NAMES)
     for backend, count in itertools.product(("cuda", "host"), (4, 8)):
         identities = [
-            DeviceIdentity(
-                name="NVIDIA A100-SXM4-40GB", uuid=f"GPU-{i}", backend=backend, node="n", memory_bytes=1
-            )
+            DeviceIdentity(name="NVIDIA A100-SXM4-40GB", uuid=f"GPU-{i}", backend=backend, node="n", memory_bytes=1)
             for i in range(count)
         ]
         assert ":" not in machine_key(identities, count * ["n"], count * [0])

@@ -28,44 +28,10 @@ GENERATED_BETA: Final = 1.1154
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class GemmArguments(RankArguments):
     """
-    What one run of the gemm command was asked to do.
+    What one run of the gemm command was asked to do, as the help of its flags says.
 
-    Attributes
-    ----------
-    m, n, k : int or None
-        Extents of generated matrices (elements); all None with files, or where the default for the
-        backend is wanted.
-    dtype : DType or None
-        None: f64 for generated matrices, the files' own type otherwise.
-    trans_a, trans_b : str
-        ``"N"``, ``"T"`` or ``"C"``.
-    alpha, beta : float or complex
-        Scalars, finite.
-    place : Places
-        Where A, B and C live.
-    machine : str or None
-        What is planned for: ``"uniform"``, the name of a machine that ships with the package, or a file; None: what is
-        there, as it was measured.
-    options : ScheduleOptions
-        What is fixed about the schedule.
-    warmup, repeat : int
-        Untimed and timed calls after the first one; 0 timed ones where a product is wanted and no measurement.
-    timeout_s : float
-        A call fails when no task finishes anywhere for so long (seconds).
-    tune_products : bool
-        As `Session` takes it.
-    check : bool
-        Whether the result is verified.
-    overwrite : bool
-        Whether an existing output file may be replaced.
-    json_path : str or None
-        Where the facts of the run go as JSON.
-    trace_path : str or None
-        Where the timeline of one more call goes; its suffix says in which form.
-    seed : int
-        Of generated matrices and of the check's random vectors.
-    a_path, b_path, c_path, out_path : str or None
-        Matrix files; A, B and OUT are given together or not at all.
+    m, n and k are all None with files, or where the default for the backend is wanted. No type is f64 of generated
+    matrices, and their own one of files. There are no timed calls where a product is wanted and no measurement.
     """
 
     m: int | None

@@ -30,22 +30,7 @@ examples:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateArguments(RankArguments):
-    """
-    What one run of the calibrate command was asked to do.
-
-    Attributes
-    ----------
-    quick : bool
-        Measure what the first session measures, and no more.
-    time_limit_s : float
-        When to stop being thorough (seconds).
-    disk : str or None
-        Folder whose disk is measured; None: no disk is.
-    output : str or None
-        File of the machine; None: the one that sessions read.
-    json_path : str or None
-        Where the machine file goes as well, kept or not.
-    """
+    """What one run of the calibrate command was asked to do, as the help of its flags says."""
 
     quick: bool
     time_limit_s: float
@@ -56,16 +41,9 @@ class CalibrateArguments(RankArguments):
 
 def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:
     """
-    Return what the command line asks for.
+    Return what the command line asks for; errors as of `uncut_mpi.command.arguments.parse`.
 
     Looks at no file and at no environment, so every rank gets the same value or the same error.
-
-    Raises
-    ------
-    ParamError
-        If an argument is unknown, malformed, or does not go with another one.
-    HelpRequested
-        If ``-h`` or ``--help`` is among them.
     """
     given = make_calibrate_parser().parse_args(list(argv))
     check_devices(given)

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import pkgutil
 import platform
 import re
 import resource
@@ -71,11 +72,11 @@ def make_env_parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace, say: Say) -> None:
     """Ask for all there is to know and say it. Collective where MPI can be had."""
     check_paths(written_by(arguments))
-    facts = dict(_of_process())
+    facts = _of_process()
     first = rank_of_process() == 0
     if first:  # now: what follows is not ours, and may end this process
         tell([_text(facts)], aside=takes_output(arguments))
-    job = dict(_of_job())
+    job = _of_job()
     everyone = [facts | job]
     try:
         everyone = _gathered(facts | job)
@@ -103,12 +104,15 @@ def _differences(everyone: Sequence[Facts]) -> Iterator[str]:
         yield _text({label: [f"{name_ranks(ranks)}: {one}" for one, ranks in others.items()]})
 
 
-def _asked(about: Callable[[], Sequence[str]]) -> list[str]:
-    """Return the lines that a function has found, or why it has not: whatever is broken, the other facts count."""
-    try:
-        return list(about()) or ["none"]
-    except Exception as error:
-        return [_unknown(error)]
+def _asked(**asked: Callable[[], Sequence[str]]) -> Facts:
+    """Return the lines that each function has found, or why it has not: whatever is broken, the other facts count."""
+    facts = {}
+    for label, about in asked.items():
+        try:
+            facts[label] = list(about()) or ["none"]
+        except Exception as error:
+            facts[label] = [_unknown(error)]
+    return facts
 
 
 def _unknown(error: BaseException) -> str:
@@ -118,20 +122,19 @@ def _unknown(error: BaseException) -> str:
 # -- of this process -----------------------------------------------------------------------------
 
 
-def _of_process() -> Iterator[tuple[str, list[str]]]:
-    """Yield what needs neither MPI nor a GPU."""
-    for label, about in (
-        ("uncut_mpi", _package),
-        ("python", lambda: [f"{platform.python_version()}, {sys.executable}"]),
-        ("packages", lambda: [", ".join(_versions())]),
-        ("blas", _blas),
-        ("system", lambda: [f"{platform.node()}: {platform.platform()}, {' '.join(platform.libc_ver())}"]),
-        ("processor", _processor),
-        ("memory", _memory),
-        ("container", _container),
-        ("variables", _variables),
-    ):
-        yield label, _asked(about)
+def _of_process() -> Facts:
+    """Return what needs neither MPI nor a GPU."""
+    return _asked(
+        uncut_mpi=_package,
+        python=lambda: [f"{platform.python_version()}, {sys.executable}"],
+        packages=lambda: [", ".join(_versions())],
+        blas=_blas,
+        system=lambda: [f"{platform.node()}: {platform.platform()}, {' '.join(platform.libc_ver())}"],
+        processor=_processor,
+        memory=_memory,
+        container=_container,
+        variables=_variables,
+    )
 
 
 def _package() -> list[str]:
@@ -208,22 +211,15 @@ def _variables() -> list[str]:
 # -- of the job ----------------------------------------------------------------------------------
 
 
-def _of_job() -> Iterator[tuple[str, list[str]]]:
-    """Yield what needs MPI, a GPU or both. Collective, as far as it comes."""
-    for label, about in (("gpus", _gpus), ("mpi", _mpi), ("session", _session), ("job", _job)):
-        yield label, _asked(about)
-
-
-def _gpus() -> list[str]:
-    from uncut_mpi.device.select import describe_gpus
-
-    return describe_gpus()
-
-
-def _mpi() -> list[str]:
-    from uncut_mpi.spmd.runtime import describe
-
-    return describe()
+def _of_job() -> Facts:
+    """Return what needs MPI, a GPU or both. Collective, as far as it comes."""
+    gpus, mpi = "uncut_mpi.device.select:describe_gpus", "uncut_mpi.spmd.runtime:describe"
+    return _asked(
+        gpus=lambda: pkgutil.resolve_name(gpus)(),
+        mpi=lambda: pkgutil.resolve_name(mpi)(),
+        session=_session,
+        job=_job,
+    )
 
 
 def _session() -> list[str]:

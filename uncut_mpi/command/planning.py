@@ -56,30 +56,9 @@ UNIFORM: Final = "uniform"
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanArguments:
     """
-    What one run of the plan command was asked to do.
+    What one run of the plan command was asked to do, as the help of its flags says.
 
-    Attributes
-    ----------
-    problem : GemmProblem
-        The product, every matrix column-major.
-    alpha, beta : float or complex
-        Scalars; of their values only 0 matters to a plan.
-    place : Places
-        Where A, B and C live.
-    machine : str
-        ``"uniform"``, the name of a machine that ships with the package, or a file.
-    ranks : int or None
-        How many of the machine's ranks there are; None: all, 4 of the uniform one.
-    devices : tuple of int or None
-        Device of the machine that each rank has; None: rank i has device i.
-    nodes : int or None
-        How many of such machines there are, which are its nodes; None: the machine is all there is.
-    net : Net or None
-        What joins them.
-    options : ScheduleOptions
-        What is fixed about the schedule.
-    timeline_path, transfers_path, json_path : str or None
-        Where the timeline, the figure of transfers and the facts go.
+    The problem has every matrix column-major. Of the scalars only 0 matters to a plan.
     """
 
     problem: GemmProblem
@@ -124,16 +103,7 @@ class Found:
 
 
 def parse(argv: Sequence[str]) -> PlanArguments:
-    """
-    Return what the command line asks for.
-
-    Raises
-    ------
-    ParamError
-        If an argument is unknown, malformed, or does not go with another one.
-    HelpRequested
-        If ``-h``, ``--help`` or ``--version`` is among them.
-    """
+    """Return what the command line asks for; errors as of `uncut_mpi.command.arguments.parse`."""
     given = make_plan_parser().parse_args(join_negative_values(argv))
     check_different(written_by(given))
     if given.transfers_path is not None and not given.transfers_path.endswith(".png"):
