@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from uncut_mpi.command.artifacts import check_paths, write_file, written_by
+from uncut_mpi.command.artifacts import write_file
 from uncut_mpi.command.entry import Say, takes_output, tell
 from uncut_mpi.errors import named
 from uncut_mpi.free_memory import available_bytes
@@ -71,7 +71,6 @@ def make_env_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace, say: Say) -> None:
     """Ask for all there is to know and say it. Collective where MPI can be had."""
-    check_paths(written_by(arguments))
     facts = _of_process()
     first = rank_of_process() == 0
     if first:  # now: what follows is not ours, and may end this process
