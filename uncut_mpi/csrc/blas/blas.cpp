@@ -97,8 +97,8 @@ struct Report {
 
 // -- calls ---------------------------------------------------------------------------------------
 
-// Only one call is under way in a process. Others go on to the library behind: of other threads, and those of BLAS that
-// our own computing makes.
+// Only one call is under way in a process. A product of this process alone goes on to the library behind meanwhile: of
+// another thread, or one that our own computing makes. That of a grid waits, since all its ranks have to do the same.
 std::mutex one_at_a_time;
 
 int op_of(const char *given) {
@@ -128,8 +128,11 @@ bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], con
     count.calls += 1;
     add(count.flop, flop);
     if (flop < least_flop() || flop == 0) return false;
-    std::unique_lock lock(one_at_a_time, std::try_to_lock);
-    if (!lock.owns_lock()) return false;
+    std::unique_lock lock(one_at_a_time, std::defer_lock);
+    if (p)
+        lock.lock();
+    else if (!lock.try_lock())
+        return false;
     if (!uncut::blas::ask(p ? "pgemm" : "gemm", facts, sizeof facts, where, scalars.alpha, scalars.beta, next))
         return false;
     count.taken += 1;
