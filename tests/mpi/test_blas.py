@@ -242,6 +242,33 @@ def test_ranks_outside_of_a_grid_take_no_part_and_its_number_may_be_of_another_o
         inside.Free()
 
 
+def test_a_grid_waits_for_a_call_of_another_thread_without_the_interpreter(names, comm, grid):
+    """The other thread needs the interpreter, which a caller of p?gemm may hold as extensions do."""
+    rng, over = np.random.default_rng(9), threading.Event()
+    operands = [Dealt(rng, comm, (24, 24), (4, 4)) for _ in range(3)]
+    value, bound = expected("NN", 1.5, *(one.full for one in operands[:2]), 0, operands[2].full)
+    a, b, c = (matrix(rng, (8, 8), "f8") for _ in range(3))
+    scalars = reals(1.0, "f8"), reals(0.0, "f8")
+
+    def call():
+        while not over.is_set():
+            edge = numbers(8, 8, 8, 8)
+            rest = scalars[1], at(c), edge[3]
+            names.lp64.dgemm_(b"N", b"N", *edge[:3], scalars[0], at(a), edge[3], at(b), edge[3], *rest)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        holding = types.SimpleNamespace(lp64=ctypes.PyDLL(str(um.blas.library())))
+        for _ in range(20):
+            multiply(holding, "NN", (24, 24, 24), operands, [(1, 1)] * 3, 0)
+    finally:
+        over.set()
+        thread.join()
+    c, here = operands[2], np.ix_(*operands[2].indices)
+    collective_assert(comm, bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all()), "C is wrong")
+
+
 def test_what_layouts_lack_and_lies_are_for_the_library_behind(names, comm, grid):
     rng, passed_on = np.random.default_rng(5), ctypes.c_int.in_dll(names.behind, "passed_on")
     for entry, value in ((0, 3), (6, -1), (2, 8), (8, 0)):  # no such type, replicated, too few rows, short columns

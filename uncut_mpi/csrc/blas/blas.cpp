@@ -128,11 +128,11 @@ bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], con
     count.calls += 1;
     add(count.flop, flop);
     if (flop < least_flop() || flop == 0) return false;
-    std::unique_lock lock(one_at_a_time, std::defer_lock);
     if (p)
-        lock.lock();
-    else if (!lock.try_lock())
+        uncut::blas::wait_for(one_at_a_time);
+    else if (!one_at_a_time.try_lock())
         return false;
+    const std::lock_guard lock(one_at_a_time, std::adopt_lock);
     if (!uncut::blas::ask(p ? "pgemm" : "gemm", facts, sizeof facts, where, scalars.alpha, scalars.beta, next))
         return false;
     count.taken += 1;

@@ -39,9 +39,10 @@ std::string executable() {
 // The functions that are used, found when there is an interpreter: this library is loaded by programs that have none.
 #define UNCUT_PYTHON_FUNCTIONS(use)                                                                                    \
     use(Py_IsInitialized) use(PyConfig_InitPythonConfig) use(PyConfig_SetBytesString) use(PyConfig_Clear)              \
-        use(Py_InitializeFromConfig) use(PyStatus_Exception) use(PyEval_SaveThread) use(PyGILState_Ensure)             \
-            use(PyGILState_Release) use(PyImport_ImportModule) use(PyObject_CallMethod) use(PyBytes_FromStringAndSize) \
-                use(PyLong_AsLong) use(PyErr_Print) use(PyErr_Clear) use(Py_DecRef)
+        use(Py_InitializeFromConfig) use(PyStatus_Exception) use(PyEval_SaveThread) use(PyEval_RestoreThread)          \
+            use(PyGILState_Check) use(PyGILState_Ensure) use(PyGILState_Release) use(PyImport_ImportModule)            \
+                use(PyObject_CallMethod) use(PyBytes_FromStringAndSize) use(PyLong_AsLong) use(PyErr_Print)            \
+                    use(PyErr_Clear) use(Py_DecRef)
 
 struct Api {
 #define UNCUT_MEMBER(name) decltype(&::name) name;
@@ -54,7 +55,7 @@ struct Api {
 #undef UNCUT_FIND
         return all;
     }
-} api;
+} api{};
 
 // The module uncut_mpi.blas.calls, once it is loaded.
 PyObject *calls = nullptr;
@@ -109,6 +110,14 @@ bool make() {
 }
 
 }  // namespace
+
+void wait_for(std::mutex &mutex) {
+    const bool has_interpreter =
+        api.PyGILState_Check != nullptr && api.Py_IsInitialized() != 0 && api.PyGILState_Check() != 0;
+    PyThreadState *state = has_interpreter ? api.PyEval_SaveThread() : nullptr;
+    mutex.lock();
+    if (state != nullptr) api.PyEval_RestoreThread(state);
+}
 
 bool ask(const char *function, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
          const double (&beta)[2], void *next) {

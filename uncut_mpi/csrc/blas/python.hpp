@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 namespace uncut::blas {
 
@@ -18,6 +19,8 @@ struct Where {
 // not, which is said once. An error that it raises ends the process: nobody knows then what C holds.
 bool ask(const char *function, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
          const double (&beta)[2], void *next);
+// Lock a mutex. Meanwhile another thread may have the interpreter, which the thread that holds the mutex can need.
+void wait_for(std::mutex &mutex);
 // Close what the grid of a context has, if anything was asked.
 void forget(std::int64_t context);
 
