@@ -58,7 +58,7 @@ TESTS = {
         the_quick_form_says_that_it_takes_the_place_of_a_whole_one
         what_cannot_be_done_is_said_before_anything_is_measured
         what_holds_products_back_is_no_part_of_their_time""",
-    (4,): "ranks_that_do_not_compute_hold_matrices",
+    (4,): "every_type_is_multiplied_in_every_layout ranks_that_do_not_compute_hold_matrices",
     (1, 4): "private_host_memory_of_a_rank",
 }
 RANKS, RANKS_OF_TESTS = (
