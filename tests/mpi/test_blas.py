@@ -323,6 +323,28 @@ def test_names_of_scipy(names):
             assert out is None or overwrite or (out == c).all()
 
 
+def test_names_of_scipy_in_several_threads_beside_the_library(names):
+    rng, wrong = np.random.default_rng(11), []
+    cases = [(matrix(rng, (20, 30), "f8"), matrix(rng, (30, 10), "f8")) for _ in range(3)]
+
+    def call(a, b):
+        for number in range(40):
+            alpha = 1.0 + number % 3
+            try:
+                good = np.allclose(um.blas.dgemm(alpha, a, b), alpha * (a @ b), rtol=1e-12)
+            except BaseException as error:
+                wrong.append(error)
+            else:
+                wrong.extend([] if good else ["C"])
+
+    threads = [threading.Thread(target=call, args=case) for case in cases]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+
+
 def test_arguments_of_names_of_scipy_that_do_not_fit():
     a = np.ones((4, 3))
     for given, said in (

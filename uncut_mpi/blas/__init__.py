@@ -90,7 +90,11 @@ class BlasGemm:
         leading = _leading(first), _leading(second), _leading(out)
         where = (first.ctypes.data, second.ctypes.data, out.ctypes.data, *leading)
         rate = functools.partial(numpy_rate, dtype)
-        if door is None or not product.flop or not door.multiply(key, where, scalars, lambda: product, rate):
+        if (
+            door is None
+            or not product.flop
+            or not door.alone(None, lambda: (key, where, scalars, lambda: product, rate))
+        ):
             ahead = scalars[0] * (_applied(first, op_a) @ _applied(second, op_b))
             out[...] = ahead + scalars[1] * out if scalars[1] else ahead
         return out

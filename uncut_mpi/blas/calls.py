@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from uncut_mpi.api.session import Session
-from uncut_mpi.blas.doors import CallersProduct, Door, Given, LeadingDimensionError, Where
+from uncut_mpi.blas.doors import Asked, CallersProduct, Door, Given, LeadingDimensionError, Where
 from uncut_mpi.blas.rates import grid_rate, plain_rate
 from uncut_mpi.errors import RankMismatchError, UncutError, reason
 from uncut_mpi.model.dtypes import DType
@@ -68,14 +68,12 @@ def gemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, 
     door = _doors.get(None) or of_process()
     if door is None:
         return False
-    call = facts, where, alpha, alpha_i, beta, beta_i
-    if door.repeats(call):
-        return True
-    scalars = (alpha, beta) if facts[0] in _REAL else (complex(alpha, alpha_i), complex(beta, beta_i))
-    about = facts, plain
-    return door.multiply(
-        facts, where, scalars, functools.partial(_plain, *about), functools.partial(_rate, *about), call
-    )
+
+    def asked() -> Asked:
+        describe, rate = functools.partial(_plain, facts), functools.partial(_rate, facts, plain)
+        return facts, where, _scalars(facts, alpha, alpha_i, beta, beta_i), describe, rate
+
+    return door.alone((facts, where, alpha, alpha_i, beta, beta_i), asked)
 
 
 def pgemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int) -> bool:
@@ -97,13 +95,16 @@ def pgemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float,
     if door is None:
         return False
     call = facts, where, alpha, alpha_i, beta, beta_i
-    scalars = (alpha, beta) if facts[0] in _REAL else (complex(alpha, alpha_i), complex(beta, beta_i))
-    describe, rate = functools.partial(_dealt, door, facts), functools.partial(_grid_rate, door, facts, plain)
     try:
-        return door.repeats(call) or door.multiply(facts, where, scalars, describe, rate, call)
+        if door.repeats(call):
+            return True
+        scalars = _scalars(facts, alpha, alpha_i, beta, beta_i)
+        describe, rate = functools.partial(_dealt, door, facts), functools.partial(_grid_rate, door, facts, plain)
+        return door.multiply(facts, where, scalars, describe, rate, call)
     except LeadingDimensionError:
         return False
     except RankMismatchError as error:
+        scalars = _scalars(facts, alpha, alpha_i, beta, beta_i)
         _end_by_mismatch(door, (*struct.unpack(_GRID, facts), *scalars), error)
 
 
@@ -167,9 +168,16 @@ def _of_grid(integer_bytes: int, context: int) -> Door | None:
     if min(grid.place) < 0:
         return None  # who is not in the grid has nothing to do
     _doors[context] = None
-    if not can_begin():
+    why = can_begin()
+    if why:
+        say(why)
+    else:
         _doors[context] = _open(lambda: library.communicator(context), grid)
     return _doors[context]
+
+
+def _scalars(facts: bytes, alpha: float, alpha_i: float, beta: float, beta_i: float) -> tuple[Any, Any]:
+    return (alpha, beta) if facts[0] in _REAL else (complex(alpha, alpha_i), complex(beta, beta_i))
 
 
 def _shapes(op_a: int, op_b: int, m: int, n: int, k: int) -> tuple[Trans, Trans, Sequence[tuple[int, int]]]:
@@ -178,7 +186,7 @@ def _shapes(op_a: int, op_b: int, m: int, n: int, k: int) -> tuple[Trans, Trans,
     return trans_a, trans_b, ((m, k) if trans_a == "N" else (k, m), (k, n) if trans_b == "N" else (n, k), (m, n))
 
 
-def _plain(facts: bytes, _: int) -> CallersProduct:
+def _plain(facts: bytes) -> CallersProduct:
     trans_a, trans_b, shapes = _shapes(*struct.unpack(_ALONE, facts)[2:])
     return CallersProduct(_TYPES[facts[0]], [Given(one, Layout.whole(), one) for one in shapes], trans_a, trans_b)
 
@@ -204,7 +212,10 @@ def _dealt(door: Door, facts: bytes) -> CallersProduct | None:
 
 
 def _grid_rate(door: Door, facts: bytes, plain: int) -> float:
-    return grid_rate(door, _TYPES[facts[0]], facts[8], struct.unpack(_GRID, facts)[10], plain)
+    kind = _TYPES[facts[0]]
+    if kind not in door.plain_rates:
+        door.plain_rates[kind] = grid_rate(door, kind, facts[8], struct.unpack(_GRID, facts)[10], plain)
+    return door.plain_rates[kind]
 
 
 def _end_by_mismatch(door: Door, passed: Sequence[Any], error: RankMismatchError) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
@@ -20,7 +21,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 if TYPE_CHECKING:
     from uncut_mpi.api.gemm_plan import GemmPlan
     from uncut_mpi.api.session import Session
-    from uncut_mpi.spmd.blacs import ProcessGridOf
+    from uncut_mpi.spmd.blacs import BlacsGrid
 
 Where: TypeAlias = tuple[int, int, int, int, int, int]
 """Addresses of this rank's arrays, and their leading dimensions."""
@@ -103,6 +104,10 @@ class _Kept:
     calls: int = 0
 
 
+Asked: TypeAlias = tuple[Hashable, Where, tuple[Any, Any], Callable[[], CallersProduct | None], Callable[[], float]]
+"""What `Door.multiply` is asked."""
+
+
 class Door:
     """
     The products of a session, or of one grid of a program.
@@ -111,14 +116,16 @@ class Door:
     ----------
     session : Session
         It is closed with this.
-    grid : ProcessGridOf, optional
+    grid : BlacsGrid, optional
         The grid of processes.
     """
 
-    def __init__(self, session: Session, grid: ProcessGridOf | None = None) -> None:
+    def __init__(self, session: Session, grid: BlacsGrid | None = None) -> None:
         self.session, self.grid = session, grid
         self._kept: OrderedDict[Hashable, _Kept | None] = OrderedDict()
         self._done: tuple[object, _Kept | None] = None, None  # the last call, and what did it
+        self._busy = threading.Lock()
+        self.plain_rates: dict[DType, float] = {}  # of the program's own library, once they are measured
         self.ranks: list[int] | None = None
         if grid is not None:
             places = session.gather_values(grid.place)
@@ -223,14 +230,28 @@ class Door:
         kept.calls += 1
         if kept.calls == _CALLS_BEFORE_SEARCH + 1:
             self._plan_again(kept, "full")
-        self._execute(kept, arrays)
+        self._done = None, None
+        try:
+            self._execute(kept, arrays)
+        except BaseException:
+            del self._kept[name]  # which says what was to be multiplied, and may not be
+            raise
         self._done = call, kept
         return True
+
+    def alone(self, call: object, asked: Callable[[], Asked]) -> bool:
+        """Do as `multiply`, of a door of one process; return False while another thread is in a call. Local."""
+        if not self._busy.acquire(False):
+            return False
+        try:
+            return self.repeats(call) or self.multiply(*asked(), call)
+        finally:
+            self._busy.release()
 
     def repeats(self, call: object) -> bool:
         """Compute what the last call did, if this one is equal; else return False. Collective, as `multiply`."""
         done, kept = self._done
-        if call != done or kept is None or kept.calls <= _CALLS_BEFORE_SEARCH:
+        if call is None or call != done or kept is None or kept.calls <= _CALLS_BEFORE_SEARCH:
             return False
         self._execute(kept, None)
         return True

@@ -14,7 +14,7 @@ _SYSTEM_HANDLE = 10  # what Cblacs_get is asked for: a number for the communicat
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ProcessGridOf:
+class BlacsGrid:
     """
     A BLACS context as this process sees it.
 
@@ -52,12 +52,12 @@ class Blacs:
                 raise TopologyError(f"{name} is not found in this process: link BLACS (ScaLAPACK) as a shared library")
         self._library.Cblacs2sys_handle.restype = ctypes.c_void_p
 
-    def grid(self, context: int) -> ProcessGridOf:
+    def grid(self, context: int) -> BlacsGrid:
         """Return the grid of a context. Local."""
         four = [self._integer() for _ in range(4)]
         self._library.Cblacs_gridinfo(self._integer(context), *map(ctypes.byref, four))
         rows, cols, row, col = (one.value for one in four)
-        return ProcessGridOf((rows, cols), (row, col))
+        return BlacsGrid((rows, cols), (row, col))
 
     def communicator(self, context: int) -> MPI.Intracomm:
         """Return a duplicate of a context's communicator. Collective in the grid."""

@@ -5,7 +5,6 @@
 #include <link.h>
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -133,8 +132,7 @@ bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], con
     else if (!one_at_a_time.try_lock())
         return false;
     const std::lock_guard lock(one_at_a_time, std::adopt_lock);
-    if (!uncut::blas::ask(p ? "pgemm" : "gemm", facts, sizeof facts, where, scalars.alpha, scalars.beta, next))
-        return false;
+    if (!uncut::blas::ask(p, facts, sizeof facts, where, scalars.alpha, scalars.beta, next)) return false;
     count.taken += 1;
     add(count.flop_taken, flop);
     return true;

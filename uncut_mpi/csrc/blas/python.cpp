@@ -41,8 +41,8 @@ std::string executable() {
     use(Py_IsInitialized) use(PyConfig_InitPythonConfig) use(PyConfig_SetBytesString) use(PyConfig_Clear)              \
         use(Py_InitializeFromConfig) use(PyStatus_Exception) use(PyEval_SaveThread) use(PyEval_RestoreThread)          \
             use(PyGILState_Check) use(PyGILState_Ensure) use(PyGILState_Release) use(PyImport_ImportModule)            \
-                use(PyObject_CallMethod) use(PyBytes_FromStringAndSize) use(PyLong_AsLong) use(PyErr_Print)            \
-                    use(PyErr_Clear) use(Py_DecRef)
+                use(PyObject_CallMethod) use(PyObject_CallFunction) use(PyObject_GetAttrString)                        \
+                    use(PyBytes_FromStringAndSize) use(PyLong_AsLong) use(PyErr_Print) use(PyErr_Clear) use(Py_DecRef)
 
 struct Api {
 #define UNCUT_MEMBER(name) decltype(&::name) name;
@@ -57,8 +57,8 @@ struct Api {
     }
 } api{};
 
-// The module uncut_mpi.blas.calls, once it is loaded.
-PyObject *calls = nullptr;
+// The module uncut_mpi.blas.calls and what it has for ?gemm and p?gemm, once it is loaded.
+PyObject *calls = nullptr, *functions[2] = {};
 std::atomic<bool> is_loaded{false};
 
 bool load_library() {
@@ -96,9 +96,14 @@ bool load() {
                 api.Py_DecRef(added);
         calls = api.PyImport_ImportModule(name);
     }
-    if (calls == nullptr) api.PyErr_Print();
+    if (calls != nullptr) {
+        functions[false] = api.PyObject_GetAttrString(calls, "gemm");
+        functions[true] = api.PyObject_GetAttrString(calls, "pgemm");
+    }
+    const bool found = functions[false] != nullptr && functions[true] != nullptr;
+    if (!found) api.PyErr_Print();
     api.PyGILState_Release(state);
-    return calls != nullptr;
+    return found;
 }
 
 bool make() {
@@ -119,7 +124,7 @@ void wait_for(std::mutex &mutex) {
     if (state != nullptr) api.PyEval_RestoreThread(state);
 }
 
-bool ask(const char *function, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
+bool ask(bool of_grid, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
          const double (&beta)[2], void *next) {
     static const bool is_there = make();
     if (!is_there) return false;
@@ -131,8 +136,8 @@ bool ask(const char *function, const void *facts, std::size_t nbytes, const Wher
                                                     static_cast<Py_ssize_t>(nbytes));  // "N" takes it
     const auto &[a, ld] = where;
     PyObject *answer =
-        api.PyObject_CallMethod(calls, function, "N(KKKLLL)ddddK", bytes, number(a[0]), number(a[1]), number(a[2]),
-                                ld[0], ld[1], ld[2], alpha[0], alpha[1], beta[0], beta[1], number(next));
+        api.PyObject_CallFunction(functions[of_grid], "N(KKKLLL)ddddK", bytes, number(a[0]), number(a[1]), number(a[2]),
+                                  ld[0], ld[1], ld[2], alpha[0], alpha[1], beta[0], beta[1], number(next));
     if (answer == nullptr) {
         api.PyErr_Print();
         std::fprintf(stderr, "uncut_mpi: a product failed, and what C holds is not known: the program ends\n");

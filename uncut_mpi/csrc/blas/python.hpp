@@ -15,9 +15,10 @@ struct Where {
     std::int64_t leading[3];
 };
 
-// Hand a call to a function of uncut_mpi.blas.calls; return whether it was computed. Where there is no Python it is
-// not, which is said once. An error that it raises ends the process: nobody knows then what C holds.
-bool ask(const char *function, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
+// Hand a call to uncut_mpi.blas.calls, of this process alone or of its grid; return whether it was computed. Where
+// there is no Python it is not, which is said once. An error that it raises ends the process: nobody knows then what C
+// holds.
+bool ask(bool of_grid, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
          const double (&beta)[2], void *next);
 // Lock a mutex. Meanwhile another thread may have the interpreter, which the thread that holds the mutex can need.
 void wait_for(std::mutex &mutex);
