@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import os
@@ -12,6 +13,7 @@ import types
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
@@ -34,6 +36,11 @@ void Cblacs_gridinfo(int context, int *rows, int *cols, int *row, int *col) {
 }
 void Cblacs_get(int context, int what, int *value) { *value = what == 10 ? 77 : -1; }
 intptr_t Cblacs2sys_handle(int number) { return number == 77 ? handle : 0; }
+int (*least_of_all)(int);
+void Cigamn2d(int context, char *scope, char *top, int m, int n, int *a, int lda, int *ra, int *ca, int ldia, int row,
+              int col) {
+    *a = least_of_all(*a);
+}
 void Cblacs_abort(int context, int code) { aborted = code; }
 void Cblacs_gridexit(int context) { exited++; }
 void pxerbla_(int *context, char *name, int *number) { told = *number; }
@@ -175,14 +182,23 @@ def multiply(names, ops, extents, operands, starts, beta, suffix="pdgemm_"):
     )
 
 
+@contextlib.contextmanager
+def grid_of(names, comm, shape, place):
+    """Let there be a grid of a communicator's ranks; the ranks outside it have a negative place."""
+    least = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda value: comm.allreduce(value, MPI.MIN))
+    (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = *shape, *place
+    ctypes.c_ssize_t.in_dll(names.behind, "handle").value = comm.handle
+    ctypes.c_void_p.in_dll(names.behind, "least_of_all").value = ctypes.cast(least, ctypes.c_void_p).value
+    yield
+    names.lp64.Cblacs_gridexit(5)
+
+
 @pytest.fixture
 def grid(names, comm):
     """Make a grid of the ranks."""
     shape = GRIDS[comm.size]
-    (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = *shape, *divmod(comm.rank, shape[1])
-    ctypes.c_ssize_t.in_dll(names.behind, "handle").value = comm.handle
-    yield
-    names.lp64.Cblacs_gridexit(5)
+    with grid_of(names, comm, shape, divmod(comm.rank, shape[1])):
+        yield
 
 
 @pytest.mark.parametrize(("block", "begun", "source"), [((3, 4), None, (1, 0)), ((5, 3), (2, 3), (0, 1))])
@@ -228,18 +244,29 @@ def test_ranks_outside_of_a_grid_take_no_part_and_its_number_may_be_of_another_o
     for members in (comm.size - 1, comm.size, 1):
         inside = comm.Split(int(comm.rank < members), comm.rank)
         place = (0, comm.rank) if comm.rank < members else (-1, -1)
-        (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = 1, members, *place
-        ctypes.c_ssize_t.in_dll(names.behind, "handle").value = inside.handle
         before = passed_on.value
         operands = [Dealt(rng, comm, (9, 9), (2, 2), grid=(1, members), place=place) for _ in range(3)]
         value, bound = expected("NN", 1.5, *(one.full for one in operands[:2]), 0, operands[2].full)
-        multiply(names, "NN", (9, 9, 9), operands, [(1, 1)] * 3, 0)
+        with grid_of(names, inside, (1, members), place):
+            multiply(names, "NN", (9, 9, 9), operands, [(1, 1)] * 3, 0)
         c, here = operands[2], np.ix_(*operands[2].indices)
         good = passed_on.value == before + (comm.rank >= members)
         good &= comm.rank >= members or bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all())
         collective_assert(comm, good, f"{members} {passed_on.value - before}")
-        names.lp64.Cblacs_gridexit(5)
         inside.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_grid_of_which_one_process_cannot_begin_is_passed_on_by_all(names, comm, grid, monkeypatch):
+    """Else the others wait in a product that this one leaves to the library behind."""
+    rng, passed_on = np.random.default_rng(10), ctypes.c_int.in_dll(names.behind, "passed_on")
+    operands = [Dealt(rng, comm, (9, 9), (2, 2)) for _ in range(3)]
+    monkeypatch.setattr(calls, "begins", lambda: comm.rank != 1)
+    for wanted in (1, 2):
+        before = passed_on.value
+        for _ in range(wanted):
+            multiply(names, "NN", (9, 9, 9), operands, [(1, 1)] * 3, 0)
+        collective_assert(comm, passed_on.value == before + wanted, f"{passed_on.value - before}")
 
 
 def test_a_grid_waits_for_a_call_of_another_thread_without_the_interpreter(names, comm, grid):

@@ -146,19 +146,25 @@ def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
     return Door(session, grid)
 
 
+def begins() -> bool:
+    """Return whether MPI can be used, or is not loaded; why not is said. Local."""
+    why = can_begin()
+    if why:
+        say(why)
+    return not why
+
+
 def of_process() -> Door | None:
     """Return what computes the products of this process alone; None, which is said, if nothing of use does. Local."""
     if None not in _doors:
-        why = can_begin()
-        if why:
-            say(why)
+        if not begins():
             return None
         _doors[None] = _open(lambda: MPI.COMM_SELF)
     return _doors[None]
 
 
 def _of_grid(integer_bytes: int, context: int) -> Door | None:
-    """Return what computes for a grid of processes; collective in it."""
+    """Return what computes for a grid of processes, all of which can begin; collective in it."""
     try:
         library: Blacs = blacs(integer_bytes)
     except UncutError as error:
@@ -167,12 +173,7 @@ def _of_grid(integer_bytes: int, context: int) -> Door | None:
     grid = library.grid(context)
     if min(grid.place) < 0:
         return None  # who is not in the grid has nothing to do
-    _doors[context] = None
-    why = can_begin()
-    if why:
-        say(why)
-    else:
-        _doors[context] = _open(lambda: library.communicator(context), grid)
+    _doors[context] = _open(lambda: library.communicator(context), grid)
     return _doors[context]
 
 

@@ -47,7 +47,7 @@ class Blacs:
 
     def __init__(self, integer: Any) -> None:
         self._integer, self._library = integer, ctypes.CDLL(None)
-        for name in ("Cblacs_gridinfo", "Cblacs_get", "Cblacs2sys_handle", "Cblacs_abort"):
+        for name in ("Cblacs_gridinfo", "Cblacs_get", "Cblacs2sys_handle", "Cblacs_abort", "Cigamn2d"):
             if not hasattr(self._library, name):
                 raise TopologyError(f"{name} is not found in this process: link BLACS (ScaLAPACK) as a shared library")
         self._library.Cblacs2sys_handle.restype = ctypes.c_void_p

@@ -8,12 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <string>
 
 namespace {
 
-using uncut::blas::forget;
 using uncut::blas::Where;
 
 // For less Python is not even started. On two H200 17 Gflop through page-locked memory took 15 ms, on the 32 cores
@@ -119,10 +119,43 @@ struct Scalars {
     }
 };
 
-// Hand a call to Python, if it may be worth it; return whether it was computed.
+// By context: whether all processes of its grid can compute here. They say so to each other once, by their own BLACS:
+// else some would wait in a product that others leave to the library behind. Whoever is not in the grid has no part.
+std::map<std::int64_t, bool> grids;
+
+template <class Int>
+bool all_can(std::int64_t given) {
+    const auto known = grids.find(given);
+    if (known != grids.end()) return known->second;
+    using Info = void(Int, Int *, Int *, Int *, Int *);
+    using Least = void(Int, const char *, const char *, Int, Int, Int *, Int, Int *, Int *, Int, Int, Int);
+    static const auto info = reinterpret_cast<Info *>(behind("Cblacs_gridinfo"));
+    static const auto least = reinterpret_cast<Least *>(behind("Cigamn2d"));
+    if (info == nullptr || least == nullptr) return true;  // Python says what is missing, on all ranks alike
+    const Int context = static_cast<Int>(given);
+    Int rows = 0, cols = 0, row = -1, col = -1;
+    info(context, &rows, &cols, &row, &col);
+    if (row < 0) return false;
+    Int can = uncut::blas::can_begin() ? 1 : 0;
+    least(context, "All", " ", 1, 1, &can, 1, nullptr, nullptr, -1, -1, 0);
+    return grids[given] = can != 0;
+}
+
+// Of all grids, and of this process alone.
+constexpr std::int64_t everything = -1;
+
+void forget(std::int64_t context) {
+    uncut::blas::forget(context);
+    uncut::blas::wait_for(one_at_a_time);
+    const std::lock_guard lock(one_at_a_time, std::adopt_lock);
+    context == everything ? grids.clear() : void(grids.erase(context));
+}
+
+// Hand a call to Python, if it may be worth it; return whether it was computed. `all_can` is asked of a grid's context.
 template <std::size_t N>
-bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], const Where &where, const Scalars &scalars,
-           void *next) {
+bool taken(bool (*all_can)(std::int64_t), char letter, double flop, const std::int64_t (&facts)[N], const Where &where,
+           const Scalars &scalars, void *next) {
+    const bool p = all_can != nullptr;
     Count &count = counts[p][letter_at(letter)];
     count.calls += 1;
     add(count.flop, flop);
@@ -132,6 +165,7 @@ bool taken(bool p, char letter, double flop, const std::int64_t (&facts)[N], con
     else if (!one_at_a_time.try_lock())
         return false;
     const std::lock_guard lock(one_at_a_time, std::adopt_lock);
+    if (p && !all_can(facts[10])) return false;
     if (!uncut::blas::ask(p, facts, sizeof facts, where, scalars.alpha, scalars.beta, next)) return false;
     count.taken += 1;
     add(count.flop_taken, flop);
@@ -187,7 +221,7 @@ void gemm(const std::string &name, void *next, const char *ta, const char *tb, c
     const Int wrong = illegal_at(ta, tb, *m, *n, *k, *lda, *ldb, *ldc);
     if (wrong == 0) {
         const std::int64_t facts[] = {letter, sizeof(Int), op_of(ta), op_of(tb), *m, *n, *k};
-        if (taken(false, letter, flop_of(letter, *m, *n, *k), facts, Where{{a, b, c}, {*lda, *ldb, *ldc}},
+        if (taken(nullptr, letter, flop_of(letter, *m, *n, *k), facts, Where{{a, b, c}, {*lda, *ldb, *ldc}},
                   Scalars(letter, alpha, beta), next))
             return;
     }
@@ -224,7 +258,8 @@ void pgemm(const std::string &name, void *next, const char *ta, const char *tb, 
         fit = fit && last != 0;
     }
     // What does not fit is for the program's own library to tell: it knows how its callers want to hear of it.
-    if (fit && taken(true, letter, flop_of(letter, *m, *n, *k), facts, where, Scalars(letter, alpha, beta), next))
+    if (fit &&
+        taken(all_can<Int>, letter, flop_of(letter, *m, *n, *k), facts, where, Scalars(letter, alpha, beta), next))
         return;
     must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc);
 }
@@ -236,9 +271,6 @@ template <class Int>
 using Pgemm = void(const char *, const char *, const Int *, const Int *, const Int *, const void *, const void *,
                    const Int *, const Int *, const Int *, const void *, const Int *, const Int *, const Int *,
                    const void *, void *, const Int *, const Int *, const Int *);
-
-// Of all grids, and of this process alone.
-constexpr std::int64_t everything = -1;
 
 }  // namespace
 

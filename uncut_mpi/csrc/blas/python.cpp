@@ -114,6 +114,11 @@ bool make() {
     return is_loaded;
 }
 
+bool is_there() {
+    static const bool made = make();
+    return made;
+}
+
 }  // namespace
 
 void wait_for(std::mutex &mutex) {
@@ -124,10 +129,20 @@ void wait_for(std::mutex &mutex) {
     if (state != nullptr) api.PyEval_RestoreThread(state);
 }
 
+bool can_begin() {
+    if (!is_there()) return false;
+    const PyGILState_STATE state = api.PyGILState_Ensure();
+    PyObject *answer = api.PyObject_CallMethod(calls, "begins", nullptr);
+    if (answer == nullptr) api.PyErr_Print();
+    const bool can = answer != nullptr && api.PyLong_AsLong(answer) != 0;
+    if (answer != nullptr) api.Py_DecRef(answer);
+    api.PyGILState_Release(state);
+    return can;
+}
+
 bool ask(bool of_grid, const void *facts, std::size_t nbytes, const Where &where, const double (&alpha)[2],
          const double (&beta)[2], void *next) {
-    static const bool is_there = make();
-    if (!is_there) return false;
+    if (!is_there()) return false;
     const PyGILState_STATE state = api.PyGILState_Ensure();
     const auto number = [](const void *address) {
         return static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(address));

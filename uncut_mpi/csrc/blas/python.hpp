@@ -15,6 +15,8 @@ struct Where {
     std::int64_t leading[3];
 };
 
+// Whether this process has Python with this package, and MPI can be used; what is missing is said.
+bool can_begin();
 // Hand a call to uncut_mpi.blas.calls, of this process alone or of its grid; return whether it was computed. Where
 // there is no Python it is not, which is said once. An error that it raises ends the process: nobody knows then what C
 // holds.
