@@ -20,14 +20,15 @@ from uncut_mpi.api import measure as measuring
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import Timeable
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.dtypes import MEASURED, DType
+from uncut_mpi.model import dtypes
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.spmd.group import Group
 
 pytestmark = [pytest.mark.mpi, pytest.mark.one_node("a machine that is measured as one")]
 
 TABLES = ("bandwidth_gb_per_s", "latency_s")
 RATES = ("gemm_tflop_per_s", "typical_gemm_tflop_per_s")
-PROBED = [dtype for dtype in MEASURED if not dtype.is_complex]
+PROBED = [dtype for dtype in dtypes.PROBED if not dtype.is_complex]
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_every_pair_and_every_type_has_a_positive_number_the_same_on_all_ranks(c
         for pair, value in np.ndenumerate(getattr(machine, name))
         if not (np.isfinite(value) and value > 0) and (name, pair) != ("latency_s", host_to_itself)
     ]
-    for dtype in MEASURED:
+    for dtype in dtypes.PROBED:
         best, typical = machine.gemm_rate(dtype), machine.typical_gemm_rate(dtype)
         wrong += [dtype.name] if not ((typical > 0) & (typical <= best)).all() else []
     shared, alone = machine.links(sharing=range(size)), machine.bandwidth_gb_per_s

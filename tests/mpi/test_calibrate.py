@@ -35,7 +35,7 @@ from uncut_mpi.command import calibrate_job
 from uncut_mpi.device.host import HostBackend
 from uncut_mpi.device.interface import ExecutionReport
 from uncut_mpi.model.costs import Disk
-from uncut_mpi.model.dtypes import MEASURED
+from uncut_mpi.model.dtypes import PROBED
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.spmd import group as groups
 
@@ -98,7 +98,7 @@ def test_products_are_timed_beside_copies_within_a_device(comm, group):
     effort = dataclasses.replace(EFFORTS["host"], asynchronous=True, target_s=1e-4)
     with bench_of(group, compute_bytes=effort.compute_bytes) as bench:
         samples = Samples(comm.size, [1] * comm.size)
-        for dtype in MEASURED:
+        for dtype in PROBED:
             product = ProductSample(
                 dtype.name, probes.GemmProbe((96, 64, 32)), (1e-4,) * comm.size, Summary.of([1e-4] * 3)
             )
@@ -107,7 +107,7 @@ def test_products_are_timed_beside_copies_within_a_device(comm, group):
         run._bandwidth = np.full((comm.size + 1, comm.size + 1), 10.0)
         run._within()
     found = {name: sorted(timed) for name, timed in samples.within.items()}
-    wanted = {dtype.name: ["copies", "products", "together"] for dtype in MEASURED}
+    wanted = {dtype.name: ["copies", "products", "together"] for dtype in PROBED}
     collective_assert(comm, found == wanted, f"{found}")
     seconds = [value for timed in samples.within.values() for value in timed.values()]
     collective_assert(comm, min(seconds) > 0.0, f"{samples.within}")
@@ -195,7 +195,7 @@ def test_everything_is_measured_printed_and_kept_for_the_next_session(comm, job,
         machine.provenance.startswith("calibrated")
         and (machine.bandwidth_gb_per_s[off] > 0).all()
         and (machine.latency_s[off] > 0).all()
-        and set(machine.gemm_tflop_per_s) == set(machine.gemm_shape) == {dtype.name for dtype in MEASURED}
+        and set(machine.gemm_tflop_per_s) == set(machine.gemm_shape) == {dtype.name for dtype in PROBED}
         and (machine.combine_gb_per_s > 0).all()
     )
     collective_assert(comm, good, text)

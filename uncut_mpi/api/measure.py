@@ -31,7 +31,7 @@ from uncut_mpi.device.interface import Backend, DeviceIdentity, Timeable
 from uncut_mpi.errors import TopologyError, UncutError, agreed
 from uncut_mpi.model.arguments import counted
 from uncut_mpi.model.costs import Disk
-from uncut_mpi.model.dtypes import MEASURED, DType
+from uncut_mpi.model.dtypes import MEASURED, PROBED, DType
 from uncut_mpi.model.evened import evened
 from uncut_mpi.model.locations import host_index, num_ends
 from uncut_mpi.model.machine import QUICK, Machine
@@ -55,7 +55,7 @@ _LATENCY_BYTES = 4096
 _MEASURED = ("cuda-", "host-")
 _MOST_BYTES = 1 << 26  # of a kept file, samples included
 _REPEATS = 3
-_PROBED = tuple(dtype for dtype in MEASURED if not dtype.is_complex)  # those have a quarter of the rate
+_PROBED = tuple(dtype for dtype in PROBED if not dtype.is_complex)  # those have a quarter of the rate
 _SAMPLES = 5
 _SAMPLE_S = 0.01
 # How far a median may lie below the best on a machine that is not busy with something else.
@@ -338,7 +338,8 @@ def _load(path: pathlib.Path, key: str, num_ranks: int) -> str:
     complete = all(
         dtype.name in rates
         for rates in (machine.gemm_tflop_per_s, machine.typical_gemm_tflop_per_s)
-        for dtype in _PROBED
+        for dtype in MEASURED
+        if not dtype.is_complex
     )
     good = machine.steady and complete and machine.key == key and machine.num_ranks == num_ranks
     # Without the samples that a calibration adds, which no session needs.

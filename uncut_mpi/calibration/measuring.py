@@ -26,7 +26,7 @@ from uncut_mpi.calibration.samples import Link, ProductSample, Samples, Transfer
 from uncut_mpi.calibration.statistics import Summary
 from uncut_mpi.calibration.workbench import Timed, Workbench
 from uncut_mpi.device.interface import Backend, DeviceIdentity
-from uncut_mpi.model.dtypes import MEASURED, DType
+from uncut_mpi.model.dtypes import PROBED, DType
 from uncut_mpi.model.locations import host_index
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.spmd.group import Group
@@ -173,7 +173,7 @@ class _Measurement:
     def _count(self) -> int:
         links, together = len(self.links()), sum(1 for _ in self.together())
         rows = sum(1 + len(self._widths(link)) for link in self._row_links())
-        products = len(MEASURED) * (len(self.effort.products) + 3 * self.effort.asynchronous)
+        products = len(PROBED) * (len(self.effort.products) + 3 * self.effort.asynchronous)
         return 2 * links + together + rows + products + 3 + self.size + len(self.pairs())
 
     def _step(self, what: str) -> str:
@@ -271,7 +271,7 @@ class _Measurement:
     # -- products ----------------------------------------------------------------------------
 
     def _products(self) -> None:
-        for dtype in MEASURED:
+        for dtype in PROBED:
             self.bench.fill(dtype)
             for product in self.effort.products:
                 what = self._step(f"{dtype.name} product of {product}")
@@ -349,7 +349,7 @@ class _Measurement:
             return
         at_once = [self._in_rows((0, 0), _PANEL_WIDTH)]
         copies = self.bench.time(probes.transfers(self.bench.areas, at_once), "copies within a device")
-        for dtype in MEASURED:
+        for dtype in PROBED:
             what = self._step(f"{dtype.name} products beside copies within the device")
             self.bench.fill(dtype)
             load = self._load(self.effort.target_s, _LOAD * float(copies.by_rank_s[0]), dtype)
@@ -364,7 +364,7 @@ class _Measurement:
     def _beside_sums(self) -> None:
         """Time sums beside a long product on rank 0's device, which wait for multiprocessors, and what is alone."""
         areas, (rows, cols) = self.bench.areas, self.effort.combine
-        for dtype in MEASURED if self.effort.asynchronous else ():
+        for dtype in PROBED if self.effort.asynchronous else ():
             what = self._step(f"sums beside a {dtype.name} product")
             self.bench.fill(dtype)
             both = (probes.sums(areas, rows, cols, _SUMS, one, dtype) for one in (None, self._largest))
@@ -381,7 +381,7 @@ class _Measurement:
 
     def _at_length(self) -> None:
         """Time products on all devices after a rest, and after they have gone on for a while."""
-        for dtype in MEASURED if self.effort.asynchronous else ():
+        for dtype in PROBED if self.effort.asynchronous else ():
             what = self._step(f"{dtype.name} products at length")
             self.bench.fill(dtype)
             count = max(1, round(_AT_ONCE_S / self.samples.sums[dtype.name]["product"]))

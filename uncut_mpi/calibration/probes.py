@@ -233,7 +233,10 @@ class ProbeBuild:
         def window(offset: int, rows: int, cols: int, of: DType) -> RegionRef:
             return self.window(rank, offset, rows, cols, of, ld=aligned_ld(rows, of) if product.aligned else rows)
 
-        reads = [(window(0, *extent, dtype), *_READ) for extent in ((m, k), (k, n))]
+        # Types of one byte are multiplied with k contiguous in both, else copied so first.
+        turn_a = Op.T if dtype.itemsize == 1 else Op.N
+        rows_a, cols_a = (k, m) if turn_a is Op.T else (m, k)
+        reads = [(window(0, rows_a, cols_a, dtype), Factor.ONE, turn_a), (window(0, k, n, dtype), *_READ)]
         c = window(self.areas.compute_bytes, m, n, dtype.accumulator)
         if product.adds:
             reads.append((c, *_READ))

@@ -115,6 +115,7 @@ STEPS: Final[Mapping[str, tuple[float, float, float, float]]] = {
     "host ports": (1.0, 0.04, 0.3, 1.3),  # probes get less of the host than products when others use it meanwhile
     "device ports": (1.0, 0.04, 0.3, 1.0),
 }
+_STANDS_IN: Final = {"f16": "bf16", "bf16": "f16", "i8": "bf16", "e4m3": "bf16", "c64": "f32", "c128": "f64"}
 _RATE: Final = (1.0, 0.04, 0.3, 1.0)
 
 
@@ -231,8 +232,8 @@ def _expecting(port: Port, typical_gb_per_s: float) -> Port:
 
 
 def _rate_of(parameters: Mapping[str, float], dtype: str) -> float:
-    """Return a type's factor; one that was not observed has that of the other half type, or of the real type."""
-    other = {"f16": "bf16", "bf16": "f16", "c64": "f32", "c128": "f64"}.get(dtype, dtype)
+    """Return a type's factor; one that was not observed has that of the one most like it."""
+    other = _STANDS_IN.get(dtype, dtype)
     return parameters.get(f"rate {dtype}", parameters.get(f"rate {other}", 1.0))
 
 

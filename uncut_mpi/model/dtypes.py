@@ -87,9 +87,9 @@ class DType(enum.IntEnum):
         return _PARTS.get(self, self)
 
     @property
-    def measured_as(self) -> DType:
-        """Itself, or for a type whose rates machines do not measure one that holds its numbers and is no faster."""
-        return self if self in MEASURED else DType.bf16
+    def measured_as(self) -> tuple[DType, ...]:
+        """Itself, and types that stand for it on a machine that was measured without it: no faster ones, best first."""
+        return self, *_STAND_INS.get(self, ())
 
     @property
     def unit_roundoff(self) -> float:
@@ -198,6 +198,12 @@ _RESULTS: Final[dict[DType, tuple[DType, ...]]] = {
     DType.e4m3: (DType.f32, DType.bf16, DType.f16),
     DType.e5m2: (DType.f32, DType.bf16, DType.f16),
 }
+_STAND_INS: Final[dict[DType, tuple[DType, ...]]] = {
+    DType.tf32: (DType.f32,),
+    DType.i8: (DType.bf16,),
+    DType.e4m3: (DType.bf16,),
+    DType.e5m2: (DType.e4m3, DType.bf16),
+}
 _PARTS: Final = {DType.c64: DType.f32, DType.c128: DType.f64}
 _NUMPY: Final[dict[DType, np.dtype]] = {
     DType.f64: np.dtype(np.float64),
@@ -213,6 +219,8 @@ _NUMPY: Final[dict[DType, np.dtype]] = {
     DType.e5m2: np.dtype(ml_dtypes.float8_e5m2),
 }
 MEASURED: Final = tuple(dtype for dtype in DType if dtype <= DType.c128)
-"""Types whose rates machines measure."""
+"""Types whose rates every machine has."""
+PROBED: Final = (*MEASURED, DType.i8, DType.e4m3)
+"""Types whose rates are measured now."""
 ITEMSIZES: Final = np.array([dtype.itemsize for dtype in DType], np.int64)
 """Bytes per element, by code."""

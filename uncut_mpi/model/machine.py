@@ -298,6 +298,11 @@ class Machine(Remade):
         """Return whether products of a type have a rate here."""
         return self._known_rate(self.typical_gemm_tflop_per_s, dtype) is not None
 
+    def product_shape(self, dtype: DType) -> GemmShape:
+        """Return how the rate of products of a type depends on their shape."""
+        known = (self.gemm_shape.get(one.name) for one in dtype.measured_as)
+        return next((one for one in known if one is not None), GemmShape())
+
     def check_ranks(self, num_ranks: int) -> None:
         """
         Check that the machine is one of so many ranks.
@@ -314,13 +319,11 @@ class Machine(Remade):
     def _known_rate(rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray | None:
         if not isinstance(dtype, DType):
             raise ParamError(f"dtype = {shown(dtype)} is {type_text(dtype)}: pass a DType (DType.parse)")
-        if dtype.name in rates:
-            return rates[dtype.name]
-        if dtype.is_complex:  # each of its operations is four real ones
-            real = rates.get(dtype.real.name)
-            return None if real is None else real / 4
-        # A machine measured before there was tf32 has the rate of f32 for it, which is no faster.
-        return rates.get((DType.f32 if dtype is DType.tf32 else dtype.measured_as).name)
+        for one in dtype.measured_as:
+            if one.name in rates:
+                return rates[one.name]
+        real = rates.get(dtype.real.name)
+        return None if real is None else real / 4  # of complex types: each of their operations is four real ones
 
     def _rate(self, rates: Mapping[str, np.ndarray], dtype: DType) -> np.ndarray:
         rate = self._known_rate(rates, dtype)

@@ -38,7 +38,8 @@ ISSUED_S: Final = {"cuda": 3.0e-6, "host": 0.0}
 _HOST_COSTS: Final = IssueCosts(copy_s=1e-5, gemm_s=1e-5, combine_s=1e-5, event_latency_s=2e-6, flag_latency_s=8e-6)
 
 # Without waves. They go with the rate of one product of 4096³, as a first measurement takes it. copy_share is of two
-# H100, sum_wait and sustained are of two H200 (docs/performance.md, 2026-11-28).
+# H100, sum_wait and sustained are of two H200 (docs/performance.md, 2026-11-28), as
+# i8 and e4m3 are (2026-11-29).
 _CUDA_FIELDS: Final = (
     *("block_rows", "block_cols", "half_depth", "overhead_s", "tail_elements", "c_s_per_byte", "uneven", "misaligned"),
     *("idle_use", "copy_share", "sum_wait", "sustained"),
@@ -49,6 +50,8 @@ _CUDA_FIGURES: Final = {
     "f16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1, 0.69, HELD, 1.14),
     "bf16": (128, 64, 200, 4e-6, 3e5, 2.5e-13, 0.0, 6.0, 0.1, 0.72, HELD, 1.14),
     "tf32": (128, 128, 260, 7e-6, 5.5e5, 3e-13, 0.2, 1.9, 0.46, 0.73, HELD, 1.13),
+    "i8": (128, 64, 600, 5e-6, 8e5, 2.5e-13, 0.42, 9.5, 0.48, 0.86, HELD, 1.0),
+    "e4m3": (64, 64, 500, 4e-6, 4e5, 2.5e-13, 0.04, 23.0, 0.3, 0.86, HELD, 1.17),
     # Derived from f32 and f64: what is counted in operations is a quarter, for a complex one is four real ones.
     "c64": (128, 64, 9.5, 1e-5, 5e3, 2.5e-13, 0.05, 0.02, 1.0, 0.67, 1.7, 1.0),
     "c128": (64, 64, 9.75, 4e-6, 1.4e4, 2.2e-13, 0.02, 0.21, 0.7, 0.77, 0.5, 1.02),
@@ -63,6 +66,8 @@ _HOST_SHAPES: Final = {
     "f16": GemmShape(overhead_s=3e-5),
     "bf16": GemmShape(overhead_s=2e-5),
     "tf32": GemmShape(overhead_s=2e-5),
+    "i8": GemmShape(overhead_s=3e-5),
+    "e4m3": GemmShape(overhead_s=3e-5),
     "c64": GemmShape(half_depth=1, overhead_s=1.5e-5),
     "c128": GemmShape(half_depth=1, overhead_s=1e-5),
 }

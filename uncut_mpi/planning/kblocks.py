@@ -139,8 +139,7 @@ class Planner:
         if not problem.has_product:
             raise PlanError("kblocks schedules products; C is only scaled here")
         self.setting, self.problem, self.placement, self.machine = setting, problem, setting.placement, setting.machine
-        shape = setting.machine.gemm_shape.get(problem.arithmetic.name)
-        self.aligns = shape is not None and shape.misaligned > 0
+        self.aligns = setting.machine.product_shape(problem.arithmetic).misaligned > 0
         self._in_core = problem_in_core(setting)
         self._dealt: dict[tuple[object, ...], DealtPanels] = {}
 

@@ -25,7 +25,6 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
-from uncut_mpi.model.costs import GemmShape
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.model.ports import fair_rates
@@ -138,7 +137,7 @@ class _Model:
         self._problem, self._b_slots, self._columns = problem, how.b_slots, how.columns
         self.step = elements_aligned(problem)
         self._rate = float(machine.typical_gemm_rate(problem.arithmetic)[ranks].min())
-        self._product = machine.gemm_shape.get(problem.arithmetic.name, GemmShape()).native()
+        self._product = machine.product_shape(problem.arithmetic).native()
         self._multiprocessors = int(machine.multiprocessors[ranks].min())
         self._items, self._sum = tuple(one.itemsize for one in problem.dtypes), problem.accumulator.itemsize
         # What a column of a region takes of the disk besides, which is a run in a file; all ranks take turns there.

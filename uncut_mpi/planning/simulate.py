@@ -21,7 +21,6 @@ from uncut_mpi.model.costs import (
     HOST_TRANSPOSED_PER_S,
     REST_GAIN,
     TRANSPOSING_SHARE,
-    GemmShape,
 )
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.machine import Machine
@@ -293,8 +292,7 @@ def machine_in_core(machine: Machine, issuing_threads: int) -> _native.Simulated
         for dtype in DType
     ]
     native.gemm_rate = np.concatenate(rates).tolist()
-    known = [machine.gemm_shape.get(dtype.name) or machine.gemm_shape.get(dtype.measured_as.name) for dtype in DType]
-    shapes = [shape or GemmShape() for shape in known]
+    shapes = [machine.product_shape(dtype) for dtype in DType]
     native.products = [shape.native() for shape in shapes]
     native.multiprocessors = machine.multiprocessors.tolist()
     within = np.diag(machine.bandwidth_gb_per_s)[: machine.num_ranks]

@@ -99,7 +99,8 @@ class GemmSignature(NamedTuple):
 def square(size: int, dtype: DType) -> GemmSignature:
     """Return the signature of a size×size×size product that does not read C."""
     operand = Region(dtype, Op.N, 0, 0, size, size, size)
-    return GemmSignature(operand._replace(dtype=dtype.accumulator), operand, operand, Factor.ZERO)
+    turned = operand._replace(op=Op.T) if dtype.itemsize == 1 else operand  # without a copy of it
+    return GemmSignature(operand._replace(dtype=dtype.accumulator), turned, operand, Factor.ZERO)
 
 
 def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSignature]:

@@ -193,7 +193,7 @@ class HostBackend(Backend):
         random = np.random.default_rng(0)
         given = [random.random((size, size)).astype(dtype.numpy) for _ in range(2)]
         taken = [np.empty_like(one) for one in given] if dtype is DType.tf32 else given
-        wide = dtype.accumulator.numpy
+        wide = (DType.f64 if dtype.is_integer else dtype.accumulator).numpy
         out = np.empty((size, size), wide)
 
         def multiply() -> None:
