@@ -54,11 +54,12 @@ def worst(session: Any, case: Case, dealt: tuple[um.Layout, um.Layout, um.Layout
         if index == 2 and case.beta == 0 and not dtype.is_integer:
             mine = np.full_like(mine, np.nan)
         if mine.size:
-            bits = (
-                mine if memory == "host" else importlib.import_module("cupy").asarray(mine.view(f"u{dtype.itemsize}"))
-            )
-            local = made.local if memory == "host" else made.local.view(bits.dtype)
-            local[...] = bits
+            local = made.local
+            if memory == "device":
+                if dtype.numpy.isbuiltin != 1:  # cupy knows bits alone of these
+                    mine, local = (one.view(f"u{dtype.itemsize}") for one in (mine, local))
+                mine = importlib.import_module("cupy").asarray(mine)
+            local[...] = mine
         matrices.append(made)
         values.append(value)
     session.gemm(*matrices, **case.how)
