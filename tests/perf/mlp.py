@@ -51,7 +51,7 @@ class Layer:
         x = torch.randn(self.tokens // self.size, self.hidden, device="cuda")
         w1 = torch.randn(self.hidden, share, device="cuda") / self.hidden**0.5
         w2 = torch.randn(share, self.hidden, device="cuda") / self.wide**0.5
-        self.scales = 1.0, 1.0, 1.0, 1.0
+        self.scales: tuple[float, ...] = (1.0, 1.0, 1.0, 1.0)
         kind = torch.bfloat16
         if float8:
             largest = torch.stack([one.abs().amax() for one in (x, w1, gelu(x[:256] @ w1) * 1.2, w2)])
