@@ -161,7 +161,7 @@ def test_who_plans_is_told_of_a_rank_that_waits_for_its_device_in_vain(comm, ope
 def test_a_call_that_one_rank_ends_is_ended_on_the_boards_of_other_nodes(comm, open_alone):
     with open_alone() as session:
         if comm.rank == 0:
-            session._calls.control.abort(41)
+            session._calls.control.board.fail(41)
         board, until_s = session._calls.control.board, time.monotonic() + LIMIT_S
         while board.abort[0] != 42 and time.monotonic() < until_s:
             session._group.drive()

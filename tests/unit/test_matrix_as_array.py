@@ -20,7 +20,7 @@ from uncut_mpi.api.matrix import HeldPart, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.request import Choices, Request, Scalars
 from uncut_mpi.api.stored import shown_of, stored_of
 from uncut_mpi.api.views import View, info_of
-from uncut_mpi.api.wanted import new_result
+from uncut_mpi.api.wanted import new_results
 from uncut_mpi.device.exported import from_dlpack
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
@@ -394,16 +394,16 @@ def operand(layout, shape, memory="device", in_parts=True):
 
 def test_a_result_in_shared_memory_follows_only_a_matrix_that_lies_there_as_a_whole():
     b = operand(Layout.whole(0), (4, 5), "host", False)
-    one = new_result(operand(Layout.rows([1, 2]), (3, 4), "shared", False), b, "N", "N")
+    (one,) = new_results(operand(Layout.rows([1, 2]), (3, 4), "shared", False), b, "N", "N", None, 2)
     assert (one.layout, one.memory, one.shape) == (Layout.rows([1, 2]), "shared", (3, 5))
-    mixed = new_result(operand(Layout.rows([1, 2]), (3, 4), "shared"), b, "N", "N")
+    (mixed,) = new_results(operand(Layout.rows([1, 2]), (3, 4), "shared"), b, "N", "N", None, 2)
     assert (mixed.layout, mixed.memory) == (Layout.rows([1, 2]), "host")
 
 
 def test_a_result_follows_no_blocks_and_no_single_parts():
     blocks = operand(Layout.blocks([3], [4, 0]), (3, 4))
     for first in (blocks, operand(None, (3, 4))):
-        made = new_result(first, operand(Layout.rows([2, 2]), (4, 5), "host"), "N", "N")
+        (made,) = new_results(first, operand(Layout.rows([2, 2]), (4, 5), "host"), "N", "N", None, 2)
         assert (made.layout, made.memory) == (Layout.rows(), "device")
 
 

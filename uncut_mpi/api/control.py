@@ -83,10 +83,6 @@ class Control:
             if about == one.about:
                 one.hear(rank, number, text.rstrip(b"\0").decode())
 
-    def abort(self, epoch: int) -> None:
-        """End what other ranks run of the call with this epoch. Local."""
-        self.board.fail(epoch)
-
     def _tell(self, about: int, number: int) -> None:
         """Let ranks of other nodes hear the epoch of a call that fails here, or how many waits this rank has begun."""
         if self._group.num_nodes > 1:
@@ -96,10 +92,6 @@ class Control:
         """Set this rank's flags to the epoch and the abort word to 0, while no call runs. Local."""
         self.board.abort[0] = 0
         self.flags[self._group.rank] = epoch
-
-    def progress(self) -> bytes:
-        """Return what changes as long as a rank gets on in a product. Local."""
-        return self.board.words.tobytes()
 
     def close(self) -> None:
         """Let go of the memory; no call is possible any more. Not collective."""

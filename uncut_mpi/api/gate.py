@@ -98,8 +98,8 @@ class Gate:
     ) -> None:
         self._group, self._turns, self._flight = group, turns, flight
         self._arrival_timeout_s = arrival_timeout_s
-        self._missing, self._progress = turns.missing, control.progress
-        self._exchange, self._verdicts, self._abort = control.exchange, control.verdicts, control.abort
+        self._missing, self._progress = turns.missing, control.board.words.tobytes  # changes while a rank gets on
+        self._exchange, self._verdicts, self._abort = control.exchange, control.verdicts, control.board.fail
         self._passage = _native.Passage(control.exchange.meeting, control.verdicts.meeting, turns.turn)
         self._spin_s = group.spin_s
         group.check_left = self._check_left

@@ -24,7 +24,7 @@ from uncut_mpi.api.grips import Grip, Grips, Held, Lent, Mine, Start, has_elemen
 from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, known_of, mark
 from uncut_mpi.api.memory import PeerMappings
-from uncut_mpi.api.operands import Batches
+from uncut_mpi.api.operands import NOTHING, Batches
 from uncut_mpi.api.request import Choices, Operands
 from uncut_mpi.api.stored import host_view, stored_of
 from uncut_mpi.api.views import Several
@@ -77,15 +77,12 @@ class MatrixStore:
 
     # -- making ------------------------------------------------------------------------------
 
-    def empty_or_batch(self, wanted: NewMatrix) -> Matrix | Batch:
+    def empty(self, wanted: NewMatrix) -> Matrix | Batch:
         """See `Session.empty`."""
-        made, stacks = self.empty(wanted), wanted.stacks
-        return made if stacks is None else self._batch(made, stacks)
+        made = self._empty_shared(wanted) if wanted.memory == "shared" else self._empty_parts(wanted)
+        return made if wanted.stacks is None else self._batch(made, wanted.stacks)
 
-    def empty(self, wanted: NewMatrix) -> Matrix:
-        """Return a new matrix; of a batch that which its products are."""
-        if wanted.memory == "shared":
-            return self._empty_shared(wanted)
+    def _empty_parts(self, wanted: NewMatrix) -> Matrix:
         rank, size, array = self._group.rank, self._group.size, None
         with agreement.collective(self._group, f"allocating a {wanted.memory} matrix"):
             shape = wanted.layout.local_shape(wanted.shape, rank, num_ranks=size)
@@ -93,14 +90,10 @@ class MatrixStore:
             if 0 not in shape or (0 in wanted.shape and rank in wanted.layout.holders(size)):
                 array = self._new_array(wanted.memory, shape, wanted.dtype, wanted.order)
         given = [] if array is None else [(array, (0, 0))]
-        return self.distribute(given, wanted.layout, wanted.shape, wanted.dtype, wanted.order)
+        made: Matrix = self.distribute(given, wanted.layout, wanted.shape, wanted.dtype, wanted.order)
+        return made
 
-    def register(self, array: Any, root: int, kind: DType | None = None) -> Matrix:
-        """Return an array of one rank as a matrix; see `Session.register`."""
-        matrix: Matrix = self.register_any(array, root, kind, batches=False)
-        return matrix
-
-    def register_any(self, array: Any, root: int, kind: DType | None, *, batches: bool = True) -> Any:
+    def register(self, array: Any, root: int, kind: DType | None) -> Any:
         """See `Session.register`."""
         roots = self._collect(root)
         if any(other != root for other in roots):
@@ -112,19 +105,20 @@ class MatrixStore:
                 )
             )
         given = [(array, (0, 0))] if self._group.rank == root else []
-        mine = self._grips.of_arrays(given, kind, batches=batches)
-        return self._deal(mine, Layout.whole(root), None, kind)
+        return self._deal(self._grips.of_arrays(given, kind, batches=True), Layout.whole(root), None, kind)
 
     def distribute(
         self,
         given: Sequence[tuple[Any, Start]],
         layout: Layout | None,
-        shape: tuple[int, int] | None,
+        shape: tuple[int, ...] | None,
         kind: DType | None,
         order: Order = "C",
-    ) -> Matrix:
+        *,
+        batches: bool = False,
+    ) -> Any:
         """
-        Return the arrays of ranks as a matrix; see `Session.distribute` and `distribute_parts`.
+        Return the arrays of ranks as a matrix, or batch if they may be; see `Session.distribute`, `distribute_parts`.
 
         Parameters
         ----------
@@ -136,14 +130,7 @@ class MatrixStore:
             As of `by_layout`.
         """
         self._collect()
-        matrix: Matrix = self._deal(self._grips.of_arrays(given, kind), layout, shape, kind, order)
-        return matrix
-
-    def distribute_any(self, local: Any, layout: Layout, shape: tuple[int, ...] | None, kind: DType | None) -> Any:
-        """See `Session.distribute`; `local` is this rank's array, or None."""
-        self._collect()
-        given = [] if local is None else [(local, (0, 0))]
-        return self._deal(self._grips.of_arrays(given, kind, batches=True), layout, shape, kind)
+        return self._deal(self._grips.of_arrays(given, kind, batches=batches), layout, shape, kind, order)
 
     def like(self, matrix: Matrix, given: Any, before: Matrix | None) -> Matrix:
         """
@@ -288,8 +275,7 @@ class MatrixStore:
 
     def proposed(self, wanted: NewMatrix, memories: Sequence[Memory]) -> Any:
         """Return a matrix, or batch, that is not made, of which each rank would make its part in a memory. Local."""
-        nothing = LocalParts((), (), {}, "host", lambda rows, cols: None)
-        made = Matrix(proposed(wanted, memories), array=None, local=nothing, home=self._home)
+        made = Matrix(proposed(wanted, memories), array=None, local=NOTHING, home=self._home)
         return made if wanted.stacks is None else Batch(made, wanted.stacks, (0, 0))
 
     def address(self, info: MatrixInfo, part: int) -> int:

@@ -37,7 +37,7 @@ _Check: TypeAlias = Callable[[str, object], "Matrix | Batch"]
 
 _Run: TypeAlias = tuple[tuple[int, int], int, Sequence[tuple[HeldPart, tuple[int, int, int]]]]
 
-_NOTHING: Final = LocalParts((), (), {}, "host", lambda rows, cols: None)
+NOTHING: Final = LocalParts((), (), {}, "host", lambda rows, cols: None)
 
 
 def operand_of(batch: Batch, along: Along, *, alone: bool = False) -> Matrix:
@@ -321,7 +321,7 @@ class Batches:
                     f"out has a matrix in the file {file}: pass matrices in memory, and copy them afterwards"
                 )
             put = dataclasses.replace(put_together(matrices, along, about, usual, read_only), file=file)
-            known = Matrix(put, array=None, local=_NOTHING, home=self._home)
+            known = Matrix(put, array=None, local=NOTHING, home=self._home)
             if len(self._lists) >= _MOST_OPERANDS:
                 self._lists.clear()
             self._lists[names, along] = known

@@ -242,13 +242,9 @@ class Searches:
                     self.found[job.plan] = found
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 def better_plan(plan: Plan, machine: Machine, searching: Searching, *, verify: bool) -> Better | None:
     """Return what a search in some way finds, as rank 0 has it, or None if that is no better than a plan."""
-    pause = searching.pause or _nothing
+    pause = searching.pause or (lambda: None)
     pause()  # whose call begins it goes on
     started, key, options = time.perf_counter(), plan.key, changed(plan.options, search="full")
     about = key.problem, key.placement, machine.num_ranks, machine, options, key.private, key.files

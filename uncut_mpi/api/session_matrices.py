@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -109,7 +109,7 @@ class MakesMatrices:
         with self._gate.call("empty_host") as open_with:
             wanted = new_matrix(shape, dtype, order, Layout.whole(0), "shared", self.size)
             open_with(**wanted.asked())
-            return self._store.empty_or_batch(wanted)
+            return self._store.empty(wanted)
 
     @overload
     def empty_device(self, shape: _Two, dtype: object = ..., *, rank: int, order: Order = ...) -> Matrix: ...
@@ -142,7 +142,7 @@ class MakesMatrices:
             whole = Layout.whole(rank_of("rank", rank, self.size))
             wanted = new_matrix(shape, dtype, order, whole, "device", self.size)
             open_with(**wanted.asked())
-            return self._store.empty_or_batch(wanted)
+            return self._store.empty(wanted)
 
     @overload
     def empty(
@@ -191,7 +191,7 @@ class MakesMatrices:
             wanted = new_matrix(shape, dtype, order, layout_of(layout), memory, self.size)
             wanted.layout.rectangles(wanted.shape, self.size)
             open_with(**wanted.asked())
-            return self._store.empty_or_batch(wanted)
+            return self._store.empty(wanted)
 
     @overload
     def distribute(self, local: Any, layout: Layout, *, shape: _Two, dtype: object = ...) -> Matrix: ...
@@ -242,7 +242,8 @@ class MakesMatrices:
             wanted, extents = layout_of(layout), None if shape is None else shape_of(shape, batches=True)
             kind = None if dtype is None else DType.parse(dtype)
             open_with(layout=wanted, shape=extents, dtype=kind)
-            return self._store.distribute_any(local, wanted, extents, kind)
+            given = [] if local is None else [(local, (0, 0))]
+            return self._store.distribute(given, wanted, extents, kind, batches=True)
 
     @public_call
     def distribute_parts(
@@ -275,7 +276,7 @@ class MakesMatrices:
             given, extents = parts_of(parts), shape_of(shape)
             kind = None if dtype is None else DType.parse(dtype)
             open_with(shape=extents, dtype=kind)
-            return self._store.distribute(given, None, extents, kind)
+            return cast(Matrix, self._store.distribute(given, None, extents, kind))
 
     @overload
     def register(self, array: np.ndarray[_Two, Any], *, root: int, dtype: object = ...) -> Matrix: ...
@@ -330,7 +331,7 @@ class MakesMatrices:
         with self._gate.call("register") as open_with:
             place, kind = rank_of("root", root, self.size), None if dtype is None else DType.parse(dtype)
             open_with(dtype=kind)  # roots are compared by the store, whose error says what a matrix is
-            return self._store.register_any(array, place, kind)
+            return self._store.register(array, place, kind)
 
     @public_call
     def open_file(self, path: str, *, dtype: object = None, mode: str = "r") -> Matrix:
@@ -545,7 +546,7 @@ class MakesMatrices:
                 if all(len(ones) <= 1 for ones in parts):
                     layout = layout_of_parts([next(iter(ones), None) for ones in parts], given.shape)
             starts = [(array, (0, 0) if layout else (rows[0], cols[0])) for (rows, cols), array in given.arrays.items()]
-            return self._store.distribute(starts, layout, given.shape, kind)
+            return cast(Matrix, self._store.distribute(starts, layout, given.shape, kind))
 
     def _shown(self, call: str, matrix: Matrix, given: Any) -> Any:
         """Return a matrix as an array of another library over a mesh of that; see `Matrix.to_dtensor` and `to_jax`."""

@@ -23,11 +23,9 @@ from uncut_mpi.api.wanted import (
     NewMatrix,
     layout_of,
     new_batch,
-    new_result,
     new_results,
     out_layout_of,
     own_memory,
-    possible_results,
     rank_of,
 )
 from uncut_mpi.api.wording import product_asked
@@ -295,13 +293,7 @@ class Multiplies(MakesMatrices):
             wanted = out_layout_of(layout)
             first, second = (self._store.check_any(name, one) for name, one in zip("AB", given, strict=True))
             scalars = scalars.scaled(first.dtype, *scales)
-            of_both = first, second, choices.trans_a, choices.trans_b
-            if wanted == "auto":
-                several = possible_results(*of_both, self.size)
-            elif isinstance(first, Batch) or isinstance(second, Batch):
-                several = [new_results(*of_both, wanted, self.size)]
-            else:
-                several = [new_result(first, second, *of_both[2:], wanted)]
+            several = new_results(first, second, *choices[:2], wanted, self.size)
             several = [self._apart(new) for new in several]
             for new in several:
                 new.layout.rectangles(new.shape, self.size)
@@ -314,7 +306,7 @@ class Multiplies(MakesMatrices):
 
     def _made_of(self, new: NewMatrix, *given: Matrix | Batch) -> Matrix | Batch:
         """Return a new matrix, or batch, of the library that the first of these is of which is not of numpy's."""
-        made = self._store.empty_or_batch(new)
+        made = self._store.empty(new)
         whole, *others = ((one.base if isinstance(one, Batch) else one).whole for one in (made, *given))
         whole.library = next((one.library for one in others if one.library), "")
         return made
@@ -363,7 +355,7 @@ class Multiplies(MakesMatrices):
             place, wanted, where = rank_of("root", root, self.size), layout_of(layout), memory_of(memory)
             wanted.check_memory(where)
             open_with(root=place, layout=wanted, memory=where)
-            source = self._store.register_any(array, place, None)
+            source = self._store.register(array, place, None)
             with raised_by_all():
                 new = _like(source, wanted, where, self.size)
             made = self._made_of(new, source)
@@ -392,7 +384,7 @@ class Multiplies(MakesMatrices):
             given, place = self._store.check_any("gather: matrix", matrix), rank_of("root", root, self.size)
             source = in_one(given)
             open_with(matrix=source.info, root=place)
-            made = self._store.empty_or_batch(_like(given, Layout.whole(place), "host", self.size))
+            made = self._store.empty(_like(given, Layout.whole(place), "host", self.size))
             self._copy("gather", source, target := in_one(made))
             array: np.ndarray | None = made.array if self.rank == place else None
             self._store.release(target.whole)

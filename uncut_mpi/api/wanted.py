@@ -114,82 +114,47 @@ def dealt_products(layout: Layout) -> Layout:
     return layout
 
 
-def new_result(a: Matrix, b: Matrix, trans_a: str, trans_b: str, layout: Layout | None = None) -> NewMatrix:
-    """
-    Return the matrix for op(A) op(B) where the caller gives none, as this rank is to make it.
-
-    Of two whole matrices it is a host matrix that all ranks see. Else its layout is that of op(A) if that leaves k
-    whole, or that of op(B) if that does, or even rows. Its memory is that of the operand that it follows, or of A.
-
-    Parameters
-    ----------
-    layout : Layout, optional
-        Its layout in the place of these.
-    """
-    rule, followed = next(_followed(a, b, trans_a, trans_b), (Layout.rows(), a))
-    memory = own_memory(followed, layout or rule)
-    if layout is None and _is_whole(a) and _is_whole(b):
-        rule, memory = Layout.whole(0), "shared"
-    return NewMatrix(_result_shape(a, b, trans_a, trans_b), three_of(a.dtype)[2], "C", layout or rule, memory)
-
-
 def new_results(
-    a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, layout: Layout | None, size: int
-) -> NewMatrix:
+    a: Any, b: Any, trans_a: str, trans_b: str, layout: Layout | Literal["auto"] | None, size: int
+) -> list[NewMatrix]:
     """
-    Return the batch for op(A) op(B) where the caller gives none, and A, B or both are batches, as this rank makes it.
+    Return the matrix, or batch, for op(A) op(B) where the caller gives none, as this rank is to make it.
 
-    Of two whole ones it is a host batch that all ranks see. Else it is dealt as A if that is a batch of as many, or B.
+    Of two whole ones all ranks see it on the host. Else it is dealt as op(A) or op(B), the first that leaves k whole, or
+    by even rows; a batch as the first of as many. It is in memory as that one's, or A's. With a layout it is dealt by
+    that, and by ``"auto"`` these are those to choose from: as either, and by even rows, columns or blocks.
 
     Raises
     ------
     ParamError
-        If one has a number of matrices that does not fit, or the layout is none of products.
+        If a batch has a number of matrices, or shapes, that do not fit, or the layout is none of products.
     """
     batches = [one for one in (a, b) if isinstance(one, Batch)]
-    count = max(map(len, batches)) if all(map(len, batches)) else 0
-    for one in batches:
-        if len(one) not in (1, count):
-            raise ParamError(
-                f"A and B have {' and '.join(str(len(other)) for other in batches)} products: pass as many"
-            )
-    followed = next(one for one in batches if len(one) == count)
-    rule = layout or followed.layout
-    memory = own_memory(followed.base, rule)
-    if layout is None and _is_whole(a) and _is_whole(b):
-        rule, memory = Layout.whole(0), "shared"
     (m, k), (k_b, n) = (
         one.shape[-2:] if trans == "N" else one.shape[:-3:-1] for one, trans in ((a, trans_a), (b, trans_b))
     )
-    if k != k_b:
-        raise ParamError(f"shapes do not fit: op(A) is {m}×{k} and op(B) is {k_b}×{n}")
-    return new_batch((count, m, n), three_of(a.dtype)[2], "C", rule, memory, size)
-
-
-def possible_results(a: Matrix | Batch, b: Matrix | Batch, trans_a: str, trans_b: str, size: int) -> list[NewMatrix]:
-    """
-    Return the matrices for op(A) op(B) to choose from: dealt as op(A), as op(B), by even rows, columns or blocks.
-
-    Of batches they are dealt as one that has as many matrices, or evenly.
-    """
-    if isinstance(a, Batch) or isinstance(b, Batch):
-        batches = [one for one in (a, b) if isinstance(one, Batch)]
-        dealt = [one.layout for one in batches if len(one) == max(map(len, batches))]
-        return [new_results(a, b, trans_a, trans_b, layout, size) for layout in (*dealt, Layout.rows())]
-    rows, cols = shape = _result_shape(a, b, trans_a, trans_b)
-    grid = ProcessGrid.most_square(size)
-    even = Layout.rows(), Layout.cols(), Layout.blocks(even_counts(rows, grid.rows), even_counts(cols, grid.cols))
-    found = [*_followed(a, b, trans_a, trans_b), *((layout, a) for layout in even)]
-    dtype = three_of(a.dtype)[2]
-    return [NewMatrix(shape, dtype, "C", layout, own_memory(followed, layout)) for layout, followed in found]
-
-
-def _result_shape(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> tuple[int, int]:
-    return a.shape[trans_a != "N"], b.shape[trans_b == "N"]
-
-
-def _is_whole(matrix: Matrix | Batch) -> bool:
-    return matrix.layout is not None and matrix.layout.kind == "whole"
+    if batches:
+        count = max(map(len, batches)) if all(map(len, batches)) else 0
+        if any(len(one) not in (1, count) for one in batches):
+            raise ParamError(f"A and B have {' and '.join(str(len(one)) for one in batches)} products: pass as many")
+        if k != k_b:
+            raise ParamError(f"shapes do not fit: op(A) is {m}×{k} and op(B) is {k_b}×{n}")
+        several = [one for one in batches if len(one) == count]
+        dealt, even = [(one.layout, several[0].base) for one in several], [Layout.rows()]
+    else:
+        grid = ProcessGrid.most_square(size)
+        dealt = [*_followed(a, b, trans_a, trans_b)]
+        even = [Layout.rows(), Layout.cols(), Layout.blocks(even_counts(m, grid.rows), even_counts(n, grid.cols))]
+    rule, first = next(iter(dealt), (Layout.rows(), a))
+    chosen = [(layout if isinstance(layout, Layout) else rule, first)]
+    if layout == "auto":
+        chosen = [*dealt, *((one, several[0].base if batches else a) for one in even)]
+    made, dtype = [(one, own_memory(followed, one)) for one, followed in chosen], three_of(a.dtype)[2]
+    if layout is None and all(one.layout is not None and one.layout.kind == "whole" for one in (a, b)):
+        made = [(Layout.whole(0), "shared")]
+    if batches:
+        return [new_batch((count, m, n), dtype, "C", *one, size) for one in made]
+    return [NewMatrix((m, n), dtype, "C", *one) for one in made]
 
 
 def _followed(a: Matrix, b: Matrix, trans_a: str, trans_b: str) -> Iterator[tuple[Layout, Matrix]]:

@@ -33,8 +33,7 @@ def shared_segment(
     TopologyError
         On all ranks, if one cannot map it.
     """
-    about = nbytes, purpose, use_file, timeout_s
-    segment = segment_of(group, group.node, *about)
+    segment = segment_of(group, group.node, nbytes, purpose, use_file, timeout_s)
     assert segment is not None
     return segment
 
@@ -47,16 +46,6 @@ def segment_of(
 
     It is another one on each node that any of its ranks names.
     """
-    try:
-        return _share(group, node, nbytes, purpose, use_file, timeout_s)
-    except TopologyError:
-        # The system keeps processes from looking at each other's descriptors; a file has a name.
-        return _share(group, node, nbytes, purpose, True, timeout_s)
-
-
-def _share(
-    group: Group, node: int, nbytes: int, purpose: str, use_file: bool, timeout_s: float | None
-) -> Segment | None:
     segment: Segment | None = None
     try:
         with collective(group, f"sharing memory for {purpose}", timeout_s):
@@ -66,10 +55,13 @@ def _share(
         with collective(group, f"mapping the shared memory of {purpose}", timeout_s):
             if node == group.node:
                 segment = segment or Segment.open(handles[group.node_of.index(node)])
-    except BaseException:
+    except BaseException as error:
         if segment is not None:
             segment.close()
-        raise
+        if use_file or not isinstance(error, TopologyError):
+            raise
+        # The system keeps processes from looking at each other's descriptors; a file has a name.
+        return segment_of(group, node, nbytes, purpose, True, timeout_s)
     if segment is not None:
         segment.unlink()
     return segment
