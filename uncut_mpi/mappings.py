@@ -41,48 +41,23 @@ class MappedArea(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stretch:
-    """
-    A run of bytes in terms that all ranks share.
+    """A run of bytes in terms that all ranks share."""
 
-    Attributes
-    ----------
-    memory : str
-        Names what they lie in: a mapped object of the node, or one process.
-    start : int
-        Where they begin: offset in the object, or address in the process.
-    nbytes : int
-        How many there are.
-    offset : int
-        Bytes before them in the extent that they are some of.
-    written : bool
-        Whether writing the extent changes them. Not so for a file behind a private mapping, which is read only.
-    """
-
-    memory: str
-    start: int
-    nbytes: int
-    offset: int = 0
+    memory: str  # names what they lie in: a mapped object of the node, or one process
+    start: int  # where they begin: offset in the object, or address in the process
+    nbytes: int  # how many there are
+    offset: int = 0  # bytes before them in the extent that they are some of
+    # Whether writing the extent changes them. Not so for a file behind a private mapping, which is read only.
     written: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ground:
-    """
-    What an extent of this process's addresses stands on.
+    """What an extent of this process's addresses stands on."""
 
-    Attributes
-    ----------
-    stretches : tuple of Stretch
-        What it consists of.
-    writeable : bool
-        Whether the system lets this process write to all of it.
-    trouble : str
-        Why reading all of it would end this process; empty if it would not.
-    """
-
-    stretches: tuple[Stretch, ...]
-    writeable: bool = True
-    trouble: str = ""
+    stretches: tuple[Stretch, ...]  # what it consists of
+    writeable: bool = True  # whether the system lets this process write to all of it
+    trouble: str = ""  # why reading all of it would end this process; empty if it would not
 
 
 def object_name(device: int, inode: int) -> str:

@@ -40,28 +40,14 @@ class Seen(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stacks:
-    """
-    Where the matrices of a batch lie in the one matrix that they are.
+    """Where the matrices of a batch lie in the one matrix that they are."""
 
-    Attributes
-    ----------
-    count : int
-        How many there are.
-    shape : (int, int)
-        Rows and columns of each.
-    axis : int
-        0 where rows of that matrix are theirs, one after another; 1 where columns are.
-    dealt : Layout
-        How they are dealt to ranks: its rows are their numbers.
-    runs : tuple of (int, int, int)
-        Of those that lie at equal distances: the number of the first, the row (column) at which it begins, and how many
-        there are from one to the next.
-    """
-
-    count: int
-    shape: tuple[int, int]
-    axis: int
-    dealt: Layout
+    count: int  # how many there are
+    shape: tuple[int, int]  # rows and columns of each
+    axis: int  # 0 where rows of that matrix are theirs, one after another; 1 where columns are
+    dealt: Layout  # how they are dealt to ranks: its rows are their numbers
+    # Of those that lie at equal distances: the number of the first, the row (column) at which it begins, and how many
+    # there are from one to the next.
     runs: tuple[tuple[int, int, int], ...]
 
     @classmethod

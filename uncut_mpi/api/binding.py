@@ -31,32 +31,15 @@ _Names = tuple[Name, Name, Name]
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Binding:
-    """
-    A plan bound to one set of matrices.
+    """A plan bound to one set of matrices."""
 
-    Attributes
-    ----------
-    executable : Executable
-        This rank's operations with addresses.
-    staged : bool
-        Whether the plan stages a matrix (`PlanSummary.staged`).
-    digest : int
-        See `digest_of`.
-    with_files : bool
-        Whether a matrix is a file.
-    alpha, beta : float or complex or None
-        The scalars of the last call.
-    mixed : bytes
-        The digest with these (`Scalars.mixed_with`).
-    """
-
-    executable: Executable
-    staged: bool
-    digest: int
-    with_files: bool
-    alpha: Number | None = None
+    executable: Executable  # this rank's operations with addresses
+    staged: bool  # whether the plan stages a matrix (`PlanSummary.staged`)
+    digest: int  # see `digest_of`
+    with_files: bool  # whether a matrix is a file
+    alpha: Number | None = None  # alpha, beta: the scalars of the last call
     beta: Number | None = None
-    mixed: bytes = b""
+    mixed: bytes = b""  # the digest with these (`Scalars.mixed_with`)
 
     def take(self, scalars: Scalars, dtype: DType) -> bytes:
         """Return the digest with scalars of a call, or raise ParamError if the type has not got them. Local."""

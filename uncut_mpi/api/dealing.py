@@ -29,28 +29,13 @@ _MOST_SHOWN: Final = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GivenArray:
-    """
-    What all ranks know of an array that one of them gives.
+    """What all ranks know of an array that one of them gives."""
 
-    Attributes
-    ----------
-    held : HeldPart
-        As a part that starts where its rank has said, at (0, 0) where a layout says it.
-    dtype : DType
-        Its type.
-    writeable : bool
-        Whether it may be written.
-    stack : Stack or None
-        Of an array of three dimensions: which matrices lie in it, one after another.
-    library : str
-        What it is of (`library_of`).
-    """
-
-    held: HeldPart
-    dtype: DType
-    writeable: bool
-    stack: Stack | None = None
-    library: str = ""
+    held: HeldPart  # as a part that starts where its rank has said, at (0, 0) where a layout says it
+    dtype: DType  # its type
+    writeable: bool  # whether it may be written
+    stack: Stack | None = None  # of an array of three dimensions: which matrices lie in it, one after another
+    library: str = ""  # what it is of (`library_of`)
 
     @property
     def shape(self) -> tuple[int, int]:

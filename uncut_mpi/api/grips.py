@@ -51,22 +51,11 @@ _LENT = "its owner may free it after any call"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TakenArray:
-    """
-    A caller's array.
+    """A caller's array."""
 
-    Attributes
-    ----------
-    array : numpy.ndarray or device array
-        Over the caller's memory, which it keeps alive.
-    on_device : bool
-        Whether it lies on this rank's device.
-    writeable : bool
-        Whether it may be written.
-    """
-
-    array: Any
-    on_device: bool
-    writeable: bool = True
+    array: Any  # over the caller's memory, which it keeps alive
+    on_device: bool  # whether it lies on this rank's device
+    writeable: bool = True  # whether it may be written
 
 
 def take(given: Any, backend: Backend) -> TakenArray:

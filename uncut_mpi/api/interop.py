@@ -36,28 +36,13 @@ Cuts: TypeAlias = tuple[Literal[0, 1] | None, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharded:
-    """
-    What this rank has of an array that is dealt to processes.
+    """What this rank has of an array that is dealt to processes."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Of all of it.
-    arrays : dict of ((int, int), (int, int)) to array
-        Its parts here, by their rows and columns; one of several replicas.
-    places : list of tuple of int
-        The devices of the mesh that are this rank's.
-    num_places : int
-        How many devices the mesh has.
-    dealt : str
-        How it is dealt, as its library says it.
-    """
-
-    shape: tuple[int, int]
-    arrays: dict[Rectangle, Any]
-    places: list[Place]
-    num_places: int
-    dealt: str
+    shape: tuple[int, int]  # of all of it
+    arrays: dict[Rectangle, Any]  # its parts here, by their rows and columns; one of several replicas
+    places: list[Place]  # the devices of the mesh that are this rank's
+    num_places: int  # how many devices the mesh has
+    dealt: str  # how it is dealt, as its library says it
 
 
 # -- rules ---------------------------------------------------------------------------------------

@@ -25,27 +25,16 @@ _PLAIN: Final[tuple[Orders, Orders, Orders]] = ((None, None), (None, None), (Non
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlanKey:
-    """
-    What a plan depends on, besides the machine: calls with equal keys share one.
+    """What a plan depends on, besides the machine: calls with equal keys share one."""
 
-    Attributes
-    ----------
-    problem, placement, options
-        What is computed, where, and what is fixed about how.
-    private : tuple of int
-        Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
-        lie in device memory that peers cannot open, in private host memory that cannot be page-locked, or in files.
-    files : tuple of int
-        Those of them that lie in files.
-    orders : tuple of (CyclicOrder or None, CyclicOrder or None)
-        In which orders of their rows and columns the caller's A, B and C are multiplied.
-    """
-
-    problem: GemmProblem
+    problem: GemmProblem  # problem, placement, options: what is computed, where, and what is fixed about how
     placement: Placement
     options: ScheduleOptions
+    # Which of the problem's user buffers, the parts of A, B and C one after another, their owner alone can use. These
+    # lie in device memory that peers cannot open, in private host memory that cannot be page-locked, or in files.
     private: tuple[int, ...] = ()
-    files: tuple[int, ...] = ()
+    files: tuple[int, ...] = ()  # those of them that lie in files
+    # In which orders of their rows and columns the caller's A, B and C are multiplied.
     orders: tuple[Orders, Orders, Orders] = _PLAIN
 
     @classmethod

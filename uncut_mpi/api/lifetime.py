@@ -53,31 +53,16 @@ _NO_TICKET = Ticket(b"", ())
 
 @dataclasses.dataclass(eq=False)
 class Holdings:
-    """
-    Everything that a session has to give back, without the session itself; `opening` makes it.
+    """Everything that a session has to give back, without the session itself; `opening` makes it."""
 
-    Attributes
-    ----------
-    group, control, backend, calls
-        What there is so far; in a session all of it, else no calls.
-    ticket : Ticket
-        Empty until `enter` makes it.
-    released : bool
-        Whether it has been given back.
-    over : bool
-        Whether this rank makes no call in the session any more.
-    offered : bool
-        Whether a thread of this process is asking the others whether they have dropped it too.
-    """
-
-    group: Group
+    group: Group  # group, control, backend, calls: what there is so far; in a session all of it, else no calls
     control: Control | None = None
     backend: Backend | None = None
     calls: Calls = dataclasses.field(init=False)
-    ticket: Ticket = _NO_TICKET
-    released: bool = False
-    over: bool = False
-    offered: bool = False
+    ticket: Ticket = _NO_TICKET  # empty until `enter` makes it
+    released: bool = False  # whether it has been given back
+    over: bool = False  # whether this rank makes no call in the session any more
+    offered: bool = False  # whether a thread of this process is asking the others whether they have dropped it too
 
     @property
     def whole(self) -> bool:

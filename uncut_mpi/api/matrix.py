@@ -41,76 +41,38 @@ _READ_ONLY: Final = "is a read-only array{where}, or lies in a file that a devic
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeldPart:
-    """
-    A part of a matrix, and the memory that its holder has it in.
+    """A part of a matrix, and the memory that its holder has it in."""
 
-    Attributes
-    ----------
-    part : Part
-        Which rectangle of the matrix, and how it is stored.
-    holder : int
-        The rank whose array it is.
-    stretches : tuple of Stretch
-        The bytes from its first element to its last, as all ranks know them. Shared host memory is one stretch.
-    handle : bytes or None
-        For device memory: the exported allocation it lies in; None if that cannot be exported.
-    offset_bytes : int
-        From that allocation's base to its first element.
-    obstacle : str
-        Why its owner alone can use it: device memory cannot be exported, private host memory not be page-locked, or it
-        lies in a file. Empty if others can.
-    in_file : bool
-        Whether it lies in a file.
-    """
-
-    part: Part
-    holder: int
+    part: Part  # which rectangle of the matrix, and how it is stored
+    holder: int  # the rank whose array it is
+    # The bytes from its first element to its last, as all ranks know them. Shared host memory is one stretch.
     stretches: tuple[Stretch, ...]
+    # For device memory: the exported allocation it lies in; None if that cannot be exported.
     handle: bytes | None = None
-    offset_bytes: int = 0
+    offset_bytes: int = 0  # from that allocation's base to its first element
+    # Why its owner alone can use it: device memory cannot be exported, private host memory not be page-locked, or it
+    # lies in a file. Empty if others can.
     obstacle: str = ""
-    in_file: bool = False
+    in_file: bool = False  # whether it lies in a file
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MatrixInfo:
-    """
-    What every rank of the session knows of a matrix.
+    """What every rank of the session knows of a matrix."""
 
-    Attributes
-    ----------
-    number : int
-        The session's number for it, the same on all ranks.
-    layout : BoundLayout
-        Shape, and which part lies where; rows and columns as the caller sees them.
-    dtype : DType
-        Element type.
-    parts : tuple of HeldPart
-        Those of `layout`, in its order. Of a matrix without elements one that has none.
-    dealt : Layout or None
-        How it is dealt to ranks, with counts; None where single parts were given.
-    read_only : tuple of int
-        Ranks that have parts which may not be written; with any of them it cannot be C.
-    view : View, Several or None
-        What of the matrix of that number it is, if not all; or that it is several put together as one operand.
-    file : str
-        The file that it lies in, of several the first; empty for memory.
-    origins : tuple of (int, int, int)
-        Of a view, or in other orders: what each part is of. That is the number of a matrix, that of a part there, and
-        how many bytes of this are ahead.
-    name : int or tuple
-        By what calls know it: its number, of a view with what it is of that matrix.
-    """
-
-    number: int
-    layout: BoundLayout
-    dtype: DType
-    parts: tuple[HeldPart, ...]
-    dealt: Layout | None = None
-    read_only: tuple[int, ...] = ()
+    number: int  # the session's number for it, the same on all ranks
+    layout: BoundLayout  # shape, and which part lies where; rows and columns as the caller sees them
+    dtype: DType  # element type
+    parts: tuple[HeldPart, ...]  # those of `layout`, in its order. Of a matrix without elements one that has none.
+    dealt: Layout | None = None  # how it is dealt to ranks, with counts; None where single parts were given
+    read_only: tuple[int, ...] = ()  # ranks that have parts which may not be written; with any of them it cannot be C
+    # What of the matrix of that number it is, if not all; or that it is several put together as one operand.
     view: View | Several | None = None
-    file: str = ""
+    file: str = ""  # the file that it lies in, of several the first; empty for memory
+    # Of a view, or in other orders: what each part is of. That is the number of a matrix, that of a part there, and how
+    # many bytes of this are ahead.
     origins: tuple[tuple[int, int, int], ...] = ()
+    # By what calls know it: its number, of a view with what it is of that matrix.
     name: Name = dataclasses.field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -201,28 +163,14 @@ class MatrixInfo:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class LocalParts:
-    """
-    What this rank has of a matrix.
+    """What this rank has of a matrix."""
 
-    Attributes
-    ----------
-    rectangles : tuple of ((int, int), (int, int))
-        Rows and columns of each part, also of those without elements.
-    arrays : tuple of array
-        The parts; none where `empty` makes one that has no elements.
-    own : mapping of int to (int, array)
-        Address and array of each part in `MatrixInfo.parts` that this process has, by its number.
-    memory : str
-        ``"device"``, ``"host"`` or ``"shared"``: where they lie, or would lie if there were any.
-    empty : callable
-        Makes an array (rows, cols) in that memory.
-    """
-
-    rectangles: tuple[Rectangle, ...]
-    arrays: tuple[Any, ...]
+    rectangles: tuple[Rectangle, ...]  # rows and columns of each part, also of those without elements
+    arrays: tuple[Any, ...]  # the parts; none where `empty` makes one that has no elements
+    # Address and array of each part in `MatrixInfo.parts` that this process has, by its number.
     own: Mapping[int, tuple[int, Any]]
-    memory: Memory
-    empty: Callable[[int, int], Any]
+    memory: Memory  # "device", "host" or "shared": where they lie, or would lie if there were any
+    empty: Callable[[int, int], Any]  # makes an array (rows, cols) in that memory
 
 
 class ShowsMemory:

@@ -42,30 +42,15 @@ class MatrixFile:
     A matrix in a .npy file that was found whole and of a known type; made by `open_matrix`.
 
     A value: rank 0 may open the file and send this to the others.
-
-    Attributes
-    ----------
-    path : str
-        The file.
-    rows, cols : int
-        Shape (elements).
-    order : str
-        ``"F"`` or ``"C"``.
-    dtype : DType
-        Element type.
-    offset_bytes : int
-        Where the first element lies.
-    open_path : str
-        Its name as long as it is unfinished (`OutputFile`); empty for that of `path`.
     """
 
-    path: str
-    rows: int
+    path: str  # the file
+    rows: int  # rows, cols: shape (elements)
     cols: int
-    order: Order
-    dtype: DType
-    offset_bytes: int
-    open_path: str = ""
+    order: Order  # "F" or "C"
+    dtype: DType  # element type
+    offset_bytes: int  # where the first element lies
+    open_path: str = ""  # its name as long as it is unfinished (`OutputFile`); empty for that of `path`
 
     @property
     def num_lines(self) -> int:

@@ -157,50 +157,24 @@ class PlanSummary:
 
 
 class Told(NamedTuple):
-    """
-    A plan as rank 0 tells it.
+    """A plan as rank 0 tells it."""
 
-    Attributes
-    ----------
-    summary : PlanSummary
-        The plan in numbers.
-    schedule : bytes or Decision
-        Its schedule, or what that is made by.
-    """
-
-    summary: PlanSummary
-    schedule: bytes | Decision
+    summary: PlanSummary  # the plan in numbers
+    schedule: bytes | Decision  # its schedule, or what that is made by
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # no slots: what is bound to a plan is found by a weak reference
 class Plan:
-    """
-    A schedule as this rank runs it.
+    """A schedule as this rank runs it."""
 
-    Attributes
-    ----------
-    key : PlanKey
-        What it was made for.
-    digest : bytes
-        16 bytes that only plans of the same key and schedule share.
-    schedule : Schedule
-        Every task of every rank.
-    summary : PlanSummary
-        The plan in numbers.
-    options : ScheduleOptions
-        Those of the key, with what the plan may use of memory.
-    program : OperationList
-        What this rank issues.
-    softbuf_bytes, host_softbuf_bytes, flag_bytes : ndarray of int64, shape (num_ranks,)
-        SoftBuf on the device and on the host, and flags, that each rank needs.
-    """
-
-    key: PlanKey
-    digest: bytes
-    schedule: Schedule
-    summary: PlanSummary
-    options: ScheduleOptions
-    program: OperationList
+    key: PlanKey  # what it was made for
+    digest: bytes  # 16 bytes that only plans of the same key and schedule share
+    schedule: Schedule  # every task of every rank
+    summary: PlanSummary  # the plan in numbers
+    options: ScheduleOptions  # those of the key, with what the plan may use of memory
+    program: OperationList  # what this rank issues
+    # softbuf_bytes, host_softbuf_bytes, flag_bytes: SoftBuf on the device and on the host, and flags, that each rank
+    # needs, shape (num_ranks,).
     softbuf_bytes: np.ndarray
     host_softbuf_bytes: np.ndarray
     flag_bytes: np.ndarray
@@ -250,16 +224,10 @@ class Trial:
     Several plans of one key, of which the next calls show the fastest.
 
     Every rank counts the same calls, so the turns are the same on all ranks; the times are this rank's own.
-
-    Attributes
-    ----------
-    plans : tuple of Plan
-        The one that is predicted best comes first, and is never left out.
-    seconds : tuple of (tuple of float or None)
-        What the calls of each took so far; None for one that cannot run here and is left out.
     """
 
-    plans: tuple[Plan, ...]
+    plans: tuple[Plan, ...]  # the one that is predicted best comes first, and is never left out
+    # What the calls of each took so far; None for one that cannot run here and is left out.
     seconds: tuple[tuple[float, ...] | None, ...]
 
     @property
@@ -350,31 +318,15 @@ def fastest(tables: np.ndarray) -> int:
 
 @dataclasses.dataclass(eq=False)
 class Chunked:
-    """
-    How a product is done in chunks; the same on all ranks.
+    """How a product is done in chunks; the same on all ranks."""
 
-    Attributes
-    ----------
-    key : PlanKey
-        Of the whole product.
-    by_rows : bool
-        Whether chunks are rows of the caller's C, or columns.
-    extents : sequence of (int, int)
-        First row or column of each chunk, and the one after its last.
-    keys : sequence of PlanKey
-        Of each chunk.
-    by_key : dict of PlanKey to Plan
-        Of the chunks that are planned, `MOST_KINDS` at most; that of the first one for as long as this lives.
-    summary : PlanSummary
-        Of all chunks together.
-    """
-
-    key: PlanKey
-    by_rows: bool
-    extents: Sequence[Extent]
-    keys: Sequence[PlanKey]
+    key: PlanKey  # of the whole product
+    by_rows: bool  # whether chunks are rows of the caller's C, or columns
+    extents: Sequence[Extent]  # first row or column of each chunk, and the one after its last
+    keys: Sequence[PlanKey]  # of each chunk
+    # Of the chunks that are planned, `MOST_KINDS` at most; that of the first one for as long as this lives.
     by_key: dict[PlanKey, Plan]
-    summary: PlanSummary
+    summary: PlanSummary  # of all chunks together
 
     @classmethod
     def of(

@@ -34,16 +34,9 @@ _pack = struct.Struct("<dd").pack
 
 
 class Scalars(NamedTuple):
-    """
-    The factors of one product.
+    """The factors of one product."""
 
-    Attributes
-    ----------
-    alpha, beta : float or complex
-        C := alpha op(A) op(B) + beta C.
-    """
-
-    alpha: Number
+    alpha: Number  # alpha, beta: C := alpha op(A) op(B) + beta C
     beta: Number
 
     @classmethod
@@ -97,20 +90,11 @@ class Scalars(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """
-    What a product is besides its matrices and scalars.
+    """What a product is besides its matrices and scalars."""
 
-    Attributes
-    ----------
-    trans_a, trans_b : str
-        ``"N"``, ``"T"`` or ``"C"``.
-    options : ScheduleOptions
-        What is fixed about the schedule.
-    """
-
-    trans_a: str
+    trans_a: str  # trans_a, trans_b: "N", "T" or "C"
     trans_b: str
-    options: ScheduleOptions
+    options: ScheduleOptions  # what is fixed about the schedule
 
     @classmethod
     def of(cls, trans_a: object, trans_b: object, options: object) -> Choices:
@@ -130,25 +114,12 @@ _USUAL = Choices(_PLAIN, _PLAIN, _DEFAULT_OPTIONS)
 
 
 class Request(NamedTuple):
-    """
-    A product that a caller asks for.
+    """A product that a caller asks for."""
 
-    Attributes
-    ----------
-    call : str
-        Name of the call.
-    matrices : tuple of Matrix
-        A, B and C, alive and of this session.
-    scalars : Scalars
-        alpha and beta.
-    choices : Choices
-        Of this call, or of the plan that it uses.
-    """
-
-    call: str
-    matrices: Operands
-    scalars: Scalars
-    choices: Choices
+    call: str  # name of the call
+    matrices: Operands  # A, B and C, alive and of this session
+    scalars: Scalars  # alpha and beta
+    choices: Choices  # of this call, or of the plan that it uses
 
     def asked(self) -> dict[str, object]:
         """Return what the caller passed, by its names."""

@@ -44,22 +44,11 @@ logger = logging.getLogger("uncut_mpi")
 
 
 class Better(NamedTuple):
-    """
-    A plan that a search has found.
+    """A plan that a search has found."""
 
-    Attributes
-    ----------
-    plan : Plan
-        As rank 0 runs it.
-    told : Told
-        What the others make theirs of: the plan in numbers, and its schedule.
-    chosen : ScheduleOptions
-        What the search has chosen.
-    """
-
-    plan: Plan
-    told: Told
-    chosen: ScheduleOptions
+    plan: Plan  # as rank 0 runs it
+    told: Told  # what the others make theirs of: the plan in numbers, and its schedule
+    chosen: ScheduleOptions  # what the search has chosen
 
 
 class _EndedError(Exception):
@@ -80,22 +69,11 @@ class _Job:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Course:
-    """
-    How far the searches for one product are.
+    """How far the searches for one product are."""
 
-    Attributes
-    ----------
-    steps : list of (int, float)
-        Searches to come: after how many calls, and their shares.
-    at : int
-        The number of the call at which `Searches.left` is 0.
-    waiting : Better or None
-        Found, but so far there were fewer calls than pay for taking it, too.
-    """
-
-    steps: list[tuple[int, float]]
-    at: int = 0
-    waiting: Better | None = None
+    steps: list[tuple[int, float]]  # searches to come: after how many calls, and their shares
+    at: int = 0  # the number of the call at which `Searches.left` is 0
+    waiting: Better | None = None  # found, but so far there were fewer calls than pay for taking it, too
 
 
 class Searches:

@@ -40,45 +40,21 @@ BackendMaker = Callable[[int, int], Backend]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
-    """
-    The devices of a session.
+    """The devices of a session."""
 
-    Attributes
-    ----------
-    backend : Backend
-        This rank's.
-    reason : str
-        Why this kind of backend was taken.
-    identities : list of DeviceIdentity
-        One per rank.
-    shared : bool
-        Whether two ranks are on one device.
-    """
-
-    backend: Backend
-    reason: str
-    identities: list[DeviceIdentity]
-    shared: bool
+    backend: Backend  # this rank's
+    reason: str  # why this kind of backend was taken
+    identities: list[DeviceIdentity]  # one per rank
+    shared: bool  # whether two ranks are on one device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sight:
-    """
-    What one rank tells the others before devices are given out.
+    """What one rank tells the others before devices are given out."""
 
-    Attributes
-    ----------
-    gpus : list of str
-        UUIDs of the GPUs its process sees, by ordinal.
-    why : str
-        Why it sees none; empty if it sees some.
-    node_rank : int
-        Number of its process among those of the job on this node.
-    """
-
-    gpus: list[str]
-    why: str
-    node_rank: int
+    gpus: list[str]  # UUIDs of the GPUs its process sees, by ordinal
+    why: str  # why it sees none; empty if it sees some
+    node_rank: int  # number of its process among those of the job on this node
 
 
 def start_backend(

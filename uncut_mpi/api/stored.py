@@ -75,25 +75,13 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stack:
-    """
-    Matrices of one shape in one array, all one after another: as rows of a larger matrix, or as its columns.
+    """Matrices of one shape in one array, all one after another: as rows of a larger matrix, or as its columns."""
 
-    Attributes
-    ----------
-    count : int
-        How many there are.
-    shape : (int, int)
-        Rows and columns of each.
-    axis : int
-        0 where their rows follow one another, each stored by rows; 1 where their columns do, each stored by columns.
-    step : int
-        Rows (columns) of the larger matrix from one to the next; more than they have where there are gaps.
-    """
-
-    count: int
-    shape: tuple[int, int]
+    count: int  # how many there are
+    shape: tuple[int, int]  # rows and columns of each
+    # 0 where their rows follow one another, each stored by rows; 1 where their columns do, each stored by columns.
     axis: int
-    step: int
+    step: int  # rows (columns) of the larger matrix from one to the next; more than they have where there are gaps
 
     @property
     def whole(self) -> tuple[int, int]:

@@ -21,20 +21,11 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """
-    What is seen of a matrix.
+    """What is seen of a matrix."""
 
-    Attributes
-    ----------
-    rows, cols : (int, int)
-        Which of the matrix's rows and columns.
-    turned, conjugated : bool
-        Whether it is seen transposed, and conjugated.
-    """
-
-    rows: Extent
+    rows: Extent  # rows, cols: which of the matrix's rows and columns
     cols: Extent
-    turned: bool = False
+    turned: bool = False  # turned, conjugated: whether it is seen transposed, and conjugated
     conjugated: bool = False
 
     @property
@@ -108,31 +99,14 @@ class View(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Several:
-    """
-    Matrices that are one operand of a batch: what is seen of those that they lie in.
+    """Matrices that are one operand of a batch: what is seen of those that they lie in."""
 
-    Attributes
-    ----------
-    token : str
-        That only the same matrices have, put together in the same way; the same on all ranks.
-    numbers : frozenset of int
-        Of the matrices that they lie in.
-    text : str
-        What they are, for messages.
-    shapes : Alike of (int, int)
-        Rows and columns of each.
-    members : tuple of str
-        What each is, of a list.
-    conjugated : bool
-        As of `View`.
-    """
-
-    token: str
-    numbers: frozenset[int] = dataclasses.field(compare=False, repr=False)
-    text: str = dataclasses.field(compare=False, repr=False)
-    shapes: Alike[tuple[int, int]] = dataclasses.field(compare=False, repr=False)
-    members: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
-    conjugated: bool = False
+    token: str  # that only the same matrices have, put together in the same way; the same on all ranks
+    numbers: frozenset[int] = dataclasses.field(compare=False, repr=False)  # of the matrices that they lie in
+    text: str = dataclasses.field(compare=False, repr=False)  # what they are, for messages
+    shapes: Alike[tuple[int, int]] = dataclasses.field(compare=False, repr=False)  # rows and columns of each
+    members: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)  # what each is, of a list
+    conjugated: bool = False  # as of `View`
 
     def __str__(self) -> str:
         return self.text

@@ -25,31 +25,14 @@ from uncut_mpi.planning.grid import ProcessGrid
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NewMatrix:
-    """
-    A matrix to be made.
+    """A matrix to be made."""
 
-    Attributes
-    ----------
-    shape : tuple of int
-        Rows and columns.
-    dtype : DType
-        Element type.
-    order : str
-        ``"F"`` or ``"C"``.
-    layout : Layout
-        How it is to be dealt.
-    memory : str
-        ``"device"``, ``"host"`` or ``"shared"``.
-    stacks : Stacks or None
-        Of a batch: which matrices are in it.
-    """
-
-    shape: tuple[int, int]
-    dtype: DType
-    order: Order
-    layout: Layout
-    memory: Memory
-    stacks: Stacks | None = None
+    shape: tuple[int, int]  # rows and columns
+    dtype: DType  # element type
+    order: Order  # "F" or "C"
+    layout: Layout  # how it is to be dealt
+    memory: Memory  # "device", "host" or "shared"
+    stacks: Stacks | None = None  # of a batch: which matrices are in it
 
     def asked(self) -> dict[str, object]:
         """Return what it is by the names of arguments."""
@@ -120,9 +103,9 @@ def new_results(
     """
     Return the matrix, or batch, for op(A) op(B) where the caller gives none, as this rank is to make it.
 
-    Of two whole ones all ranks see it on the host. Else it is dealt as op(A) or op(B), the first that leaves k whole, or
-    by even rows; a batch as the first of as many. It is in memory as that one's, or A's. With a layout it is dealt by
-    that, and by ``"auto"`` these are those to choose from: as either, and by even rows, columns or blocks.
+    Of two whole ones all ranks see it on the host. Else it is dealt as op(A) or op(B), the first that leaves k whole,
+    or by even rows; a batch as the first of as many. It is in memory as that one's, or A's. With a layout it is dealt
+    by that, and by ``"auto"`` these are those to choose from: as either, and by even rows, columns or blocks.
 
     Raises
     ------

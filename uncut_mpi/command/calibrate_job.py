@@ -48,25 +48,12 @@ Progress = Callable[[str], Callable[[int, int, str], None]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Node:
-    """
-    What was measured of a node, the same on all its ranks.
+    """What was measured of a node, the same on all its ranks."""
 
-    Attributes
-    ----------
-    machine : Machine
-        What it is.
-    samples : Samples or None
-        What that is made of; None of the quick form.
-    refinement : Refinement or None
-        What whole products have changed.
-    identities : list of DeviceIdentity
-        Of its ranks' devices.
-    """
-
-    machine: Machine
-    samples: Samples | None
-    refinement: Refinement | None
-    identities: list[DeviceIdentity]
+    machine: Machine  # what it is
+    samples: Samples | None  # what that is made of; None of the quick form
+    refinement: Refinement | None  # what whole products have changed
+    identities: list[DeviceIdentity]  # of its ranks' devices
 
     @property
     def passed(self) -> bool:

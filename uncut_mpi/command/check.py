@@ -52,58 +52,32 @@ class Ranks(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckResult:
-    """
-    Verdict on a result, the same on all ranks.
+    """Verdict on a result, the same on all ranks."""
 
-    Attributes
-    ----------
-    passed : bool
-        Whether every error is within its bound.
-    error, tolerance : float
-        Error and bound where their ratio is largest. Infinite or NaN where the result is.
-    relative : bool
-        Whether both are relative to the largest expected value. Else that is no larger than the tolerance, as where all
-        results are tiny or 0, and they are absolute.
-    rms_error : float
-        Root mean square of the errors relative to that of the expected values.
-    detail : str
-        What was compared, and where and how it failed.
-    """
-
-    passed: bool
-    error: float
+    passed: bool  # whether every error is within its bound
+    error: float  # error, tolerance: error and bound where their ratio is largest. Infinite or NaN where the result is.
     tolerance: float
+    # Whether both are relative to the largest expected value. Else that is no larger than the tolerance, as where all
+    # results are tiny or 0, and they are absolute.
     relative: bool
-    rms_error: float
-    detail: str
+    rms_error: float  # root mean square of the errors relative to that of the expected values
+    detail: str  # what was compared, and where and how it failed
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Equation:
-    """
-    What is to be true: C_out = alpha op(A) op(B) + beta C_in.
+    """What is to be true: C_out = alpha op(A) op(B) + beta C_in."""
 
-    Attributes
-    ----------
-    a, b, c_in, c_out : ndarray
-        The whole matrices, of any layout. A and B are not read where alpha is 0; `c_in` is not where beta is 0, and may
-        be None.
-    dtype : DType or three of them
-        Their type, or that of each, which bounds the error.
-    alpha, beta : float or complex
-        Scalars; rounded to the type that sums.
-    trans_a, trans_b : {"N", "T", "C"}
-        Whether op transposes, and conjugates.
-    """
-
+    # a, b, c_in, c_out: the whole matrices, of any layout. A and B are not read where alpha is 0; `c_in` is not where
+    # beta is 0, and may be None.
     a: np.ndarray
     b: np.ndarray
     c_in: np.ndarray | None
     c_out: np.ndarray
-    dtype: DType | Dtypes
-    alpha: Number
+    dtype: DType | Dtypes  # their type, or that of each, which bounds the error
+    alpha: Number  # alpha, beta: scalars; rounded to the type that sums
     beta: Number
-    trans_a: str = "N"
+    trans_a: str = "N"  # trans_a, trans_b: whether op transposes, and conjugates
     trans_b: str = "N"
 
     @property

@@ -323,25 +323,12 @@ def _add_problem(group: argparse._ArgumentGroup, default_m: str, *, files: bool)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RankArguments:
-    """
-    What `add_machine` has asked of the ranks and their devices, as `Session` takes it.
+    """What `add_machine` has asked of the ranks and their devices, as `Session` takes it."""
 
-    Attributes
-    ----------
-    backend : str
-        ``"auto"``, ``"cuda"`` or ``"host"``.
-    devices : tuple of int or None
-        Device ordinal of each rank.
-    allow_shared_gpu : bool
-        Let ranks share a GPU.
-    ranks_per_node : int or None
-        Take so many ranks of a node for one of their own.
-    """
-
-    backend: BackendName
-    devices: tuple[int, ...] | None
-    allow_shared_gpu: bool
-    ranks_per_node: int | None
+    backend: BackendName  # "auto", "cuda" or "host"
+    devices: tuple[int, ...] | None  # device ordinal of each rank
+    allow_shared_gpu: bool  # let ranks share a GPU
+    ranks_per_node: int | None  # take so many ranks of a node for one of their own
 
     @property
     def of_ranks(self) -> dict[str, Any]:

@@ -44,41 +44,19 @@ _Options = ScheduleOptions | Blocking
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanFacts:
-    """
-    A search and what its best schedule is expected to do.
+    """A search and what its best schedule is expected to do."""
 
-    Attributes
-    ----------
-    machine : Machine
-        What was planned for.
-    asked : PlanArguments
-        The product, where its matrices live, its scalars.
-    found : Found
-        The schedules tried, in which blocks of C the product is done, its bound and its time. Of a product in chunks,
-        simulation, traffic, timeline and explanation are of the first one.
-    search_s : float
-        Time the search took; it never decides anything.
-    simulation : Simulation
-        Of the best.
-    traffic : Movement
-        What the best schedule moves per kind of link, and into and out of every rank's device.
-    timeline : Timeline
-        Of the simulation.
-    explanation : Explanation
-        What stays, what moves, and what limits the time.
-    warning : str
-        Of a place that costs more than half of the time; empty if none does.
-    """
-
-    machine: Machine
-    asked: PlanArguments
+    machine: Machine  # what was planned for
+    asked: PlanArguments  # the product, where its matrices live, its scalars
+    # The schedules tried, in which blocks of C the product is done, its bound and its time. Of a product in chunks,
+    # simulation, traffic, timeline and explanation are of the first one.
     found: Found
-    search_s: float
-    simulation: Simulation
-    traffic: Movement
-    timeline: Timeline
-    explanation: Explanation
-    warning: str = ""
+    search_s: float  # time the search took; it never decides anything
+    simulation: Simulation  # of the best
+    traffic: Movement  # what the best schedule moves per kind of link, and into and out of every rank's device
+    timeline: Timeline  # of the simulation
+    explanation: Explanation  # what stays, what moves, and what limits the time
+    warning: str = ""  # of a place that costs more than half of the time; empty if none does
 
     @property
     def product(self) -> Asked:

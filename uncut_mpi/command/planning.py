@@ -78,28 +78,13 @@ class PlanArguments:
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """
-    What was found.
+    """What was found."""
 
-    Attributes
-    ----------
-    result : SearchResult
-        The schedules tried, the best first; of the first chunk.
-    bound : Bound
-        What no schedule of the whole product can beat.
-    least_of_a_node : int
-        Bytes into and out of one of several nodes, in any schedule of the whole product.
-    predicted_s : float
-        What the whole product is expected to take.
-    chunks : Chunks or None
-        Blocks of C, one after another; None: one schedule does all.
-    """
-
-    result: SearchResult
-    bound: Bound
-    least_of_a_node: int
-    predicted_s: float
-    chunks: Chunks | None
+    result: SearchResult  # the schedules tried, the best first; of the first chunk
+    bound: Bound  # what no schedule of the whole product can beat
+    least_of_a_node: int  # bytes into and out of one of several nodes, in any schedule of the whole product
+    predicted_s: float  # what the whole product is expected to take
+    chunks: Chunks | None  # blocks of C, one after another; None: one schedule does all
 
 
 def parse(argv: Sequence[str]) -> PlanArguments:

@@ -46,84 +46,44 @@ Fill = Callable[[np.ndarray, slice, slice], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Source:
-    """
-    Where a matrix's elements come from.
+    """Where a matrix's elements come from."""
 
-    Attributes
-    ----------
-    rows, cols : int
-        Shape as stored (before op).
-    order : str
-        Storage order it is given in.
-    fill : callable
-        Writes any rows and columns of it, the same on every rank.
-    """
-
-    rows: int
+    rows: int  # rows, cols: shape as stored (before op)
     cols: int
-    order: Order
-    fill: Fill
+    order: Order  # storage order it is given in
+    fill: Fill  # writes any rows and columns of it, the same on every rank
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Product:
-    """
-    The matrices of one product, placed, and the host copies that a check needs.
+    """The matrices of one product, placed, and the host copies that a check needs."""
 
-    Attributes
-    ----------
-    m, n, k : int
-        Extents of the product (elements).
-    dtype : DType
-        Element type.
-    place : Places
-        Where A, B and C live.
-    a, b, c : Matrix
-        There.
-    host_a, host_b : Matrix
-        The same elements in host memory that all ranks read (the same objects if placed there).
-    first_c : Matrix
-        What C holds before a call: its elements, or NaN where it is not read. C itself if it is in host memory that
-        all ranks share and is not read: two of the largest would not fit where one does.
-    streamed : Streamed or None
-        The files, where these are multiplied where they are; then what was said of host memory is theirs.
-    """
-
-    m: int
+    m: int  # m, n, k: extents of the product (elements)
     n: int
     k: int
-    dtype: DType
-    place: Places
-    a: Matrix
+    dtype: DType  # element type
+    place: Places  # where A, B and C live
+    a: Matrix  # a, b, c: there
     b: Matrix
     c: Matrix
+    # host_a, host_b: the same elements in host memory that all ranks read (the same objects if placed there).
     host_a: Matrix | FileArray
     host_b: Matrix | FileArray
+    # What C holds before a call: its elements, or NaN where it is not read. C itself if it is in host memory that all
+    # ranks share and is not read: two of the largest would not fit where one does.
     first_c: Matrix | FileArray
+    # The files, where these are multiplied where they are; then what was said of host memory is theirs.
     streamed: Streamed | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """
-    Times of a plan's calls, each that of the slowest rank (s).
+    """Times of a plan's calls, each that of the slowest rank (s)."""
 
-    Attributes
-    ----------
-    planned_s : float
-        Planning and reserving.
-    call_s : float
-        The first call alone.
-    first_call_s : float
-        Planning, reserving and the first call.
-    samples_s : list of float
-        The timed calls, in order; none where nothing was to be measured.
-    """
-
-    planned_s: float
-    call_s: float
-    first_call_s: float
-    samples_s: list[float]
+    planned_s: float  # planning and reserving
+    call_s: float  # the first call alone
+    first_call_s: float  # planning, reserving and the first call
+    samples_s: list[float]  # the timed calls, in order; none where nothing was to be measured
 
 
 def generated_sources(arguments: GemmArguments, m: int, n: int, k: int) -> tuple[Source, Source, Source | None]:

@@ -66,52 +66,24 @@ class Asked(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """
-    What was run and on what.
+    """What was run and on what."""
 
-    Attributes
-    ----------
-    version : str
-        Of this package.
-    command_line : str
-        As it was typed.
-    date : str
-        Start of the run, ISO 8601 with its offset from UTC.
-    hosts : sequence of str
-        Names of the nodes, in the order of their first ranks.
-    devices : sequence of str
-        Device name of every rank; with the host backend the processor's.
-    cores : int
-        Cores that the ranks together may run on.
-    mpi : str
-        MPI library and version.
-    versions : mapping of str to str
-        ``"python"``, ``"numpy"``, ``"mpi4py"``, and what computes: ``"blas"`` and, with cuda, ``"cupy"``, ``"cuda"``
-        and ``"driver"``.
-    ranks, nodes : int
-        How many, on how many nodes.
-    backend, backend_reason : str
-        ``"cuda"`` or ``"host"``, and why.
-    machine : str
-        Name of the machine that was planned for.
-    nonfinite : sequence of NonFinite
-        NaN and infinity in the input files that are read.
-    """
-
-    version: str
-    command_line: str
-    date: str
-    hosts: Sequence[str]
-    devices: Sequence[str]
-    cores: int
-    mpi: str
+    version: str  # of this package
+    command_line: str  # as it was typed
+    date: str  # start of the run, ISO 8601 with its offset from UTC
+    hosts: Sequence[str]  # names of the nodes, in the order of their first ranks
+    devices: Sequence[str]  # device name of every rank; with the host backend the processor's
+    cores: int  # cores that the ranks together may run on
+    mpi: str  # MPI library and version
+    # "python", "numpy", "mpi4py", and what computes: "blas" and, with cuda, "cupy", "cuda" and
+    # "driver".
     versions: Mapping[str, str]
-    ranks: int
+    ranks: int  # ranks, nodes: how many, on how many nodes
     nodes: int
-    backend: str
+    backend: str  # backend, backend_reason: "cuda" or "host", and why
     backend_reason: str
-    machine: str
-    nonfinite: Sequence[NonFinite] = ()
+    machine: str  # name of the machine that was planned for
+    nonfinite: Sequence[NonFinite] = ()  # NaN and infinity in the input files that are read
 
     @property
     def where(self) -> str:
@@ -129,43 +101,18 @@ class Circumstances:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """
-    One plan, measured and checked.
+    """One plan, measured and checked."""
 
-    Attributes
-    ----------
-    about : Circumstances
-        What was run and on what.
-    asked : Asked
-        The product.
-    summary : PlanSummary
-        What the plan does.
-    timing : Timing
-        What its calls took.
-    bound : Bound
-        What no schedule can beat at the machine's rates.
-    check : CheckResult or None
-        What was compared, and the verdict; None without a check.
-    trace : str
-        Where the timeline of one more call is, and what it shows; empty without one.
-    staged : sequence of str
-        Which matrices go through memory of ours, and why.
-    explanation : Explanation or None
-        What stays, what moves, and what limits the time; on rank 0.
-    warning : str
-        Of a place that costs more than half of the time; empty if none does.
-    """
-
-    about: Circumstances
-    asked: Asked
-    summary: PlanSummary
-    timing: Timing
-    bound: Bound
-    check: CheckResult | None
-    trace: str = ""
-    staged: Sequence[str] = ()
-    explanation: Explanation | None = None
-    warning: str = ""
+    about: Circumstances  # what was run and on what
+    asked: Asked  # the product
+    summary: PlanSummary  # what the plan does
+    timing: Timing  # what its calls took
+    bound: Bound  # what no schedule can beat at the machine's rates
+    check: CheckResult | None  # what was compared, and the verdict; None without a check
+    trace: str = ""  # where the timeline of one more call is, and what it shows; empty without one
+    staged: Sequence[str] = ()  # which matrices go through memory of ours, and why
+    explanation: Explanation | None = None  # what stays, what moves, and what limits the time; on rank 0
+    warning: str = ""  # of a place that costs more than half of the time; empty if none does
 
     @property
     def median_s(self) -> float:

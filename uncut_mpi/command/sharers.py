@@ -15,22 +15,11 @@ from uncut_mpi.model.lines import lines_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sharers:
-    """
-    The ranks of a session that see host memory of all ranks, which are those of the first node: they share its work.
+    """The ranks of a session that see host memory of all ranks, those of the first node: they share its work."""
 
-    Attributes
-    ----------
-    rank : int
-        This rank's place among them; `size` where it is none of them.
-    ranks : tuple of int
-        Which they are, ascending.
-    gather_values : callable
-        The session's; of all its ranks.
-    """
-
-    rank: int
-    ranks: tuple[int, ...]
-    gather_values: Callable[[Any], list[Any]]
+    rank: int  # this rank's place among them; `size` where it is none of them
+    ranks: tuple[int, ...]  # which they are, ascending
+    gather_values: Callable[[Any], list[Any]]  # the session's; of all its ranks
 
     @classmethod
     def of(cls, session: Session) -> Sharers:

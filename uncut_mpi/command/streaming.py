@@ -34,21 +34,12 @@ class FileArray:
 
     Taken parts of by slices without a step and by lists of places, as a numpy array of two dimensions; a part is one of
     these again.
-
-    Attributes
-    ----------
-    file : MatrixFile
-        Whose they are.
-    rows, cols : range or ndarray of int
-        Which of its rows and columns.
-    turned : bool
-        Whether this is their transpose.
     """
 
-    file: MatrixFile
-    rows: _Places
+    file: MatrixFile  # whose they are
+    rows: _Places  # rows, cols: which of its rows and columns
     cols: _Places
-    turned: bool = False
+    turned: bool = False  # whether this is their transpose
 
     @classmethod
     def of(cls, file: MatrixFile) -> FileArray:

@@ -15,19 +15,10 @@ _SYSTEM_HANDLE = 10  # what Cblacs_get is asked for: a number for the communicat
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BlacsGrid:
-    """
-    A BLACS context as this process sees it.
+    """A BLACS context as this process sees it."""
 
-    Attributes
-    ----------
-    shape : (int, int)
-        Rows and columns of its grid.
-    place : (int, int)
-        This process's row and column; negative if it is not in the grid.
-    """
-
-    shape: tuple[int, int]
-    place: tuple[int, int]
+    shape: tuple[int, int]  # rows and columns of its grid
+    place: tuple[int, int]  # this process's row and column; negative if it is not in the grid
 
 
 class Blacs:
