@@ -22,14 +22,9 @@ def kind_of(mode: int) -> str:
 
 def status_of(path: str | os.PathLike[str]) -> os.stat_result:
     """
-    Return `os.stat` of a path.
+    Return `os.stat` of a path; TypeError if it is none.
 
-    Raises
-    ------
-    OSError
-        Also where Python has a ValueError: for a NUL, or a character that names of files cannot have.
-    TypeError
-        If it is no path.
+    OSError also where Python has a ValueError: for a NUL, or a character that names of files cannot have.
     """
     try:
         return os.stat(os.fspath(path))  # of a number it would be the status of a stream
@@ -72,10 +67,7 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """
     Return what a regular file holds; never waits for another process.
 
-    Raises
-    ------
-    OSError
-        As `open_regular`, or if it holds more than `most_bytes`.
+    OSError as of `open_regular`, and if it holds more than `most_bytes`.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)

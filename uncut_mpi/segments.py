@@ -64,21 +64,7 @@ def node_identity() -> str:
 
 
 def require_same_node(node: str, memory: str) -> None:
-    """
-    Check that this process can open some memory at all.
-
-    Parameters
-    ----------
-    node : str
-        What `node_identity` gave where the memory is.
-    memory : str
-        What it is, as an error message calls it.
-
-    Raises
-    ------
-    TopologyError
-        If that is another node.
-    """
+    """Raise TopologyError if this process cannot open some memory, since that is on another node (`node_identity`)."""
     if node != node_identity():
         raise TopologyError(
             f"{memory} is on another node than {platform.node()}, or in a container with PIDs of its own: only "

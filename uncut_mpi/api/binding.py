@@ -95,14 +95,7 @@ class Binder:
         return bound.get((a.info.name, b.info.name, c.info.name)) if bound else None
 
     def bind(self, plan: Plan, matrices: Operands) -> Binding:
-        """
-        Reserve memory and bind a plan to matrices, where it is not yet. Collective.
-
-        Raises
-        ------
-        CapacityError, DeviceError
-            On all ranks.
-        """
+        """Reserve memory and bind a plan to matrices, where it is not yet; errors are on all ranks. Collective."""
         sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
         for arena, needed in zip(self._arenas, sizes, strict=True):
             if not arena.fits(needed):

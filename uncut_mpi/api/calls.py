@@ -164,14 +164,7 @@ class Calls:
         stage: Stage = Stage.OUTSIDE,
         outcome: Outcome | None = None,
     ) -> Call:
-        """
-        Make a product step by step, or finish one; other parameters are those of `open`. Collective.
-
-        Parameters
-        ----------
-        outcome : Outcome, optional
-            Of its run, if that is over.
-        """
+        """Make a product step by step, or finish one whose run has an outcome; parameters as of `open`. Collective."""
         call = self.open(request, plan, keep, traced=traced, stage=stage)
         try:
             call.arm()

@@ -166,10 +166,8 @@ def by_starts(given: Sequence[Sequence[GivenArray]], shape: tuple[int, int], kin
     """
     Return the matrix, still without a number, of which each rank gives some parts and says where they are.
 
-    Raises
-    ------
-    ParamError, RankMismatchError
-        If they overlap, leave the matrix or leave a part of it out, or are of different types.
+    Raise ParamError if they overlap, leave the matrix or leave a part of it out, and RankMismatchError for several
+    types.
     """
     counting = _counting(dict(enumerate(given)))
     dtype = _type_of(counting, kind)
@@ -248,10 +246,7 @@ def _in_one_order(parts: Sequence[Part], usual: Order = "C") -> list[Part]:
     """
     Return parts of which single rows and columns are stored in the order of most others, where they can be.
 
-    Parameters
-    ----------
-    usual : str
-        The order where there are no others, or as many of both.
+    Where there are no others, or as many of both, that is `usual`.
     """
     fixed = [part for part in parts if turned(part) is None]
     by_rows = sum((part.shape[0] * part.shape[1]) * (1 if part.order == "C" else -1) for part in fixed)

@@ -38,10 +38,7 @@ def recorded_of(a: Any, b: Any) -> str:
     """
     Return of which of two operands PyTorch records gradients in this thread now, as all ranks are told. Local.
 
-    Raises
-    ------
-    ParamError
-        If one of them is no tensor.
+    Raise ParamError if one of them is no tensor.
     """
     torch = sys.modules.get("torch")
     given = {"a_local": a, "b_local": b}
@@ -69,10 +66,7 @@ def recorded_product(multiply: Multiply, a: Any, b: Any) -> Any:
     """
     Return this rank's part of A B, a tensor whose gradient leads to those of A and B. Collective.
 
-    Raises
-    ------
-    ParamError
-        If one of two batches has a single matrix, for all of the other.
+    Raise ParamError if one of two batches has a single matrix, for all of the other.
     """
     product = functools.partial(_function().apply, multiply)
     if (a.ndim, b.ndim) == (3, 2):  # as one product of more rows

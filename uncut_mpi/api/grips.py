@@ -62,10 +62,7 @@ def take(given: Any, backend: Backend) -> TakenArray:
     """
     Return what a caller registers as an array, without a copy. Local.
 
-    Raises
-    ------
-    ParamError
-        If it is no array, lies on another device, or means something else than what lies in its memory.
+    Raise ParamError if it is no array, lies on another device, or means something else than what lies in its memory.
     """
     if isinstance(given, np.ndarray):
         array = _plain(given)
@@ -94,10 +91,7 @@ def element_type(array: Any, kind: DType | None) -> DType:
     """
     Return the type in which the products of an array are computed: `kind` if given, else its own.
 
-    Raises
-    ------
-    ParamError
-        If that is none of the types there are, or `kind` is another in memory.
+    Raise ParamError if that is none of the types there are, or `kind` is another in memory.
     """
     if not array.dtype.isnative:
         raise ParamError(
@@ -211,14 +205,7 @@ class Held:
 
 
 class Grips:
-    """
-    Takes hold of memory, and lets go of it. Not collective.
-
-    Parameters
-    ----------
-    held : mapping of int to Held
-        What is held for all matrices, by their numbers; the store's own.
-    """
+    """Takes hold of memory, and lets go of it, by what the store holds for all matrices. Not collective."""
 
     def __init__(self, group: Group, backend: Backend, held: Mapping[int, Held]) -> None:
         self._rank, self._size, self._backend, self._held = group.rank, group.size, backend, held

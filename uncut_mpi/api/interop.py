@@ -65,14 +65,7 @@ def rectangle_of(shape: tuple[int, int], mesh: Sequence[int], cuts: Cuts, place:
 
 
 def holders_of(places: Sequence[Sequence[Place]], num_places: int) -> dict[Place, int]:
-    """
-    Return which rank has each device of a mesh.
-
-    Raises
-    ------
-    ParamError
-        If one has none, or several ranks say that it is theirs.
-    """
+    """Return which rank has each device of a mesh; ParamError if none has one, or several say that it is theirs."""
     found = {place: rank for rank, ones in enumerate(places) for place in ones}
     if len(found) == num_places == sum(map(len, places)):
         return found
@@ -179,10 +172,7 @@ def of_dtensor(given: Any) -> Sharded:
     """
     Return what this rank has of a DTensor.
 
-    Raises
-    ------
-    ParamError
-        If it is none of a matrix, a sum that is not formed yet, dealt in a way of its own, or records a gradient.
+    Raise ParamError if it is no matrix, a sum that is not formed yet, dealt in a way of its own, or records a gradient.
     """
     if not all(shows(given, name) for name in ("device_mesh", "placements", "to_local")):
         raise ParamError(
@@ -221,14 +211,7 @@ def of_dtensor(given: Any) -> Sharded:
 
 
 def of_jax(given: Any) -> Sharded:
-    """
-    Return what this rank has of an array of JAX, when it is computed.
-
-    Raises
-    ------
-    ParamError
-        If it is none, no matrix, or was deleted.
-    """
+    """Return what this rank has of an array of JAX, when it is computed; ParamError if it is none, or no matrix."""
     if not all(shows(given, name) for name in ("addressable_shards", "sharding", "block_until_ready")):
         raise ParamError(
             f"{type_text(given)} is no array of JAX: pass one; session.distribute takes each rank's own array of others"
@@ -352,14 +335,7 @@ def memory_of(matrix: Matrix, local: Any, backend: Backend, *, writes: bool) -> 
 
 
 def show(matrix: Matrix, mesh: TorchMesh | JaxMesh, cuts: Cuts, own: Sequence[Rectangle], backend: Backend) -> Any:
-    """
-    Return an array of another library over the memory of a matrix.
-
-    Raises
-    ------
-    ParamError
-        If that library can make none without a copy.
-    """
+    """Return an array of another library over the memory of a matrix; ParamError if that would be a copy."""
     try:
         return mesh.shown(matrix, cuts, own, backend)
     except UncutError:

@@ -109,10 +109,7 @@ class PlanKey:
         """
         Return the key for other matrices than those planned with: only who can use their parts may differ. Local.
 
-        Raises
-        ------
-        ParamError
-            If one of them does not fit the plan, or C cannot be written.
+        Raise ParamError if one of them does not fit the plan, or C cannot be written.
         """
         # A schedule counts rows and columns in these orders: parts that lie alike in their own may have others there.
         alike = True
@@ -168,10 +165,7 @@ def _products_of(infos: Infos, choices: Choices) -> Alike[tuple[int, int, int]]:
     """
     Return m, n and k of each product of a batch, none of a plain one, as is one with a matrix for all of them.
 
-    Raises
-    ------
-    ParamError
-        If they do not fit; names the first.
+    Raise ParamError if they do not fit; it names the first.
     """
     shapes = [info.products or Alike([(info.layout.shape, len(infos[2].products))]) for info in infos]
     edges = sorted({0}.union(*([*itertools.accumulate(times for _, times in one.runs)] for one in shapes)))

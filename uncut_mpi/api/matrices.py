@@ -157,10 +157,7 @@ class MatrixStore:
         """
         Have this rank's part of a matrix of lent arrays lie in another one from now on. Local.
 
-        Raises
-        ------
-        ParamError
-            If it is stored otherwise than the one before.
+        Raise ParamError if it is stored otherwise than the one before.
         """
         held = self._held[matrix.info.number]
         for number, of in enumerate(held.info.parts):

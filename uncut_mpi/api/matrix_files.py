@@ -332,14 +332,7 @@ def open_matrix(path: str, dtype: DType | None = None) -> MatrixFile:
 def open_operands(
     a: str, b: str, c: str | None, dtype: DType | None
 ) -> tuple[MatrixFile, MatrixFile, MatrixFile | None]:
-    """
-    Open A, B and, if named, C, and check that there is a product of their types.
-
-    Raises
-    ------
-    DataFileError
-        As `open_matrix`, or if there is none.
-    """
+    """Open A, B and, if named, C as `open_matrix`; raise DataFileError if there is no product of their types."""
     opened = {name: open_matrix(path, dtype) for name, path in (("A", a), ("B", b), ("C", c)) if path is not None}
     in_a, in_b, in_c = opened["A"], opened["B"], opened.get("C")
     try:

@@ -180,10 +180,7 @@ def check_hardware(machine: Machine, key: str) -> None:
     """
     Check that a machine was measured on the hardware of a key, or on none: assumed ones go anywhere.
 
-    Raises
-    ------
-    TopologyError
-        If it was measured on other hardware; on every rank, since all have the same machine.
+    Else raise TopologyError on every rank, since all have the same machine.
     """
     if machine.key != key and machine.key.startswith(_MEASURED):
         raise agreed(

@@ -41,14 +41,7 @@ NOTHING: Final = LocalParts((), (), {}, "host", lambda rows, cols: None)
 
 
 def operand_of(batch: Batch, along: Along, *, alone: bool = False) -> Matrix:
-    """
-    Return the matrices of a batch put together as one. Local.
-
-    Parameters
-    ----------
-    alone : bool
-        Whether each is a part of its own, as what copies transpose has to be.
-    """
+    """Return the matrices of a batch put together as one; `alone`: each a part, as copies transpose them. Local."""
     known = batch.operands.get((batch.seen, along, alone))
     if known is not None and not known.closed:
         return known

@@ -45,12 +45,8 @@ class PlanCache:
         """
         Return the plan of a call, or the key by which one is to be made. Local.
 
-        Nothing that ranks have to agree on changes: they may yet be found to be in different calls.
-
-        Raises
-        ------
-        ParamError
-            For what cannot be multiplied.
+        ParamError for what cannot be multiplied. Nothing that ranks have to agree on changes: they may yet be found to
+        be in different calls.
         """
         _, (a, b, c), (alpha, beta), (trans_a, trans_b, options) = request
         call = (a.info.name, b.info.name, c.info.name, trans_a, trans_b, beta != 0, alpha == 0)

@@ -48,10 +48,7 @@ def stored_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -
     """
     Return how an array with these strides (bytes) is stored.
 
-    Raises
-    ------
-    ParamError
-        If it is not two-dimensional, or neither its rows nor its columns are contiguous.
+    Raise ParamError if it is not two-dimensional, or neither its rows nor its columns are contiguous.
     """
     if len(shape) != 2:
         raise ParamError(f"an array was given that has {dimensions_text(len(shape))}")
@@ -94,10 +91,7 @@ def stack_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) ->
     """
     Return what an array of three dimensions with these strides (bytes) is, and the strides of the larger matrix.
 
-    Raises
-    ------
-    ParamError
-        If it is none: its matrices are stored by neither rows nor columns, or not whole lines apart.
+    Raise ParamError if its matrices are stored by neither rows nor columns, or not whole lines apart.
     """
     count, rows, cols = shape
     apart, *inside = strides

@@ -116,12 +116,7 @@ def slices_of(key: object, shape: tuple[int, int]) -> Rectangle:
     """
     Return the rows and columns that slices name.
 
-    Raises
-    ------
-    TypeError
-        For anything but one slice or two.
-    ParamError
-        For a slice with a step.
+    Raise TypeError for anything but one slice or two, and ParamError for one with a step.
     """
     slices = key if isinstance(key, tuple) else (key,)
     if not 1 <= len(slices) <= 2 or not all(isinstance(one, slice) for one in slices):

@@ -163,10 +163,7 @@ def shape_of(shape: object, itemsize: int = 1, *, batches: bool = False) -> tupl
     """
     Return a caller's shape; of `batches` also one of three numbers, of which the first says how many matrices.
 
-    Raises
-    ------
-    ParamError
-        If it is not two whole numbers, or elements of this size are more bytes than there are addresses.
+    Raise ParamError for no whole numbers, or more bytes of such elements than there are addresses.
     """
     is_list = isinstance(shape, collections.abc.Sequence) and not isinstance(shape, str | bytes | bytearray)
     if not is_list and not (isinstance(shape, np.ndarray) and shape.ndim == 1):
@@ -210,14 +207,7 @@ def out_layout_of(layout: object) -> Layout | Literal["auto"] | None:
 
 
 def parts_of(parts: object) -> list[tuple[Any, tuple[int, int]]]:
-    """
-    Return a caller's arrays with the row and column at which each begins.
-
-    Raises
-    ------
-    ParamError
-        If it is anything but pairs of an array and two whole numbers.
-    """
+    """Return a caller's arrays with the row and column at which each begins, or raise ParamError for what is none."""
     found = []
     for at, part in enumerate(items("parts", parts)):
         if not isinstance(part, tuple | list) or len(part) != 2:
@@ -230,14 +220,7 @@ def parts_of(parts: object) -> list[tuple[Any, tuple[int, int]]]:
 
 
 def rank_of(name: str, value: object, size: int) -> int:
-    """
-    Return a caller's rank of a session of so many.
-
-    Raises
-    ------
-    ParamError
-        If it is no whole number, or there is no such rank.
-    """
+    """Return a caller's rank of a session of so many, or raise ParamError for what is none."""
     rank = whole_number(name, value)
     if not 0 <= rank < size:
         raise ParamError(f"{name} = {shown(value)} is not a rank of this session (0 to {size - 1})")

@@ -51,10 +51,7 @@ def value_digest(what: object, value: object) -> bytes:
     """
     Return 16 bytes that equal values share, and what they are called.
 
-    Raises
-    ------
-    ParamError
-        If `what` is no text, or it is not defined when such values are equal.
+    Raise ParamError if `what` is no text, or it is not defined when such values are equal.
     """
     if not isinstance(what, str):
         raise ParamError(f"what = {shown(what)} is {type_text(what)}: pass what the value is, as a text")

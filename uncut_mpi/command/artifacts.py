@@ -73,10 +73,7 @@ def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:
     """
     Check that a file could appear under a name, or that what is there can be written to.
 
-    Raises
-    ------
-    DataFileError
-        If not; the message begins with `what`.
+    Else raise DataFileError, which begins with `what`.
     """
     number = stream_number(path)
     try:
@@ -104,15 +101,10 @@ def check_writable(what: str, path: str, *, overwrite: bool = True) -> None:
 
 def write_file(flag: str, path: str | None, content: bytes) -> None:
     """
-    Write a file, complete or not at all; an existing file is replaced. Without a path nothing is asked for.
+    Write a file, complete or not at all, or raise DataFileError; without a path nothing is asked for.
 
-    What is no file, as a device, a pipe, a terminal or a stream of this process (``/dev/stdout``), is written to
-    instead. No reader is waited for longer than `PATIENCE_S`.
-
-    Raises
-    ------
-    DataFileError
-        If it cannot be written.
+    One that is there is replaced. What is no file, as a device, a pipe, a terminal or a stream of this process
+    (``/dev/stdout``), is written to instead. No reader is waited for longer than `PATIENCE_S`.
     """
     if path is None:
         return

@@ -86,14 +86,9 @@ class _Node:
 
 def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[str], say: Say) -> bool:
     """
-    Measure, describe and keep a machine; return whether the litmus passed, the same on every rank. Collective.
+    Measure, describe and keep a machine; return whether the litmus passed; the same on every rank. Collective.
 
     Of several nodes each is measured by its own ranks, all at the same time, and then the net between them.
-
-    Raises
-    ------
-    UncutError
-        The same on every rank.
     """
     each: int | None = None
     with contextlib.suppress(ParamError):  # raised below, on all ranks

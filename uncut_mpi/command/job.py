@@ -57,14 +57,7 @@ _DEFAULT_EDGE = {"cuda": 8192, "host": 1024}
 
 
 def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> bool:
-    """
-    Run the job, say what was done and return whether its checks passed, the same on every rank. Collective.
-
-    Raises
-    ------
-    UncutError
-        The same on every rank.
-    """
+    """Run the job, say what was done and return whether its checks passed, the same on every rank. Collective."""
     machine = _machine(comm, arguments)
     with Session(
         comm,
@@ -153,10 +146,7 @@ def _nonfinite(session: Session, arguments: GemmArguments, product: Product) -> 
     """
     Return the NaN and infinity of the input files that are read. Collective.
 
-    Raises
-    ------
-    DataFileError
-        If there are some and the product is too large for a check that can tell where they belong.
+    Raise DataFileError if there are some and the product is too large for a check that can tell where they belong.
     """
     if product.streamed is not None and not arguments.check:
         return []  # to look for them would take as long as to multiply

@@ -118,14 +118,7 @@ def parse(argv: Sequence[str]) -> PlanArguments:
 
 
 def run(arguments: PlanArguments, say: Say) -> None:
-    """
-    Choose, say and write.
-
-    Raises
-    ------
-    UncutError
-        If the machine, the problem or a file does not allow it.
-    """
+    """Choose, say and write; raise what the machine, the problem or a file does not allow."""
     check_paths(written_by(arguments), [arguments.machine])
     if arguments.timeline_path is not None:
         check_drawable(arguments.timeline_path)
@@ -275,10 +268,7 @@ def find_machine(name: str, ranks: int | None, devices: tuple[int, ...] | None =
     """
     Return the machine to plan for, or as many of its ranks as are asked for, or those with some of its devices.
 
-    Raises
-    ------
-    ParamError
-        If there is none of that name, it has too few ranks, or the devices are not some of its own, one for each rank.
+    Raise ParamError if there is none of that name, or it has not got so many ranks, or these devices.
     """
     listed = ",".join(map(str, devices or ()))
     if devices is not None and ranks not in (None, len(devices)):

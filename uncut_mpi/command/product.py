@@ -233,13 +233,9 @@ def check_result(
 
 def check_output(path: str, *, overwrite: bool) -> None:
     """
-    Check that a matrix file of this name could be written.
+    Check that a matrix file of this name could be written; raise DataFileError if not.
 
-    Raises
-    ------
-    DataFileError
-        If it exists (without `overwrite`), also unfinished, is no regular file, or its directory is missing or
-        cannot be written.
+    It must not exist (without `overwrite`), finished or not, and its directory must be there, to be written into.
     """
     if artifacts.stream_number(path) is not None:
         raise DataFileError(f"{path} is a stream of this process, not a regular file: name another one")

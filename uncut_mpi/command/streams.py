@@ -104,14 +104,7 @@ def _encodable(stream: Any, text: str) -> str:
 
 
 def write_all(descriptor: int, data: bytes, patience_s: float | None = None) -> None:
-    """
-    Write to a file, a pipe or a terminal, whether or not it waits.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written to, or its reader takes nothing for so long.
-    """
+    """Write to a file, a pipe or a terminal, waiting or not; OSError if its reader takes nothing for so long."""
     left = memoryview(data)
     ready = select.poll()
     ready.register(descriptor, select.POLLOUT)

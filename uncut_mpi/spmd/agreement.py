@@ -247,14 +247,9 @@ def raise_failure(wires: Sequence[Wire | None], error: BaseException | None, wha
 @contextlib.contextmanager
 def collective(group: Group, what: str, timeout_s: float | None = None) -> Iterator[None]:
     """
-    Run a block in which a rank may fail alone; an error of any rank leaves it on all ranks. Collective.
+    Run a block in which a rank may fail alone; an error of any rank leaves it as of `collective_result`. Collective.
 
     The block itself must hold no collective call that a failing rank would skip.
-
-    Raises
-    ------
-    UncutError
-        See `collective_result`.
     """
     error: BaseException | None = None
     try:

@@ -488,14 +488,7 @@ class Group:
     # -- collectives -------------------------------------------------------------------------
 
     def barrier(self, what: str = "barrier", timeout_s: float | None = None) -> None:
-        """
-        Wait until every rank is here.
-
-        Raises
-        ------
-        StallError
-            If they are not within `timeout_s`.
-        """
+        """Wait until every rank is here; StallError if they are not within `timeout_s`."""
         self.check_usable()
         self.wait(self._comm.Ibarrier, what, timeout_s, None)
 
@@ -530,10 +523,7 @@ class Group:
         """
         Gather one picklable object of every rank; for small control data, never for matrices.
 
-        Raises
-        ------
-        PeerFailedError
-            On all ranks, if one rank's object cannot be pickled.
+        PeerFailedError on all ranks, if one rank's object cannot be pickled.
         """
         try:
             data = pickle.dumps((value, None), pickle.HIGHEST_PROTOCOL)

@@ -338,10 +338,7 @@ class Verdicts(CallExchange):
         """
         Tell all ranks what this one has met, if it has not; return whether all have. Not collective, but `judge` is.
 
-        Parameters
-        ----------
-        error : BaseException or None
-            What went wrong here; the first 2,048 bytes of its text reach the others.
+        Of an error the first 2,048 bytes of its text reach the others.
         """
         if self._told:
             if self._outcome == _WAITING:

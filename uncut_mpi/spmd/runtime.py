@@ -25,14 +25,9 @@ _MPICH_ABI: Final = "libmpi.so.12"
 
 def _load() -> Any:
     """
-    Return `mpi4py.MPI`, initialised as it would initialise itself, unless that would end this process.
+    Return `mpi4py.MPI`, initialised as it would initialise itself, or raise ImportError if there is no MPI library.
 
-    Raises
-    ------
-    ImportError
-        If there is no MPI library.
-    TopologyError
-        If the library would end this process, because its launcher belongs to another one.
+    TopologyError if the library would end this process, because its launcher belongs to another one.
     """
     try:
         import mpi4py
@@ -114,14 +109,7 @@ def world() -> MPI.Intracomm:
 
 
 def require_mpi() -> None:
-    """
-    Check that MPI is initialised, by this process, and not yet finalised.
-
-    Raises
-    ------
-    TopologyError
-        If it is not.
-    """
+    """Raise TopologyError unless MPI is initialised, by this process, and not yet finalised."""
     if not MPI.Is_initialized():
         raise TopologyError("MPI is not initialised: call MPI.Init_thread() first, or leave mpi4py.rc.initialize on")
     if is_fork[0]:
@@ -134,14 +122,7 @@ def require_mpi() -> None:
 
 
 def require_thread_multiple() -> None:
-    """
-    Check that several threads of this process may use MPI at once.
-
-    Raises
-    ------
-    TopologyError
-        If MPI was initialised with less than ``MPI_THREAD_MULTIPLE``.
-    """
+    """Raise TopologyError unless several threads of this process may use MPI at once (``MPI_THREAD_MULTIPLE``)."""
     require_mpi()
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise TopologyError(
@@ -153,15 +134,10 @@ def require_thread_multiple() -> None:
 
 def check_launcher() -> None:
     """
-    Detect a job whose launcher belongs to another MPI than the one mpi4py has loaded.
+    Raise TopologyError in a job whose launcher belongs to another MPI than the one mpi4py has loaded.
 
-    Such processes do not find each other: every one of them is a world of its own, and each would
-    do the whole work. Not collective (it could not be).
-
-    Raises
-    ------
-    TopologyError
-        If the launcher started several processes and MPI sees one.
+    Such processes do not find each other: every one of them is a world of its own, and each would do the whole work.
+    Not collective (it could not be).
     """
     mistake = launcher.lone_world(library_version(), os.environ) if MPI.COMM_WORLD.size == 1 else None
     if mistake is not None:
