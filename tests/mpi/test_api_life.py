@@ -127,7 +127,7 @@ def test_a_call_that_has_begun_is_asked_and_finished(comm, open_session):
     with open_session(comm) as session:
         a, c = ones(session, (40, 40)), session.empty_host((40, 40))
         with session.plan(a, a, c) as plan, session._gate.exclusive():
-            request, _ = plan._request("execute", 2.0, 0.0, None, None, None, (None, None), None)
+            request, _ = plan._request("execute", (2.0, 0.0), (None, None, None), (None, None), None)
             call = session._calls.open(request, plan._plan, plan._keep)
             call.arm()
             call.start()

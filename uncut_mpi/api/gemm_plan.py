@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from uncut_mpi.units import time_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_Two: TypeAlias = tuple[Any, Any]
+_Three: TypeAlias = tuple[Any, Any, Any]
 
 
 class _With(TypedDict, total=False):
@@ -185,7 +189,7 @@ class GemmPlan:
         try:  # as `public_call` does, and 1.5 µs quicker
             if unknown:
                 raise TypeError(bad_call(GemmPlan.execute, unknown))
-            return self._execute(alpha, beta, a, b, c, (scale_a, scale_b), stream, wait)
+            return self._execute((alpha, beta), (a, b, c), (scale_a, scale_b), stream, wait)
         except BaseException as error:
             del self, a, b, c, stream, unknown
             end_call(error)
@@ -201,7 +205,7 @@ class GemmPlan:
                         calls.store.lend(matrix, array)
             except ParamError as error:
                 calls.gate.fail("execute", error)
-            request = self._request("execute", alpha, beta, None, None, None, (None, None), None)
+            request = self._request("execute", (alpha, beta), (None, None, None), (None, None), None)
             return calls.run(*request, self._keep)
 
     @public_call
@@ -240,9 +244,9 @@ class GemmPlan:
         ParamError, UncutError
             As `execute`.
         """
-        a, b, c = self._made("trace", (a, b, c))
+        given = self._made("trace", (a, b, c))
         with self._calls.gate.exclusive():
-            request, plan = self._request("trace", alpha, beta, a, b, c, (scale_a, scale_b), stream)
+            request, plan = self._request("trace", (alpha, beta), given, (scale_a, scale_b), stream)
             keep: Callable[[AnyPlan], None] = self._keep
             if isinstance(plan, Trial):  # of which this is no call
                 keep(plan)
@@ -295,16 +299,7 @@ class GemmPlan:
         return self._plans.get((key.private, key.files), key)
 
     def _request(
-        self,
-        call: str,
-        alpha: object,
-        beta: object,
-        a: object,
-        b: object,
-        c: object,
-        scales: tuple[object, object],
-        stream: Any,
-        wait: object = True,
+        self, call: str, factors: _Two, given: _Three, scales: _Two, stream: Any, wait: object = True
     ) -> tuple[Request, AnyPlan | PlanKey]:
         """Return what a caller asks of this plan, and `_plan_for` it; an error is raised on all ranks."""
         calls = self._calls
@@ -312,7 +307,7 @@ class GemmPlan:
             calls.backend.mark_caller(stream)  # first: the device comes to it meanwhile
             if wait is not True:
                 call = call_without_waiting(call, wait)
-            scalars = Scalars.of(alpha, beta)
+            scalars = Scalars.of(*factors)
             self._check_open()
             if self._scales_only and scalars.alpha != 0:
                 raise ParamError(
@@ -322,7 +317,7 @@ class GemmPlan:
                 raise ParamError(
                     f"beta = {scalars.beta}, but the plan was made with reads_c=False: plan with reads_c=True"
                 )
-            first, second, result = self._given
+            (a, b, c), (first, second, result) = given, self._given
             matrices = calls.store.operands(
                 first if a is None else a, second if b is None else b, result if c is None else c, self._choices
             )
@@ -332,7 +327,7 @@ class GemmPlan:
             calls.gate.fail(call, error)
         return tuple.__new__(Request, (call, matrices, scalars, self._choices)), plan  # as in `Scalars.of`
 
-    def _made(self, call: str, given: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    def _made(self, call: str, given: _Three) -> _Three:
         """Return operands with arrays of the ranks made matrices; collective if there are any."""
         arrays = {
             name: (planned, one)
@@ -375,20 +370,13 @@ class GemmPlan:
         return f"<GemmPlan: {done.scheduler}, {done.how}, {'closed' if self.closed else time_text(done.predicted_s)}>"
 
     def _execute(
-        self,
-        alpha: Number,
-        beta: Number,
-        a: Any,
-        b: Any,
-        c: Any,
-        scales: tuple[object, object],
-        stream: Any,
-        wait: object,
+        self, factors: _Two, given: _Three, scales: _Two, stream: Any, wait: object
     ) -> CallResult | Handle[CallResult]:
+        a, b, c = given
         if not a is b is c is None:  # mostly they are, and this is part of every call
-            a, b, c = self._made("execute", (a, b, c))
+            given = self._made("execute", given)
         with self._calls.gate.exclusive():
-            request, plan = self._request("execute", alpha, beta, a, b, c, scales, stream, wait)
+            request, plan = self._request("execute", factors, given, scales, stream, wait)
             if wait is True:
                 return self._calls.run(request, plan, self._keep)
             begun = self._calls.launch(request, plan, self._keep)

@@ -460,7 +460,7 @@ class Matrix(ShowsMemory):
             mesh; the error names a layout to redistribute to. If it lies in memory of another kind than the mesh is of,
             or is read-only.
         """
-        return self._shown("to_dtensor", mesh)
+        return self._session("show")._shown("to_dtensor", self, mesh)
 
     @public_call
     def to_jax(self, mesh: Any) -> Any:
@@ -487,7 +487,7 @@ class Matrix(ShowsMemory):
             columns, on the host from a multiple of 64 bytes on (`Session.empty` makes such). If elements have 64 bits
             and ``jax_enable_x64`` is not set.
         """
-        return self._shown("to_jax", mesh)
+        return self._session("show")._shown("to_jax", self, mesh)
 
     def _to_show(self) -> tuple[Matrix, Any]:
         self.info.check_in_memory()
@@ -498,9 +498,6 @@ class Matrix(ShowsMemory):
                 f"{self} has {counted(len(full), 'array')} on this rank, and one is shown: pass one of matrix.local"
             )
         return self, (full or [arrays[0] if self._array is None else self._array])[0]
-
-    def _shown(self, call: str, mesh: Any) -> Any:
-        return self._session("show")._shown(call, self, mesh)
 
     def _session(self, use: str) -> Any:
         """Return the session, or raise ParamError if there is nothing to use."""

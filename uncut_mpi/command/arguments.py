@@ -6,9 +6,10 @@ import argparse
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from uncut_mpi.command.artifacts import written_by
+from uncut_mpi.command.entry import Arguments
 from uncut_mpi.command.flag_values import scalar_text
 from uncut_mpi.command.flags import FLAGS, USUAL_REPEAT, USUAL_WARMUP, RankArguments, join_negative_values, make_parser
 from uncut_mpi.errors import ParamError
@@ -17,8 +18,6 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import MOST_TRIED, ScheduleOptions
-
-Arguments = TypeVar("Arguments")
 
 # Scalars that no shortcut of a library or of ours can skip; generated problems use them by default.
 GENERATED_ALPHA: Final = 1.2345

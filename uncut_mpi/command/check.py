@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
 from uncut_mpi.model.lines import lines_of
 from uncut_mpi.model.placement import Matrix
+
+if TYPE_CHECKING:
+    from uncut_mpi.command.sharers import Sharers
 
 # Up to so many multiplications every element is compared with a float64 product. Of larger products so many go at most
 # into rows whose sums tell nothing.
@@ -33,21 +36,6 @@ _SMALLER: Final = -64
 
 Places = slice | np.ndarray
 Reader = Callable[[Places, Places], np.ndarray]
-
-
-class Ranks(Protocol):
-    """Those who share the work of a check: a session, or some of its ranks (`sharers.Sharers`)."""
-
-    @property
-    def rank(self) -> int:
-        """Place of this rank; `size` if it has no part."""
-
-    @property
-    def size(self) -> int:
-        """How many they are."""
-
-    def gather_values(self, value: Any, /) -> list[Any]:
-        """Return a value of every rank, also of those that have no part. Collective."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,7 +74,7 @@ class Equation:
         return self.a.shape[self.trans_a == "N"] if self.alpha != 0 and self.a.size > 0 and self.b.size > 0 else 0
 
 
-def check_shared(equation: Equation, ranks: Ranks, seed: int = 0, full_limit: int | None = None) -> CheckResult:
+def check_shared(equation: Equation, ranks: Sharers, seed: int = 0, full_limit: int | None = None) -> CheckResult:
     r"""
     Check an equation, the same on every rank. Collective.
 
@@ -94,7 +82,7 @@ def check_shared(equation: Equation, ranks: Ranks, seed: int = 0, full_limit: in
     ----------
     equation : Equation
         What is to be true.
-    ranks : Ranks
+    ranks : Sharers
         Who share the work.
     seed : int
         Of the random vectors.
@@ -247,7 +235,7 @@ class _Summed(NamedTuple):
 class _Check:
     """The check of an equation: readers of op(A), op(B), C as it was (None: not read) and as it is, A and C scaled."""
 
-    def __init__(self, equation: Equation, ranks: Ranks, exponent: int) -> None:
+    def __init__(self, equation: Equation, ranks: Sharers, exponent: int) -> None:
         self.ranks, self.exponent, dtypes = ranks, exponent, three_of(equation.dtype)
         self.multiplied, self.written = arithmetic_of(dtypes), dtypes[Matrix.C]
         summing = self.multiplied.accumulator.numpy
