@@ -57,7 +57,7 @@ def test_every_flag_reaches_its_field():
         routing="bw", batch=False, wr_lazy=False, order="fixed", row_shares=(1.0, 2.5),
     )  # fmt: skip
     assert args.tune_products
-    assert (args.warmup, args.repeat, args.timeout_s, args.check, args.json_path, args.seed) == (
+    assert (args.warmup, args.repeat, args.timeout_s, args.check, args.json, args.seed) == (
         0, 7, 2.5, False, "facts.json", 9,
     )  # fmt: skip
 
@@ -220,8 +220,8 @@ def test_gpus_are_not_chosen_for_the_host_backend(flag):
 
 
 def test_a_trace_is_written_in_the_form_that_its_name_says():
-    assert parse(["--trace", "t.png"]).trace_path == "t.png"
-    assert parse([]).trace_path is None
+    assert parse(["--trace", "t.png"]).trace == "t.png"
+    assert parse([]).trace is None
     with pytest.raises(ParamError, match=r"t\.pdf does not say which picture is wanted.*\.json"):
         parse(["--trace", "t.pdf"])
 

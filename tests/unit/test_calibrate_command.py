@@ -18,7 +18,7 @@ from uncut_mpi.errors import ParamError
 
 def test_no_words_ask_for_everything():
     given = parse_calibrate([])
-    assert (given.backend, given.quick, given.output, given.json_path) == ("auto", False, None, None)
+    assert (given.backend, given.quick, given.output, given.json) == ("auto", False, None, None)
     assert given.time_limit_s == DEFAULT_TIME_LIMIT_S
 
 
@@ -28,7 +28,7 @@ def test_every_flag_reaches_its_field():
     given = parse_calibrate(words.split())
     assert (given.backend, given.devices, given.allow_shared_gpu) == ("cuda", (1, 0), True)
     assert (given.ranks_per_node, parse_calibrate([]).ranks_per_node) == (2, None)
-    assert (given.time_limit_s, given.output, given.json_path) == (7.5, "m.json", "facts.json")
+    assert (given.time_limit_s, given.output, given.json) == (7.5, "m.json", "facts.json")
     assert parse_calibrate(["--quick"]).quick
     assert parse_calibrate(["--disk", "/data"]).disk == "/data"
     assert given.disk is None

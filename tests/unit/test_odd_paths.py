@@ -191,9 +191,9 @@ def test_facts_on_standard_output_are_alone_there(tmp_path, name):
     ("parse", "flag", "field"),
     [
         (lambda words: parse_gemm(["A.npy", "B.npy", *words]), "-o", "out_path"),
-        (parse_gemm, "--json", "json_path"),
-        (plan.parse, "--json", "json_path"),
-        (parse_calibrate, "--json", "json_path"),
+        (parse_gemm, "--json", "json"),
+        (plan.parse, "--json", "json"),
+        (parse_calibrate, "--json", "json"),
         (parse_calibrate, "--output", "output"),
         (parse_bench, "--output", "output"),
     ],

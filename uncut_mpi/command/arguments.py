@@ -50,8 +50,8 @@ class GemmArguments(RankArguments):
     tune_products: bool
     check: bool
     overwrite: bool
-    json_path: str | None
-    trace_path: str | None
+    json: str | None
+    trace: str | None
     seed: int
     a_path: str | None
     b_path: str | None

@@ -16,20 +16,13 @@ PATIENCE_S = 30.0
 """How long the reader of a pipe or a terminal may take nothing."""
 
 
-_WRITTEN = {
-    "--output": "output",
-    "--timeline": "timeline_path",
-    "--transfers": "transfers_path",
-    "--json": "json_path",
-    "--trace": "trace_path",
-    "--plot": "plot",
-}
-"""Flags of all commands for files that are replaced, and where their arguments have these."""
+_WRITTEN = ("output", "timeline", "transfers", "json", "trace", "plot")
+"""Flags of all commands for files that are replaced."""
 
 
 def written_by(arguments: object) -> dict[str, str | None]:
     """Return the files that a command was asked for, by their flags; but for matrices."""
-    return {flag: getattr(arguments, name, None) for flag, name in _WRITTEN.items()}
+    return {f"--{name}": getattr(arguments, name, None) for name in _WRITTEN}
 
 
 def check_paths(

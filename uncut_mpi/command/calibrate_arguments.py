@@ -36,7 +36,7 @@ class CalibrateArguments(RankArguments):
     time_limit_s: float
     disk: str | None
     output: str | None
-    json_path: str | None
+    json: str | None
 
 
 def parse_calibrate(argv: Sequence[str]) -> CalibrateArguments:

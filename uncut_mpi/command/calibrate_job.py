@@ -258,7 +258,7 @@ def _publish(
     if arguments.quick:
         lines.append("this is the quick form, as at first use: leave out --quick to measure what transfers share too")
     say("".join(f"{line}\n" for line in lines))
-    write_file("--json", arguments.json_path, text.encode())  # last: what took a minute is kept, whatever this does
+    write_file("--json", arguments.json, text.encode())  # last: what took a minute is kept, whatever this does
 
 
 def _keep_own(node: _Node, arguments: CalibrateArguments) -> None:

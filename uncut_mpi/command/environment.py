@@ -53,7 +53,7 @@ Facts = dict[str, list[str]]
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Return what the command line asks for; errors and ``--help`` as those of other commands."""
-    return make_env_parser().parse_args(list(argv)) if argv else argparse.Namespace(json_path=None)
+    return make_env_parser().parse_args(list(argv)) if argv else argparse.Namespace(json=None)
 
 
 def make_env_parser() -> argparse.ArgumentParser:
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, say: Say) -> None:
         job["ranks"] = [_unknown(error)]
     if first:
         say(_text(job) + "".join(_differences(everyone)))
-        write_file("--json", arguments.json_path, (json.dumps(everyone, indent=1) + "\n").encode())
+        write_file("--json", arguments.json, (json.dumps(everyone, indent=1) + "\n").encode())
 
 
 def _text(facts: Facts) -> str:

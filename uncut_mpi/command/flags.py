@@ -79,11 +79,10 @@ examples:
 
 _MOST_USED: Final = (
     "a_path", "b_path", "c_path", "out_path", "m", "n", "k", "dtype", "alpha", "beta", "place", "scheduler", "grid",
-    "compute_ranks", "options", "repeat", "overwrite", "json_path",
+    "compute_ranks", "options", "repeat", "overwrite", "json",
 )  # fmt: skip
 _MOST_USED_OF_PLAN: Final = (
-    "m", "n", "k", "dtype", "place", "machine", "ranks", "scheduler", "options", "timeline_path", "transfers_path",
-    "json_path",
+    "m", "n", "k", "dtype", "place", "machine", "ranks", "scheduler", "options", "timeline", "transfers", "json",
 )  # fmt: skip
 
 
@@ -223,11 +222,8 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "--timeline FILE",
         picture,
         "write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
-        dest="timeline_path",
     )
-    add(
-        "--transfers FILE.png", path, "draw its transfers over each link there; default: nowhere", dest="transfers_path"
-    )
+    add("--transfers FILE.png", path, "draw its transfers over each link there; default: nowhere")
     add_json(add, "the facts")
     return parser
 
@@ -360,7 +356,7 @@ def add_tune_products(group: argparse._ArgumentGroup) -> None:
 def add_json(add: Callable[..., None], what: str) -> None:
     """Add the flag that asks for JSON."""
     text = f"write {what} there too, - is standard output; replaced if it exists; default: nowhere"
-    add("--json FILE", written, text, dest="json_path")
+    add("--json FILE", written, text)
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -446,7 +442,6 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         picture,
         "measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
         "default: nowhere",
-        dest="trace_path",
     )
     add("--seed N", whole(0, MOST_EXTENT), "of random data; default %(default)s", default=0)
 

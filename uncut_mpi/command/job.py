@@ -76,8 +76,8 @@ def run(comm: Any, arguments: GemmArguments, words: Sequence[str], say: Say) -> 
                     (arguments.a_path, arguments.b_path, arguments.c_path, arguments.machine),
                     elsewhere={"-o": arguments.out_path},
                 )
-                if arguments.trace_path is not None:
-                    check_drawable(arguments.trace_path)
+                if arguments.trace is not None:
+                    check_drawable(arguments.trace)
         product = _make(session, arguments)
         with product.streamed or contextlib.nullcontext():
             return _multiply(session, arguments, product, words, say)
@@ -93,8 +93,8 @@ def _multiply(session: Session, arguments: GemmArguments, product: Product, word
         write_result(session, product, arguments.out_path, overwrite=arguments.overwrite)
     with session.together("writing the facts"):
         if session.rank == 0:
-            artifacts.write_file("--json", arguments.json_path, report.to_json(facts).encode())
-            artifacts.write_file("--trace", arguments.trace_path, picture)
+            artifacts.write_file("--json", arguments.json, report.to_json(facts).encode())
+            artifacts.write_file("--trace", arguments.trace, picture)
     return facts.check is None or facts.check.passed
 
 
@@ -208,13 +208,13 @@ def _measure(
         checked = arguments.check and 0 not in (product.m, product.n)  # else nothing could be right or wrong
         verdict = verify_product(session, product, arguments) if checked else None
         picture, shown = b"", ""
-        if arguments.trace_path is not None:
+        if arguments.trace is not None:
             reset_result(session, product)
             trace = plan.trace(arguments.alpha, arguments.beta)
             # What this call left in C is what is written, so it has to be right as well.
             if verdict is not None and verdict.passed:
                 verdict = verify_product(session, product, arguments)
-            picture, shown = _draw_trace(session, plan, trace, arguments.trace_path)
+            picture, shown = _draw_trace(session, plan, trace, arguments.trace)
         bound = bound_of_files(plan.problem, plan.placement, session.machine, product.place.in_files)
         explanation, warning = _explained(session, arguments, product, plan)
         ops, scalars = (arguments.trans_a, arguments.trans_b), (arguments.alpha, arguments.beta)

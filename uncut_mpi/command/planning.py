@@ -71,9 +71,9 @@ class PlanArguments:
     nodes: int | None
     net: Net | None
     options: ScheduleOptions
-    timeline_path: str | None
-    transfers_path: str | None
-    json_path: str | None
+    timeline: str | None
+    transfers: str | None
+    json: str | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -91,8 +91,8 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     """Return what the command line asks for; errors as of `uncut_mpi.command.arguments.parse`."""
     given = make_plan_parser().parse_args(join_negative_values(argv))
     check_different(written_by(given))
-    if given.transfers_path is not None and not given.transfers_path.endswith(".png"):
-        raise ParamError(f"--transfers {given.transfers_path} is drawn as a PNG: let the name end in .png")
+    if given.transfers is not None and not given.transfers.endswith(".png"):
+        raise ParamError(f"--transfers {given.transfers} is drawn as a PNG: let the name end in .png")
     complete(given)
     m, n, k = (_EDGE if extent is None else extent for extent in (given.m, given.n, given.k))
     if given.options.tune:
@@ -120,9 +120,9 @@ def parse(argv: Sequence[str]) -> PlanArguments:
 def run(arguments: PlanArguments, say: Say) -> None:
     """Choose, say and write; raise what the machine, the problem or a file does not allow."""
     check_paths(written_by(arguments), [arguments.machine])
-    if arguments.timeline_path is not None:
-        check_drawable(arguments.timeline_path)
-    if arguments.transfers_path is not None:
+    if arguments.timeline is not None:
+        check_drawable(arguments.timeline)
+    if arguments.transfers is not None:
         import_figure()
     machine = find_machine(arguments.machine, arguments.ranks, arguments.devices)
     if arguments.nodes is not None and arguments.net is not None:
@@ -162,12 +162,12 @@ def run(arguments: PlanArguments, say: Say) -> None:
         warning=costly_place(arguments.problem, arguments.place, found.predicted_s, machine),
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
-    if arguments.timeline_path is not None:
-        write_file("--timeline", arguments.timeline_path, render(arguments.timeline_path, [timeline]))
-    if arguments.transfers_path is not None:
-        write_file("--transfers", arguments.transfers_path, draw_transfers(schedule, machine))
-    if arguments.json_path is not None:
-        write_file("--json", arguments.json_path, to_json(facts).encode())
+    if arguments.timeline is not None:
+        write_file("--timeline", arguments.timeline, render(arguments.timeline, [timeline]))
+    if arguments.transfers is not None:
+        write_file("--transfers", arguments.transfers, draw_transfers(schedule, machine))
+    if arguments.json is not None:
+        write_file("--json", arguments.json, to_json(facts).encode())
 
 
 def _find(arguments: PlanArguments, placement: Placement, machine: Machine, options: ScheduleOptions) -> Found:
