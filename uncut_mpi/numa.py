@@ -25,18 +25,11 @@ _NODES = "/sys/devices/system/node/has_memory"
 _STATUS = "/proc/self/status"
 
 
-def memory_nodes(nodes: str = _NODES, status: str = _STATUS) -> list[int]:
-    """
-    Return the nodes with memory that this process may use; empty where the system does not say.
-
-    Parameters
-    ----------
-    nodes, status : str
-        Files that list the nodes and describe the process.
-    """
+def memory_nodes() -> list[int]:
+    """Return the nodes with memory that this process may use; empty where the system does not say."""
     try:
-        found = kernel_list(pathlib.Path(nodes).read_text())
-        for line in pathlib.Path(status).read_text().splitlines():
+        found = kernel_list(pathlib.Path(_NODES).read_text())
+        for line in pathlib.Path(_STATUS).read_text().splitlines():
             if line.startswith("Mems_allowed_list:"):
                 found &= kernel_list(line.partition(":")[2])
     except (OSError, ValueError):
@@ -45,23 +38,18 @@ def memory_nodes(nodes: str = _NODES, status: str = _STATUS) -> list[int]:
 
 
 @contextlib.contextmanager
-def interleaved(nodes: Sequence[int] | None = None) -> Iterator[bool]:
+def interleaved() -> Iterator[bool]:
     """
-    Spread the pages that this thread reserves within the block over several nodes.
+    Spread the pages that this thread reserves within the block over the nodes of `memory_nodes`.
 
     A policy that the user has set (``numactl``) stands.
-
-    Parameters
-    ----------
-    nodes : sequence of int, optional
-        By default those of `memory_nodes`.
 
     Yields
     ------
     bool
         Whether pages are spread.
     """
-    chosen = memory_nodes() if nodes is None else list(nodes)
+    chosen = memory_nodes()
     # More nodes than the mask holds are not spread over at all, rather than over some.
     fits = len(chosen) > 1 and max(chosen) < _MASK_WORDS * _WORD_BITS and platform.machine() == "x86_64"
     spread = False

@@ -32,7 +32,7 @@ def status_of(path: str | os.PathLike[str]) -> os.stat_result:
         raise OSError(errno.EINVAL, "its name has a character that no file can have") from None
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """
     Return a descriptor of a regular file; never waits for another process.
 
@@ -40,7 +40,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
     ----------
     path : str or path
         The file. A symbolic link is followed.
-    flags, mode : int
+    flags : int
         As `os.open` takes them.
 
     Raises
@@ -54,7 +54,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
         if not flags & os.O_CREAT:
             raise
     # What has been put in its place meanwhile is not waited for, and found out below.
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, mode)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o666)
     try:
         _check_kind(os.fstat(descriptor).st_mode)
     except OSError:

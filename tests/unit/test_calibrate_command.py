@@ -58,9 +58,9 @@ def test_help_names_every_flag():
         assert flag in caught.value.text
 
 
-def test_a_terminal_gets_one_line_that_ends_when_all_is_done():
-    stream = Terminal()
-    bar = ProgressBar("calibrating", stream)
+def test_a_terminal_gets_one_line_that_ends_when_all_is_done(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := Terminal())
+    bar = ProgressBar("calibrating")
     for done in range(101):
         bar.show(done, 100, "x" * 100)
     text = stream.getvalue()
@@ -70,9 +70,9 @@ def test_a_terminal_gets_one_line_that_ends_when_all_is_done():
     assert max(len(line) for line in text.split("\r")) < 120
 
 
-def test_a_file_gets_a_few_lines():
-    stream = io.StringIO()
-    bar = ProgressBar("calibrating", stream)
+def test_a_file_gets_a_few_lines(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    bar = ProgressBar("calibrating")
     for done in range(101):
         bar.show(done, 100, "links")
     lines = stream.getvalue().splitlines()

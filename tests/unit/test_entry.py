@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -18,10 +19,10 @@ import uncut_mpi as um
 from tests.helpers.commands import PARSERS, Terminal
 from tests.helpers.planned import search
 from uncut_mpi.__main__ import COMMANDS, main
+from uncut_mpi.command import progress
 from uncut_mpi.command.arguments import parse
 from uncut_mpi.command.entry import HelpRequested
 from uncut_mpi.command.flags import make_parser, make_plan_parser
-from uncut_mpi.command.progress import watch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.metrics import METRICS, Metric, energy_j
@@ -175,24 +176,40 @@ def test_the_plan_commands_help_speaks_of_no_files_of_matrices(capsys):
 # -- how far a call is, as the command shows it ----------------------------------------------------
 
 
+Stream = Callable[..., io.StringIO]
+
+
+@pytest.fixture
+def shown_on(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    """Take the place of standard error by a stream, on which a call is shown after some time (s), and so often."""
+
+    def install(stream: io.StringIO, first_s: float, every_s: float = 100.0) -> io.StringIO:
+        monkeypatch.setattr(sys, "stderr", stream)
+        for name, seconds in (("_FIRST_S", first_s), ("_TERMINAL_S", every_s), ("_ELSEWHERE_S", every_s)):
+            monkeypatch.setattr(progress, name, seconds)
+        return stream
+
+    return install
+
+
 def watched(stream: io.StringIO, looks: int) -> str:
     """Return what is shown of a call that ends after so many looks at how far it is."""
     seen = itertools.count(1)
     enough = threading.Event()
 
-    def progress() -> float:
+    def part() -> float:
         number = next(seen)
         if number >= looks:
             enough.set()
         return number / 10
 
-    with watch("multiplying", progress, stream, first_s=0.0, every_s=0.001):
+    with progress.watch("multiplying", part):
         assert enough.wait(20)
     return stream.getvalue()
 
 
-def test_a_terminal_gets_one_line_with_the_time_that_is_left() -> None:
-    text = watched(Terminal(), 5)
+def test_a_terminal_gets_one_line_with_the_time_that_is_left(shown_on: Stream) -> None:
+    text = watched(shown_on(Terminal(), 0.0, 0.001), 5)
     assert text.count("\n") == 1
     assert text.endswith("\n")
     lines = [line.strip() for line in text.split("\r")[1:]]
@@ -201,24 +218,25 @@ def test_a_terminal_gets_one_line_with_the_time_that_is_left() -> None:
     assert max(map(len, text.split("\r"))) < 125
 
 
-def test_a_file_gets_lines() -> None:
-    lines = watched(io.StringIO(), 12).splitlines()
+def test_a_file_gets_lines(shown_on: Stream) -> None:
+    lines = watched(shown_on(io.StringIO(), 0.0, 0.001), 12).splitlines()
     assert len(lines) >= 11
     assert lines[4].startswith("multiplying [###############...............]  50%, ")
     assert lines[10].startswith("multiplying [##############################] 100%, ")
 
 
-def test_nothing_is_said_of_a_call_that_is_soon_over_or_has_just_begun() -> None:
-    stream = io.StringIO()
-    with watch("multiplying", lambda: 1.0, stream, first_s=100.0):
+def test_nothing_is_said_of_a_call_that_is_soon_over_or_has_just_begun(shown_on: Stream) -> None:
+    stream = shown_on(io.StringIO(), 100.0)
+    with progress.watch("multiplying", lambda: 1.0):
         pass
     assert stream.getvalue() == ""
     looked = threading.Event()
-    with watch("multiplying", lambda: float(looked.set() or 0), stream, first_s=0.0, every_s=100.0):
+    shown_on(stream, 0.0)
+    with progress.watch("multiplying", lambda: float(looked.set() or 0)):
         assert looked.wait(20)
     assert stream.getvalue().endswith(" so far, beginning\n")
 
 
 def test_an_error_passes() -> None:
-    with pytest.raises(KeyError), watch("multiplying", lambda: 0.0, io.StringIO()):
+    with pytest.raises(KeyError), progress.watch("multiplying", lambda: 0.0):
         raise KeyError

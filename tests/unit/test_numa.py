@@ -9,26 +9,29 @@ from uncut_mpi.segments import Segment
 
 
 @pytest.fixture
-def files(tmp_path):
-    def write(nodes, allowed):
+def found_by(tmp_path, monkeypatch):
+    monkeypatch.setattr(numa, "_NODES", str(tmp_path / "nodes"))
+    monkeypatch.setattr(numa, "_STATUS", str(tmp_path / "status"))
+
+    def found(nodes, allowed):
         (tmp_path / "nodes").write_text(nodes)
         (tmp_path / "status").write_text(f"Name:\tx\nMems_allowed:\t0f\nMems_allowed_list:\t{allowed}\n")
-        return str(tmp_path / "nodes"), str(tmp_path / "status")
+        return numa.memory_nodes()
 
-    return write
+    return found
 
 
 @pytest.mark.parametrize(
     ("nodes", "allowed", "found"),
     [("0\n", "0", [0]), ("0-3\n", "0-7", [0, 1, 2, 3]), ("0-1,4\n", "1-4", [1, 4]), ("0-1\n", "0", [0])],
 )
-def test_nodes_with_memory_that_the_process_may_use_are_found(files, nodes, allowed, found):
-    assert numa.memory_nodes(*files(nodes, allowed)) == found
+def test_nodes_with_memory_that_the_process_may_use_are_found(found_by, nodes, allowed, found):
+    assert found_by(nodes, allowed) == found
 
 
-def test_a_system_that_does_not_say_has_no_nodes(tmp_path, files):
-    assert numa.memory_nodes(str(tmp_path / "missing"), str(tmp_path / "missing")) == []
-    assert numa.memory_nodes(*files("a-b\n", "0")) == []
+def test_a_system_that_does_not_say_has_no_nodes(found_by):
+    assert numa.memory_nodes() == []
+    assert found_by("a-b\n", "0") == []
 
 
 class Calls:
@@ -55,17 +58,18 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch):
-    def install(**options):
+    def install(nodes=(0, 1), **options):
         made = Calls(**options)
         monkeypatch.setattr(numa, "_syscall", made)
+        monkeypatch.setattr(numa, "memory_nodes", lambda: list(nodes))
         return made
 
     return install
 
 
 def test_pages_are_spread_within_the_block_and_the_policy_is_put_back(calls):
-    made = calls()
-    with numa.interleaved([0, 1, 70]) as spread:
+    made = calls([0, 1, 70])
+    with numa.interleaved() as spread:
         assert spread
         assert (made.policy, made.nodes) == (3, [0, 1, 70])
     assert (made.policy, made.nodes) == (0, [])
@@ -73,35 +77,34 @@ def test_pages_are_spread_within_the_block_and_the_policy_is_put_back(calls):
 
 def test_the_policy_is_put_back_after_an_error(calls):
     made = calls()
-    with pytest.raises(MemoryError), numa.interleaved([0, 1]):
+    with pytest.raises(MemoryError), numa.interleaved():
         raise MemoryError
     assert made.policy == 0
 
 
 @pytest.mark.parametrize("nodes", [[], [0], [0, 5000]])
 def test_one_node_or_too_many_are_left_alone(calls, nodes):
-    made = calls()
-    with numa.interleaved(nodes) as spread:
+    made = calls(nodes)
+    with numa.interleaved() as spread:
         assert not spread
     assert not made.seen
 
 
 def test_a_policy_of_the_user_stands(calls):
     made = calls(policy=2)
-    with numa.interleaved([0, 1]) as spread:
+    with numa.interleaved() as spread:
         assert not spread
     assert (made.policy, made.seen) == (2, [])
 
 
 def test_a_system_that_refuses_is_no_error(calls):
     calls(refused=True)
-    with numa.interleaved([0, 1]) as spread:
+    with numa.interleaved() as spread:
         assert not spread
 
 
 def test_memory_is_reserved_under_the_policy_only_where_it_is_asked_for(calls, monkeypatch):
     made = calls()
-    monkeypatch.setattr(numa, "memory_nodes", lambda: [0, 1])
     policies = []
     from uncut_mpi import segments
 

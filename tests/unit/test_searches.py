@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from uncut_mpi.api import searches
+from uncut_mpi.api import neighbours, searches
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.neighbours import Neighbours
 from uncut_mpi.api.plans import Plan, PlanSummary
@@ -173,8 +173,9 @@ def key_of(*extents, place="h,h,h", trans="N", options=None):
     return PlanKey(problem, Placement.parse(place), options or ScheduleOptions())
 
 
-def test_neighbours_are_alike_but_for_extents_within_a_factor_of_two_and_the_nearest_one_counts():
-    known, chosen = Neighbours(most=2), [ScheduleOptions(grid=(1, count)) for count in range(1, 5)]
+def test_neighbours_are_alike_but_for_extents_within_a_factor_of_two_and_the_nearest_one_counts(monkeypatch):
+    monkeypatch.setattr(neighbours, "MOST", 2)
+    known, chosen = Neighbours(), [ScheduleOptions(grid=(1, count)) for count in range(1, 5)]
     known.add(key_of(1000, 1000, 1000), chosen[0])
     assert known.of(key_of(1999, 501, 1000)) is chosen[0]
     others = [key_of(2001, 1000, 1000), key_of(1000, 1000, 1000, place="h,h,0"), key_of(1000, 1000, 1000, trans="T")]

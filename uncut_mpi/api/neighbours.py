@@ -14,21 +14,16 @@ from uncut_mpi.planning.options import ScheduleOptions, changed
 FACTOR: Final = 2.0
 """Extents of neighbours differ by no more than this."""
 
+MOST: Final = 64
+"""How many are kept."""
+
 _Extents = tuple[int, int, int]
 
 
 class Neighbours:
-    """
-    Choices of searches by the product that they were made for; the least recently used go first.
+    """Choices of searches by the product that they were made for, `MOST` at most; the least recently used go first."""
 
-    Parameters
-    ----------
-    most : int
-        How many are kept.
-    """
-
-    def __init__(self, most: int = 64) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._known: dict[tuple[Hashable, _Extents], ScheduleOptions] = {}
 
     def add(self, key: PlanKey, chosen: ScheduleOptions) -> None:
@@ -38,7 +33,7 @@ class Neighbours:
         about = _alike(key), _extents(key)
         self._known.pop(about, None)
         self._known[about] = chosen
-        if len(self._known) > self._most:
+        if len(self._known) > MOST:
             del self._known[next(iter(self._known))]
 
     def of(self, key: PlanKey) -> ScheduleOptions | None:

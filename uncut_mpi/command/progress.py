@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from uncut_mpi.command import streams
 from uncut_mpi.units import time_text
@@ -22,19 +22,10 @@ _ELSEWHERE_S: Final = 60.0
 
 
 class ProgressBar:
-    """
-    Progress of counted steps, for one rank to show.
+    """Progress of counted steps, for one rank to show on standard error: a result on standard output stays clean."""
 
-    Parameters
-    ----------
-    title : str
-        What is under way.
-    stream : text stream, optional
-        Standard error by default, so that a result on standard output stays clean.
-    """
-
-    def __init__(self, title: str, stream: Any = None) -> None:
-        self._title, self._stream = title, sys.stderr if stream is None else stream
+    def __init__(self, title: str) -> None:
+        self._title, self._stream = title, sys.stderr
         self._terminal = streams.is_terminal(self._stream)
         self._drawn_s, self._lines = 0.0, 0
 
@@ -55,15 +46,9 @@ class ProgressBar:
 
 
 @contextlib.contextmanager
-def watch(
-    title: str,
-    progress: Callable[[], float],
-    stream: Any = None,
-    first_s: float = _FIRST_S,
-    every_s: float | None = None,
-) -> Iterator[None]:
+def watch(title: str, progress: Callable[[], float]) -> Iterator[None]:
     """
-    Show how far one long call is, and what time is left: for one rank around the call.
+    Show on standard error how far one long call is, and what time is left: for one rank around the call.
 
     Nothing is shown of a call that ends within some seconds. A bar moves on a terminal; elsewhere there is a line a
     minute.
@@ -74,18 +59,14 @@ def watch(
         What is under way.
     progress : callable
         Returns what part is done, from 0 to 1.
-    stream : text stream, optional
-        Standard error by default.
-    first_s, every_s : float, optional
-        After how long it is shown first, and how often.
     """
-    out = sys.stderr if stream is None else stream
-    terminal, over = streams.is_terminal(out), threading.Event()
+    out, over = sys.stderr, threading.Event()
+    terminal = streams.is_terminal(out)
 
     def show() -> None:
-        began, shown, wait_s = time.monotonic(), False, first_s
+        began, shown, wait_s = time.monotonic(), False, _FIRST_S
         while not over.wait(wait_s):
-            wait_s = every_s or (_TERMINAL_S if terminal else _ELSEWHERE_S)
+            wait_s = _TERMINAL_S if terminal else _ELSEWHERE_S
             share = min(1.0, max(0.0, progress()))
             spent_s = time.monotonic() - began
             left = f"about {time_text(spent_s * (1 - share) / share)} left" if share > 0.01 else "beginning"
