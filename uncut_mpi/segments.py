@@ -130,7 +130,7 @@ class Segment:
         """
         if nbytes < 0:
             raise ParamError(f"{purpose} of {nbytes} bytes: a size cannot be negative")
-        mapped = _whole_pages(nbytes)
+        mapped = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         made = _MemoryObject()
         try:
             descriptor = made.make(purpose, use_file=use_file)
@@ -161,7 +161,8 @@ class Segment:
             If the address space of this process is too small.
         """
         parts = _unpack(handle)
-        path = _locate(parts)
+        require_same_node(parts.node, f"the shared memory of process {parts.pid}")
+        path = parts.path or f"/proc/{parts.pid}/fd/{parts.descriptor}"
         try:
             file = _OpenFile(os.open, path, os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if parts.path else 0))
         except OSError as error:
@@ -228,10 +229,6 @@ class Segment:
 
 
 # -- making --------------------------------------------------------------------------------------
-
-
-def _whole_pages(nbytes: int) -> int:
-    return max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
 
 
 class _OpenFile:
@@ -456,11 +453,6 @@ def _unpack(handle: bytes) -> _HandleParts:
     except (ValueError, TypeError):
         mend = "pass Segment.handle unchanged"
         raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: {mend}") from None
-
-
-def _locate(parts: _HandleParts) -> str:
-    require_same_node(parts.node, f"the shared memory of process {parts.pid}")
-    return parts.path or f"/proc/{parts.pid}/fd/{parts.descriptor}"
 
 
 def _refused(parts: _HandleParts, path: str, error: OSError) -> TopologyError:

@@ -32,7 +32,7 @@ def nothing_is_left(agree_all):
 
 @both_kinds
 def test_every_rank_writes_its_part_and_reads_the_others(comm, agree_all, group, use_file):
-    segment = exchange.shared_segment(group, 8 * 1000 * comm.size, "a test", use_file=use_file)
+    segment = exchange.segment_of(group, group.node, 8 * 1000 * comm.size, "a test", use_file)
     array = segment.array(np.float64, (comm.size, 1000))
     array[comm.rank] = np.random.default_rng(comm.rank).uniform(size=1000)
     group.barrier()
@@ -53,7 +53,7 @@ def test_no_bytes_can_be_shared(agree_all, group):
 @both_kinds
 def test_too_little_memory_is_the_same_error_on_all_ranks(comm, agree_all, group, use_file):
     parts = ["a huge matrix needs 1126 TB", "available"]
-    call = functools.partial(exchange.shared_segment, group, 1 << 50, "a huge matrix", use_file=use_file)
+    call = functools.partial(exchange.segment_of, group, group.node, 1 << 50, "a huge matrix", use_file)
     expect(comm, CapacityError, parts, call)
 
 

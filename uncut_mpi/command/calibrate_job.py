@@ -93,8 +93,7 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
     each: int | None = None
     with contextlib.suppress(ParamError):  # raised below, on all ranks
         each = ranks_per_node_of(arguments.ranks_per_node)
-    group = Group(comm, ranks_per_node=each)
-    try:
+    with Group(comm, ranks_per_node=each) as group:
         with agreement.collective(group, "checking the output"):
             ranks_per_node_of(arguments.ranks_per_node)
             if arguments.devices and len(arguments.devices) != group.size:
@@ -140,8 +139,6 @@ def run_calibration(comm: Any, arguments: CalibrateArguments, words: Sequence[st
             if first and group.num_nodes > 1 and passed and arguments.output is None:
                 _keep_own(node, arguments)
         return passed
-    finally:
-        group.free()
 
 
 def _measure_node(group: Group, arguments: CalibrateArguments, progress: Progress) -> _Node:

@@ -242,14 +242,11 @@ def _job() -> list[str]:
     from uncut_mpi.spmd.group import Group
     from uncut_mpi.spmd.runtime import world
 
-    group = Group(world(), _PATIENCE_S, ranks_per_node_of(None))
-    try:
+    with Group(world(), _PATIENCE_S, ranks_per_node_of(None)) as group:
         where = f"{counted(group.size, 'rank')} on {counted(group.num_nodes, 'node')}"
         started = start_backend(group, backend="auto", devices=None, allow_shared_gpu=False)
         started.backend.close()
         path = cache_directory() / f"{machine_key(started.identities, group.hosts, group.node_of)}.json"
-    finally:
-        group.free()
     kept = load_machine(str(path)).provenance if path.is_file() else "not there yet, the first session measures it"
     return [f"{where}: {started.backend.name} ({started.reason})", f"machine {path}: {kept}"]
 
@@ -258,8 +255,5 @@ def _gathered(facts: Facts) -> list[Facts]:
     from uncut_mpi.spmd.group import Group
     from uncut_mpi.spmd.runtime import world
 
-    group = Group(world(), _PATIENCE_S)
-    try:
+    with Group(world(), _PATIENCE_S) as group:
         return group.allgather_objects(facts, "gathering what ranks know", _PATIENCE_S)
-    finally:
-        group.free()

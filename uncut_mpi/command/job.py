@@ -102,12 +102,10 @@ def _machine(comm: Any, arguments: GemmArguments) -> Machine | None:
     """Return the machine that the command line names; None for what is there. Collective."""
     if arguments.machine is None:
         return None
-    group, name = Group(comm), arguments.machine
-    try:
+    name = arguments.machine
+    with Group(comm) as group:
         ranks = group.size if name == UNIFORM else None
         return Machine.from_json(group.from_root(lambda: find_machine(name, ranks).to_json()))
-    finally:
-        group.free()
 
 
 def _make(session: Session, arguments: GemmArguments) -> Product:

@@ -20,14 +20,11 @@ def _agreed(comm: Any, words: list[str], arguments: Arguments | UncutError) -> A
     from uncut_mpi.spmd import agreement
     from uncut_mpi.spmd.group import Group
 
-    group = Group(comm)
-    try:
+    with Group(comm) as group:
         with agreement.collective(group, "reading the command line"):
             if isinstance(arguments, UncutError):
                 raise arguments
         agreement.agree(group, value_digest("command line", words), lambda: {"command line": words})
-    finally:
-        group.free()
     assert not isinstance(arguments, UncutError)
     return arguments
 

@@ -23,6 +23,9 @@ from uncut_mpi.unfinished import Discardable
 _Places: TypeAlias = Any
 """A range, or an array of numbers."""
 
+_Files: TypeAlias = tuple[MatrixFile, MatrixFile, MatrixFile | None]
+"""Of A, B and C."""
+
 _FRACTION_OF_HOST = 0.8
 """Files of more than this part of the host memory that is free are not read into it."""
 
@@ -132,12 +135,7 @@ class Streamed:
     """
 
     def __init__(
-        self,
-        session: Session,
-        arguments: GemmArguments,
-        files: tuple[MatrixFile, MatrixFile, MatrixFile | None],
-        shape: tuple[int, int],
-        order: Order,
+        self, session: Session, arguments: GemmArguments, files: _Files, shape: tuple[int, int], order: Order
     ) -> None:
         assert arguments.out_path is not None  # the command line has files
         self._session, self._before = session, files[2] if arguments.beta != 0 else None
@@ -200,12 +198,7 @@ class Streamed:
                 self._output.commit()
 
 
-def are_streamed(
-    session: Session,
-    arguments: GemmArguments,
-    files: tuple[MatrixFile, MatrixFile, MatrixFile | None],
-    shape: tuple[int, int],
-) -> bool:
+def are_streamed(session: Session, arguments: GemmArguments, files: _Files, shape: tuple[int, int]) -> bool:
     """Return whether files are multiplied where they are: if that is asked for, or memory is short. Collective."""
     a, b, _ = files
     of_c = shape[0] * shape[1] * (2 if arguments.beta != 0 else 1)

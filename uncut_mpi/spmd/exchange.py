@@ -8,9 +8,7 @@ from uncut_mpi.spmd.agreement import collective
 from uncut_mpi.spmd.group import Group
 
 
-def shared_segment(
-    group: Group, nbytes: int, purpose: str, *, use_file: bool = False, timeout_s: float | None = None
-) -> Segment:
+def shared_segment(group: Group, nbytes: int, purpose: str, *, timeout_s: float | None = None) -> Segment:
     """
     Make a segment that every rank of a node maps; one per node. Collective.
 
@@ -23,8 +21,6 @@ def shared_segment(
         The same on all ranks.
     purpose : str
         What it is for, as an error message calls it.
-    use_file : bool, default False
-        Use a file in ``/dev/shm`` even where anonymous memory can be had.
 
     Raises
     ------
@@ -33,7 +29,7 @@ def shared_segment(
     TopologyError
         On all ranks, if one cannot map it.
     """
-    segment = segment_of(group, group.node, nbytes, purpose, use_file, timeout_s)
+    segment = segment_of(group, group.node, nbytes, purpose, timeout_s=timeout_s)
     assert segment is not None
     return segment
 
@@ -44,7 +40,7 @@ def segment_of(
     """
     Make a segment as `shared_segment`, where `node` is this rank's own: None elsewhere. Collective.
 
-    It is another one on each node that any of its ranks names.
+    It is another one on each node that any of its ranks names; a file, or anonymous memory where that can be had.
     """
     segment: Segment | None = None
     try:

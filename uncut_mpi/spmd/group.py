@@ -581,6 +581,12 @@ class Group:
         found: _T = value
         return found
 
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.free()
+
     def free(self) -> None:
         """Free the communicator; a second call does nothing. A stalled group only lets go of it."""
         if self._freed:
