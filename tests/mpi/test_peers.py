@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
 from uncut_mpi.api import start
 from uncut_mpi.device.host import HostBackend
-from uncut_mpi.device.interface import Allocation
+from uncut_mpi.device.interface import Allocation, DeviceIdentity
 from uncut_mpi.device.views import bytes_at
+from uncut_mpi.errors import DeviceError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.one_node("memory of peers")]
 
@@ -152,3 +155,41 @@ def test_ranks_agree_on_whether_to_check(comm):
         comm, um.RankMismatchError, ["check_peers: False on rank 0"], lambda: opened(comm, check_peers=comm.rank != 0)
     )
     expect(comm, um.ParamError, ["check_peers"], lambda: opened(comm, check_peers="yes"))
+
+
+class Apart(HostBackend):
+    """A device whose neighbours, by number, say that they cannot use each other's memory; it may fail."""
+
+    fails = False
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._number = rank
+
+    def identity(self) -> DeviceIdentity:
+        others = frozenset(f"device {self._number + step}" for step in (-1, 1))
+        return dataclasses.replace(super().identity(), uuid=f"device {self._number}", unreached=others)
+
+    def open(self, handle: bytes) -> int:
+        if Apart.fails:
+            raise DeviceError("memory of a peer was opened")
+        return super().open(handle)
+
+
+def test_devices_without_peer_access_are_taken_for_nodes_and_products_are_right(comm, monkeypatch, caplog):
+    monkeypatch.setattr(Apart, "fails", comm.size == 2)
+    with um.Session(comm, backend=Apart) as session:
+        wanted = [rank % 2 for rank in range(comm.size)]
+        rows, cols = um.Layout.rows(), um.Layout.cols()
+        a, b, c = (session.empty((60, 60), "f64", layout) for layout in (rows, cols, rows))
+        rng = np.random.default_rng(3)
+        values = [rng.random((60, 60)) for _ in range(2)]
+        for matrix, value in zip((a, b), values, strict=True):
+            here = np.ix_(*matrix.layout.indices(matrix.shape, session.rank, num_ranks=session.size))
+            matrix.local[...] = value[here]
+        session.gemm(a, b, c)
+        here = np.ix_(*rows.indices((60, 60), session.rank, num_ranks=session.size))
+        good = np.allclose(c.local, (values[0] @ values[1])[here], rtol=1e-13)
+        good &= session.machine.node_of.tolist() == wanted
+        good &= (comm.rank > 0) ^ ("no peer access" in caplog.text)
+    collective_assert(comm, bool(good), f"{session.machine.node_of} {caplog.text}")

@@ -18,7 +18,7 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from uncut_mpi.api.calls import Calls
@@ -34,7 +34,7 @@ from uncut_mpi.errors import ParamError, is_agreed
 from uncut_mpi.model.arguments import byte_count, flag, real_number, whole_number
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.spmd.abort import tell_once
-from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.group import OPENING, SETTLING_S, Group
 from uncut_mpi.spmd.transport import MpiTransport
 
 _process = os.urandom(8)
@@ -72,6 +72,15 @@ class Holdings:
         If the error of one rank has kept it from that, a device is held at most, whose memory peers may map.
         """
         return hasattr(self, "calls")
+
+    def divide(self, parts: Sequence[int]) -> None:
+        """Take ranks of a node that are in different parts for ranks of different nodes. Collective, while it opens."""
+        control, self.control = self.control, None
+        assert control is not None
+        self.group.barrier(OPENING, SETTLING_S)  # all have come so far, and none waits for what is given up now
+        control.close()
+        self.group.divide(parts)
+        self.control = Control(self.group)
 
     @property
     def in_use(self) -> bool:

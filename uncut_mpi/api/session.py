@@ -86,7 +86,8 @@ class Session(Multiplies):
         the plan is made, rounded down to a power of two.
     check_peers : bool, default True
         Before anything else, let every rank write a pattern into each other's device memory, and that rank look whether
-        it has come. It takes some ms, once for these devices in these processes.
+        it has come. It takes some ms, once for these devices in these processes. GPUs that CUDA says have no peer
+        access are taken for nodes of their own; what goes between them goes through the host.
     ranks_per_node : int, optional
         Take so many ranks of a node, in their order, for a node of their own. It shares nothing with the others, so
         this tries what a program does on several nodes. By default what ``UNCUT_MPI_RANKS_PER_NODE`` says.
@@ -150,7 +151,12 @@ class Session(Multiplies):
             asked = settings._asdict() | {"ranks_per_node": each}
             agreement.agree(group, str(asked).encode(), lambda: asked)
             started = start_backend(
-                group, backend=backend, devices=devices, allow_shared_gpu=allow_shared_gpu, check_peers=check_peers
+                group,
+                backend=backend,
+                devices=devices,
+                allow_shared_gpu=allow_shared_gpu,
+                check_peers=check_peers,
+                divide=held.divide,
             )
             held.backend = started.backend
             if started.shared:

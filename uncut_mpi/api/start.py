@@ -9,6 +9,7 @@ wait for a flag for ever.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -37,6 +38,11 @@ process may run under another one.
 BackendMaker = Callable[[int, int], Backend]
 """Makes a backend of a caller's own from (local rank, ranks of the node)."""
 
+Divide = Callable[[Sequence[int]], None]
+"""Takes ranks of a node that are in different parts for ranks of different nodes. Collective."""
+
+logger = logging.getLogger("uncut_mpi")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Started:
@@ -64,6 +70,7 @@ def start_backend(
     devices: Sequence[int] | None,
     allow_shared_gpu: bool,
     check_peers: bool = True,
+    divide: Divide | None = None,
 ) -> Started:
     """
     Choose and open the backend, the same kind on every rank, and check that ranks reach each other. Collective.
@@ -77,7 +84,7 @@ def start_backend(
     TopologyError
         If ``"cuda"`` was asked for, or devices were named, and some rank cannot have a GPU of its own. If two ranks
         would share one without `allow_shared_gpu`. With `check_peers`, if what a rank writes into another one's device
-        memory on its node does not arrive.
+        memory on its node does not arrive. If devices of a node have no peer access, and there is no `divide`.
     """
     named: list[int] | None = None
     with agreement.collective(group, "choosing the backend"):
@@ -104,7 +111,9 @@ def start_backend(
             )
     if callable(backend):
         make = backend
-        return _open(group, lambda: make(group.local_rank, group.local_size), "the backend was given", check_peers)
+        return _open(
+            group, lambda: make(group.local_rank, group.local_size), "the backend was given", check_peers, divide
+        )
     gpus, why = visible_gpus() if backend != "host" else ([], "the host backend was asked for")
     seen: list[Sight] = group.allgather_objects(Sight(gpus, why, node_rank()))
     ordinals, obstacle = _assign(seen, named, allow_shared_gpu)
@@ -118,12 +127,12 @@ def start_backend(
                     "takes the host where there are no GPUs"
                 )
         reason = why if backend == "host" else f"host backend, since {obstacle}"
-        return _open(group, lambda: make_host(group.local_rank, group.local_size), reason, check_peers)
+        return _open(group, lambda: make_host(group.local_rank, group.local_size), reason, check_peers, divide)
     reason = "every rank has a GPU of its own" if backend == "auto" else "the cuda backend was asked for"
-    return _open(group, lambda: make_cuda(ordinals[group.rank]), reason, check_peers)
+    return _open(group, lambda: make_cuda(ordinals[group.rank]), reason, check_peers, divide)
 
 
-def _open(group: Group, make: Callable[[], Backend], reason: str, check_peers: bool) -> Started:
+def _open(group: Group, make: Callable[[], Backend], reason: str, check_peers: bool, divide: Divide | None) -> Started:
     opened: Backend | None = None
     try:
         with agreement.collective(group, "opening the device"):
@@ -133,6 +142,9 @@ def _open(group: Group, make: Callable[[], Backend], reason: str, check_peers: b
             (identity, reached_from(identity.uuid))
         )
         identities = [one for one, _ in told]
+        parts = _parts(group.node_of, identities)
+        if any(parts):
+            _take_apart(group, parts, divide)
         if check_peers:
             exchange_patterns(group, opened, identities, [reached for _, reached in told])
         shared = len({identity.uuid for identity in identities}) < len(identities)
@@ -142,6 +154,37 @@ def _open(group: Group, make: Callable[[], Backend], reason: str, check_peers: b
         if opened is not None:
             opened.close()
         raise
+
+
+def _parts(node_of: Sequence[int], identities: Sequence[DeviceIdentity]) -> list[int]:
+    """Return by rank in which part of its node it is, so that all devices of a part say that they reach each other."""
+    parts: list[int] = []
+    for rank, mine in enumerate(identities):
+        apart = {
+            parts[other]
+            for other, its in enumerate(identities[:rank])
+            if node_of[other] == node_of[rank] and (its.uuid in mine.unreached or mine.uuid in its.unreached)
+        }
+        parts.append(next(part for part in range(rank + 1) if part not in apart))
+    return parts
+
+
+def _take_apart(group: Group, parts: Sequence[int], divide: Divide | None) -> None:
+    said = ", ".join(f"rank {rank} in part {part}" for rank, part in enumerate(parts))
+    if divide is None:
+        raise agreed(
+            TopologyError(
+                f"GPUs of a node have no peer access to each other ({said}): choose others, or take the ranks of each "
+                "part for a node (--ranks-per-node)"
+            )
+        )
+    if group.rank == 0:
+        logger.warning(
+            "GPUs of a node have no peer access to each other (%s): what goes between parts goes through the host, as "
+            "between nodes, which is slow",
+            said,
+        )
+    divide(parts)
 
 
 def _assign(seen: Sequence[Sight], devices: Sequence[int] | None, allow_shared: bool) -> tuple[list[int], str]:

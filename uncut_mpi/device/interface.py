@@ -50,6 +50,8 @@ class DeviceIdentity:
         Device memory.
     multiprocessors : int
         Blocks of a product that the device runs at once.
+    unreached : frozenset of str
+        UUIDs of devices that its process sees and whose memory it cannot use (no peer access).
     """
 
     backend: str
@@ -58,6 +60,7 @@ class DeviceIdentity:
     node: str
     memory_bytes: int
     multiprocessors: int = 1
+    unreached: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

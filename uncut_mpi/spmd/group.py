@@ -241,21 +241,28 @@ class Group:
         self.machines, self.hosts = tuple(fact[0] for fact in facts), tuple(fact[3] for fact in facts)
         self._key = facts[0][4]
         each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
-        names = list[tuple[str, int]]()
+        names = list[tuple[object, int]]()
         for machine, most in zip(self.machines, each, strict=True):
             names.append((machine, before[machine] // most))
             before[machine] += 1
-        nodes = list(dict.fromkeys(names))
-        self.node_of = tuple(nodes.index(name) for name in names)
-        self.node, self.num_nodes = self.node_of[self.rank], len(nodes)
-        self.local_rank = self.node_of[: self.rank].count(self.node)
-        self.local_size = self.node_of.count(self.node)
+        self._number_nodes(names)
         cores: set[int] = set().union(
             *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
         )
         here = self.machines.count(self.machines[self.rank])  # whatever nodes they are taken for
         self.oversubscribed = len(cores) < here
         self.spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
+
+    def divide(self, parts: Sequence[int]) -> None:
+        """Take ranks of a node that are in different parts for ranks of different nodes from now on. Not collective."""
+        self._number_nodes([*zip(self.node_of, parts, strict=True)])
+
+    def _number_nodes(self, names: Sequence[tuple[object, int]]) -> None:
+        nodes = list(dict.fromkeys(names))
+        self.node_of = tuple(nodes.index(name) for name in names)
+        self.node, self.num_nodes = self.node_of[self.rank], len(nodes)
+        self.local_rank = self.node_of[: self.rank].count(self.node)
+        self.local_size = self.node_of.count(self.node)
 
     @property
     def messages(self) -> MPI.Comm:

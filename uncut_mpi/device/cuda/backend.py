@@ -122,6 +122,7 @@ class CudaBackend(Backend):
             node=node_identity(),
             memory_bytes=self.memory()[1],
             multiprocessors=self._multiprocessors,
+            unreached=self._imports.unreached(),
         )
 
     def versions(self) -> dict[str, str]:

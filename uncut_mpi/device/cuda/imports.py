@@ -58,6 +58,12 @@ class Imports:
         self._mapped.append(self._map(handle))
         return self._mapped[-1]
 
+    def unreached(self) -> frozenset[str]:
+        """Return the devices, as UUIDs, to which CUDA says that this one has no peer access."""
+        others = (peer for peer in range(len(self._uuids)) if peer != self._ordinal)
+        apart = [peer for peer in others if not self._runtime.deviceCanAccessPeer(self._ordinal, peer)]
+        return frozenset(format_uuid(self._uuids[peer]) for peer in apart)
+
     def close(self, address: int) -> None:
         """Undo an `open`; memory of this process needs nothing."""
         if address in self._mapped:
