@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.baselines import expected, make_task
-from uncut_mpi.bench.baselines.cublas import CublasProduct, FloorProduct, XtProduct
+from uncut_mpi.bench.baselines.cublas import _CublasProduct, _FloorProduct, _XtProduct
 from uncut_mpi.bench.baselines.cublas_calls import BlasLibrary
 from uncut_mpi.bench.baselines.library import Unsupported
 from uncut_mpi.model.dtypes import DType
@@ -68,7 +68,7 @@ def test_the_floor_is_a_share_of_the_product_on_every_device(blas, extents, bloc
     with make_task(m, n, k, DType.f64, ("rows", "rows", "rows"), (1, 0)) as (task, matrices):
         gemm = blas.gemm
         blas.gemm = lambda *arguments: (used.append((memory.used, arguments[2])), gemm(*arguments))
-        product = FloorProduct(blas, dict.fromkeys((1, 0), blas.handle()), memory, task, matrices)
+        product = _FloorProduct(blas, dict.fromkeys((1, 0), blas.handle()), memory, task, matrices)
         (setting,) = product.settings
         product.call(setting)
         down, along, deep = blocks if blocks[2] > 1 else blocks[1::-1] + blocks[2:]
@@ -92,7 +92,7 @@ PLACES = [(None, None, None), (0, 0, 0), (2, 1, None), (None, 1, 0)]
 def test_cublas_copies_what_is_elsewhere_and_puts_c_back(blas, place, dtype):
     memory = FakeMemory()
     with make_task(7, 5, 6, dtype, place, (1, 2)) as (task, matrices):
-        product = CublasProduct(blas, blas.handle(), memory, task, matrices)
+        product = _CublasProduct(blas, blas.handle(), memory, task, matrices)
         product.reset()
         product.call("1 device")
         product.store()
@@ -108,7 +108,7 @@ def test_what_the_library_refuses_is_said(blas):
     memory = FakeMemory()
     refused = pytest.raises(Unsupported, match="cuBLASXt has no product of f16")
     with make_task(4, 4, 4, DType.f16, (0, 0, 0), (0,)) as (task, matrices), refused:
-        XtProduct(blas, memory, task, matrices)
+        _XtProduct(blas, memory, task, matrices)
     assert not memory.devices  # before anything is allocated
     with pytest.raises(Unsupported, match="this libcublas has no cublasNothing"):
         blas.call("cublasNothing")

@@ -107,7 +107,7 @@ def test_four_devices_get_equal_shares_and_exchange_the_rest() -> None:
     assert device.send_s == pytest.approx(0.2e-3)
     # (2, 2): (1 + 1)/2 of A and B again, a quarter of it at 100 GB/s.
     assert device.extra_s == pytest.approx(4e6 / 100e9)
-    assert device.without_sharing_s == device.receive_s
+    assert device.receive_s > max(device.exec_s, device.send_s)
     assert device.seconds == device.receive_s + device.extra_s
 
 
@@ -146,7 +146,7 @@ def test_results_that_leave_slowly_are_waited_for() -> None:
     bandwidth = machine(1).bandwidth_gb_per_s.copy()
     bandwidth[0, 1] = 1.0
     (device,) = predict(cube(1000), HHH, machine(1, bandwidth_gb_per_s=bandwidth), [0]).predictions
-    assert device.seconds == device.without_sharing_s == device.send_s == pytest.approx(8e-3)
+    assert device.seconds == device.send_s == pytest.approx(8e-3)
 
 
 def test_the_time_of_products_knows_waves() -> None:

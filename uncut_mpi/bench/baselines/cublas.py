@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+import abc
+import ctypes
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.cublas_calls import XT_TYPES, BlasLibrary, XtHandle
+from uncut_mpi.bench.baselines.cublas_calls import XT_TYPES, BlasLibrary
 from uncut_mpi.bench.baselines.cuda_memory import CudaMemory
 from uncut_mpi.bench.baselines.library import Library, LibraryProduct, Unsupported, ranges
 from uncut_mpi.bench.baselines.task import Matrices, Task
-from uncut_mpi.errors import reason
+from uncut_mpi.errors import DeviceError, reason
 from uncut_mpi.planning.grid import ProcessGrid
 
 _BLOCKS = (512, 1024, 2048, 4096, 8192)
@@ -22,7 +23,6 @@ _ALREADY_ENABLED = 704
 def _reach(devices: int) -> tuple[Any, BlasLibrary]:
     """Return cupy's runtime and cuBLAS, or raise Unsupported if there are fewer devices."""
     from uncut_mpi.device.cuda.library import import_cupy, load_blas
-    from uncut_mpi.errors import DeviceError
 
     try:
         runtime, blas = import_cupy().cuda.runtime, BlasLibrary(load_blas().path)
@@ -46,16 +46,6 @@ def _connect(runtime: Any, devices: int) -> None:
                         raise
 
 
-@contextlib.contextmanager
-def _closing_on_error(memory: CudaMemory) -> Iterator[None]:
-    """Free memory if what is made of it cannot be made."""
-    try:
-        yield
-    except BaseException:
-        memory.close()
-        raise
-
-
 class _CudaLibrary(Library):
     """cuBLAS for GPUs that copy straight to each other where they can."""
 
@@ -65,14 +55,17 @@ class _CudaLibrary(Library):
         self._handles: dict[int, Any] = {}
         self.version = f"cuBLAS {self._blas.version()}"
 
-
-class CublasLibrary(_CudaLibrary):
-    """cuBLAS on one GPU."""
-
     def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
-        """See `Library.open`."""
-        handle = self._handle(task.compute[0])
-        return CublasProduct(self._blas, handle, CudaMemory(self._runtime), task, matrices)
+        memory = CudaMemory(self._runtime)
+        try:
+            return self._product(memory, task, matrices)
+        except BaseException:
+            memory.close()
+            raise
+
+    @abc.abstractmethod
+    def _product(self, memory: CudaMemory, task: Task, matrices: Matrices) -> LibraryProduct:
+        """Take on a task with memory that is freed if this fails."""
 
     def _handle(self, device: int) -> Any:
         self._runtime.setDevice(device)
@@ -81,15 +74,20 @@ class CublasLibrary(_CudaLibrary):
         return self._handles[device]
 
 
-class FloorLibrary(CublasLibrary):
+class CublasLibrary(_CudaLibrary):
+    """cuBLAS on one GPU."""
+
+    def _product(self, memory: CudaMemory, task: Task, matrices: Matrices) -> LibraryProduct:
+        return _CublasProduct(self._blas, self._handle(task.compute[0]), memory, task, matrices)
+
+
+class FloorLibrary(_CudaLibrary):
     """cuBLAS on every GPU at once, each with an equal share of the operations and all that it needs there."""
 
     takes_dealt = True
 
-    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
-        """See `Library.open`."""
-        handles = {device: self._handle(device) for device in task.compute}
-        return FloorProduct(self._blas, handles, CudaMemory(self._runtime), task, matrices)
+    def _product(self, memory: CudaMemory, task: Task, matrices: Matrices) -> LibraryProduct:
+        return _FloorProduct(self._blas, {one: self._handle(one) for one in task.compute}, memory, task, matrices)
 
 
 class CublasXtLibrary(_CudaLibrary):
@@ -99,9 +97,8 @@ class CublasXtLibrary(_CudaLibrary):
         super().__init__(devices)
         self.version = f"cuBLASXt of {self.version}"
 
-    def open(self, task: Task, matrices: Matrices) -> LibraryProduct:
-        """See `Library.open`."""
-        return XtProduct(self._blas, CudaMemory(self._runtime), task, matrices)
+    def _product(self, memory: CudaMemory, task: Task, matrices: Matrices) -> LibraryProduct:
+        return _XtProduct(self._blas, memory, task, matrices)
 
 
 class _AddressedProduct(LibraryProduct):
@@ -109,18 +106,16 @@ class _AddressedProduct(LibraryProduct):
 
     def __init__(self, memory: CudaMemory, task: Task, matrices: Matrices) -> None:
         self._memory, self._task, self._matrices = memory, task, matrices
-        with _closing_on_error(memory):
-            host = [memory.pin(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
-            self._first, self._out = host[2:]
-            sizes = [matrices.a.nbytes, matrices.b.nbytes, matrices.c.nbytes]
-            self._nbytes = sizes
-            self._places = [host[0], host[1], host[3]]
-            for which, device in enumerate(task.whole):
-                if device is not None:
-                    self._places[which] = memory.allocate(device, sizes[which])
-                    if which < 2:
-                        memory.copy(device, self._places[which], host[which], sizes[which])
-                        memory.finish(device)
+        host = [memory.pin(matrix) for matrix in (matrices.a, matrices.b, matrices.c, matrices.out)]
+        self._first, self._out = host[2:]
+        self._nbytes = [matrices.a.nbytes, matrices.b.nbytes, matrices.c.nbytes]
+        self._places = [host[0], host[1], host[3]]
+        for which, device in enumerate(task.whole):
+            if device is not None:
+                self._places[which] = memory.allocate(device, self._nbytes[which])
+                if which < 2:
+                    memory.copy(device, self._places[which], host[which], self._nbytes[which])
+                    memory.finish(device)
 
     def _scalars(self) -> tuple[float, float]:
         return self._task.alpha, self._task.beta
@@ -144,22 +139,20 @@ class _AddressedProduct(LibraryProduct):
         self._memory.close()
 
 
-class CublasProduct(_AddressedProduct):
+class _CublasProduct(_AddressedProduct):
     """One call of cuBLAS between copies of what is elsewhere."""
 
     def __init__(self, blas: BlasLibrary, handle: Any, memory: CudaMemory, task: Task, matrices: Matrices) -> None:
         super().__init__(memory, task, matrices)
         self.settings = ["1 device"]
         self._blas, self._handle, self._device = blas, handle, task.compute[0]
-        with _closing_on_error(memory):
-            self._here = [
-                place if device == self._device else memory.allocate(self._device, nbytes)
-                for place, device, nbytes in zip(self._places, task.whole, self._nbytes, strict=True)
-            ]
+        self._here = [
+            place if device == self._device else memory.allocate(self._device, nbytes)
+            for place, device, nbytes in zip(self._places, task.whole, self._nbytes, strict=True)
+        ]
         memory.finish(self._device)
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         for here, place, nbytes in zip(self._here, self._places, self._nbytes, strict=True):
             if here != place:
                 self._memory.copy(self._device, here, place, nbytes)
@@ -170,7 +163,7 @@ class CublasProduct(_AddressedProduct):
         self._memory.finish(self._device)
 
 
-class FloorProduct(LibraryProduct):
+class _FloorProduct(LibraryProduct):
     """
     What the devices' arithmetic takes: one product on each at once, of shares that are there already.
 
@@ -190,15 +183,13 @@ class FloorProduct(LibraryProduct):
         self.settings = [f"{rows}x{cols} blocks of C, {depths} of k"]
         self._share = shares[0].shape[0], shares[1].shape[1], shares[0].shape[1]
         self._addresses: dict[int, list[int]] = {}
-        with _closing_on_error(memory):
-            for device in handles:
-                self._addresses[device] = [memory.allocate(device, one.nbytes) for one in shares]
-                for address, one in zip(self._addresses[device], shares, strict=True):
-                    memory.copy(device, address, int(one.__array_interface__["data"][0]), one.nbytes)
-                memory.finish(device)
+        for device in handles:
+            self._addresses[device] = [memory.allocate(device, one.nbytes) for one in shares]
+            for address, one in zip(self._addresses[device], shares, strict=True):
+                memory.copy(device, address, int(one.__array_interface__["data"][0]), one.nbytes)
+            memory.finish(device)
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         for device, handle in self._handles.items():
             self._memory.use(device)
             a, b, c = self._addresses[device]
@@ -207,44 +198,40 @@ class FloorProduct(LibraryProduct):
             self._memory.finish(device)
 
     def reset(self) -> None:
-        """See `LibraryProduct.reset`: what C holds does not matter."""
+        pass  # what C holds does not matter
 
     def store(self) -> None:
-        """See `LibraryProduct.store`: there is no result."""
+        pass  # there is no result
 
     def close(self) -> None:
-        """See `LibraryProduct.close`."""
         self._memory.close()
 
 
-class XtProduct(_AddressedProduct):
+class _XtProduct(_AddressedProduct):
     """One call of cuBLASXt, which takes matrices wherever they are."""
 
     def __init__(self, blas: BlasLibrary, memory: CudaMemory, task: Task, matrices: Matrices) -> None:
         if task.dtype not in XT_TYPES:
             raise Unsupported(f"cuBLASXt has no product of {task.dtype.name}")
         super().__init__(memory, task, matrices)
-        with _closing_on_error(memory):
-            self._xt = XtHandle(blas, task.compute)
+        self._blas, self._xt = blas, blas.xt_handle(task.compute)
         longest = max(task.extents)
         self._edges = {f"blocks of {edge}": edge for edge in _BLOCKS if edge <= longest or edge == _BLOCKS[0]}
         self.settings = list(self._edges)
         self._edge = 0
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         if self._edge != self._edges[setting]:
             self._edge = self._edges[setting]
-            self._xt.block(self._edge)
+            self._blas.call("cublasXtSetBlockDim", self._xt, ctypes.c_int(self._edge))
         a, b, c = self._places
-        self._xt.gemm(self._task.dtype, self._task.extents, self._scalars(), (a, b, c))
+        self._blas.gemm(self._xt, self._task.dtype, self._task.extents, self._scalars(), (a, b, c), xt=True)
         # C is complete on return; that nothing runs on is what makes one sample end before the next begins.
         for device in self._task.compute:
             self._memory.finish(device)
 
     def close(self) -> None:
-        """See `LibraryProduct.close`."""
         try:
-            self._xt.close()
+            self._blas.call("cublasXtDestroy", self._xt)
         finally:
             super().close()

@@ -72,6 +72,18 @@ class BlasLibrary:
         self.call("cublasSetMathMode", handle, ctypes.c_int(_EXACT_REDUCTIONS))
         return handle
 
+    def xt_handle(self, devices: Sequence[int]) -> ctypes.c_void_p:
+        """Return a new handle of cuBLASXt for the devices of some ordinals."""
+        handle = ctypes.c_void_p()
+        self.call("cublasXtCreate", ctypes.byref(handle))
+        array = (ctypes.c_int * len(devices))(*devices)
+        try:
+            self.call("cublasXtDeviceSelect", handle, ctypes.c_int(len(devices)), array)
+        except Unsupported:
+            self.call("cublasXtDestroy", handle)
+            raise
+        return handle
+
     def gemm(
         self,
         handle: ctypes.c_void_p,
@@ -79,18 +91,24 @@ class BlasLibrary:
         extents: tuple[int, int, int],
         scalars: tuple[float, float],
         addresses: tuple[int, int, int],
+        *,
+        xt: bool = False,
     ) -> None:
-        """Multiply packed column-major matrices of one device; returns at once."""
-        m, n, k = extents
-        data = ctypes.c_int(_DATA[dtype])
+        """
+        Multiply packed column-major matrices of one device; returns at once.
+
+        With `xt` by cuBLASXt, matrices of one of `XT_TYPES` wherever they are: C is complete on return.
+        """
+        m, n, k = map(ctypes.c_size_t if xt else ctypes.c_int, extents)
         alpha, beta = (_scalar(dtype, value) for value in scalars)
         a, b, c = (ctypes.c_void_p(address) for address in addresses)
-        op = ctypes.c_int(_N)
+        op, data = ctypes.c_int(_N), ctypes.c_int(_DATA[dtype])
+        if xt:
+            self.call(_XT_GEMM[dtype], handle, op, op, m, n, k, alpha, a, m, b, k, beta, c, m)
+            return
         self.call(
             "cublasGemmEx",
-            *(handle, op, op, ctypes.c_int(m), ctypes.c_int(n), ctypes.c_int(k)),
-            *(alpha, a, data, ctypes.c_int(m), b, data, ctypes.c_int(k)),
-            *(beta, c, data, ctypes.c_int(m)),
+            *(handle, op, op, m, n, k, alpha, a, data, m, b, data, k, beta, c, data, m),
             *(ctypes.c_int(_COMPUTE[dtype.accumulator]), ctypes.c_int(_DEFAULT_ALGO)),
         )
 
@@ -98,54 +116,3 @@ class BlasLibrary:
 def _scalar(dtype: DType, value: float) -> Any:
     """Return a scalar as cuBLAS takes it, by reference; of complex types with an imaginary part of 0."""
     return ctypes.byref((_SCALAR[dtype.accumulator.real] * 2)(value, 0.0))
-
-
-class XtHandle:
-    """
-    A handle of cuBLASXt for some devices.
-
-    Parameters
-    ----------
-    library : BlasLibrary
-        Where its functions are.
-    devices : sequence of int
-        Ordinals of the devices that compute.
-    """
-
-    def __init__(self, library: BlasLibrary, devices: Sequence[int]) -> None:
-        self._library = library
-        self._handle = ctypes.c_void_p()
-        library.call("cublasXtCreate", ctypes.byref(self._handle))
-        array = (ctypes.c_int * len(devices))(*devices)
-        try:
-            library.call("cublasXtDeviceSelect", self._handle, ctypes.c_int(len(devices)), array)
-        except Unsupported:
-            self.close()
-            raise
-
-    def block(self, edge: int) -> None:
-        """Set the edge of the blocks that are dealt out."""
-        self._library.call("cublasXtSetBlockDim", self._handle, ctypes.c_int(edge))
-
-    def gemm(
-        self,
-        dtype: DType,
-        extents: tuple[int, int, int],
-        scalars: tuple[float, float],
-        addresses: tuple[int, int, int],
-    ) -> None:
-        """Multiply packed column-major matrices of one of `XT_TYPES`, wherever they are; C is complete on return."""
-        m, n, k = extents
-        size = ctypes.c_size_t
-        alpha, beta = (_scalar(dtype, value) for value in scalars)
-        a, b, c = (ctypes.c_void_p(address) for address in addresses)
-        op = ctypes.c_int(_N)
-        self._library.call(
-            _XT_GEMM[dtype],
-            *(self._handle, op, op, size(m), size(n), size(k)),
-            *(alpha, a, size(m), b, size(k), beta, c, size(m)),
-        )
-
-    def close(self) -> None:
-        """Give it back."""
-        self._library.call("cublasXtDestroy", self._handle)

@@ -114,14 +114,12 @@ class _MatmulProduct(LibraryProduct):
         self._moves: list[Move] = []
 
     def prepare(self) -> None:
-        """See `LibraryProduct.prepare`."""
         if self._spent:
             self._library.finish()
             self._library.nvmath.free_symmetric_memory(*self._spent)
             self._spent.clear()
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         library = self._library
         if setting != self._setting:
             self._begin(setting)
@@ -208,7 +206,6 @@ class _MatmulProduct(LibraryProduct):
             self._targets.clear()
 
     def reset(self) -> None:
-        """See `LibraryProduct.reset`."""
         library, c = self._library, self._given[2]
         first = library.tensor(np.asfortranarray(c.part(library.rank, library.size)))
         for held in (self._parts[2], self._host[2]):
@@ -217,13 +214,11 @@ class _MatmulProduct(LibraryProduct):
         library.finish()
 
     def store(self) -> None:
-        """See `LibraryProduct.store`."""
         library, c = self._library, self._given[2]
         out = self._matrices.out.T if c.turned else self._matrices.out
         out[c.where(library.rank, library.size)] = library.array(self._parts[2], self._task.dtype)
 
     def close(self) -> None:
-        """See `LibraryProduct.close`."""
         self._library.finish()
         self._end()
         self._library.nvmath.free_symmetric_memory(*self._parts)

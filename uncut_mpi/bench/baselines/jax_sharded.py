@@ -258,21 +258,17 @@ class _DealtProduct(_JaxProduct):
         self.settings = [name if plain else MOVED + name for name in self._splits]
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         way, put = self._way(setting.removeprefix(MOVED)), self._jax.device_put
         a_t, b_t, c_t = (one.straight() for one in (self._a, self._b, self._c))
         self._c.put(way.multiply(put(b_t, way.b_t), put(a_t, way.a_t), put(c_t, way.c_t)))
         self._c.array.block_until_ready()
 
     def reset(self) -> None:
-        """See `LibraryProduct.reset`."""
         self._c.fill(self._matrices.c.T)
 
     def store(self) -> None:
-        """See `LibraryProduct.store`."""
         np.copyto(self._matrices.out.T, self._c.numpy())
 
     def close(self) -> None:
-        """See `LibraryProduct.close`."""
         self._a.array = self._b.array = self._c.array = None
         self._ways.clear()

@@ -110,7 +110,6 @@ class _PdgemmProduct(LibraryProduct):
         return _ScalapackParts(np.asfortranarray(part), (ctypes.c_int * 9)(*facts), context)
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         if setting not in self._edges:
             self._multiply(*self._dealt)
             return
@@ -152,15 +151,12 @@ class _PdgemmProduct(LibraryProduct):
         getattr(self._library.library, name)(*passed)
 
     def reset(self) -> None:
-        """See `LibraryProduct.reset`."""
         c, library = self._dealt[2].array, self._library
         c[...] = self._given[2].part(library.rank, library.size)
 
     def store(self) -> None:
-        """See `LibraryProduct.store`."""
         where = self._given[2].where(self._library.rank, self._library.size)
         self._matrices.out[where] = self._dealt[2].array
 
     def close(self) -> None:
-        """See `LibraryProduct.close`."""
         self._moved.clear()

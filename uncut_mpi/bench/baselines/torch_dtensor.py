@@ -133,7 +133,6 @@ class _DTensorProduct(LibraryProduct):
         return one.moves[kind, inward]
 
     def call(self, setting: str) -> None:
-        """See `LibraryProduct.call`."""
         library, task, c = self._library, self._task, self._c
         b_wanted, a_wanted, wanted = self._ways[setting]
         b_t, a_t = self._dealt(self._b, b_wanted), self._dealt(self._a, a_wanted)
@@ -169,20 +168,17 @@ class _DTensorProduct(LibraryProduct):
             c.part.copy_(c_t, non_blocking=True)
 
     def reset(self) -> None:
-        """See `LibraryProduct.reset`."""
         library, c = self._library, self._c
         first = self._matrices.c.T[picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))]
         c.part.copy_(library.tensor(np.ascontiguousarray(first)))
         library.finish()
 
     def store(self) -> None:
-        """See `LibraryProduct.store`."""
         library, c = self._library, self._c
         where = picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
         self._matrices.out.T[where] = library.array(c.part, self._task.dtype)
 
     def close(self) -> None:
-        """See `LibraryProduct.close`."""
         self._library.finish()
         del self._a, self._b, self._c
         if self._library.device.type == "cuda":

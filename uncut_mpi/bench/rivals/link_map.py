@@ -71,12 +71,9 @@ class LinkMap(Remade):
             values.flags.writeable = False
 
     @classmethod
+    @functools.lru_cache(maxsize=4)  # it takes some 40 ms for 8 devices with ports, and is asked for again
     def of(cls, machine: Machine) -> LinkMap:
         """Return the map of a machine; slowdowns are what the machine's ports do to two transfers at once."""
-        return _map_of(machine)
-
-    @classmethod
-    def _make(cls, machine: Machine) -> LinkMap:
         meeting: dict[tuple[Link, Link], None] = {}
         for port in machine.ports:
             meeting.update(dict.fromkeys(itertools.permutations(port.links, 2)))
@@ -198,12 +195,6 @@ class LinkMap(Remade):
             return 0.0
         link = source, destination
         return float(self.latency_s[link]) + size_bytes / (float(self.shared_gb_per_s[link]) * 1e9)
-
-
-@functools.lru_cache(maxsize=4)
-def _map_of(machine: Machine) -> LinkMap:
-    """Return the map of a machine, which takes some 40 ms for 8 devices with ports and is asked for again."""
-    return LinkMap._make(machine)
 
 
 @functools.lru_cache(maxsize=4)

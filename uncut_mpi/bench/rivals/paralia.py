@@ -72,13 +72,8 @@ class DevicePrediction:
     send_s: float
 
     @property
-    def without_sharing_s(self) -> float:
-        """The time if devices shared no data (equation 3; of one device and data on the host, equation 1)."""
-        return max(self.exec_s, self.receive_s, self.send_s)
-
-    @property
     def seconds(self) -> float:
-        """The predicted time (equation 5)."""
+        """The predicted time (equation 5; without extra bytes equation 3, of one device and host data equation 1)."""
         return max(self.exec_s, self.extra_s + self.receive_s, self.send_s)
 
 

@@ -149,15 +149,6 @@ class ParsecModel:
             + self.m * self.n / (self.p * self.q * self.devices)
         )
 
-    def per_process(self, blocks: Blocks) -> float:
-        """Return Comm_process = (b(1 − 1/q) + c(1 − 1/p)) K_t X Y, the tiles that a process receives from others."""
-        down, along = self.rounds(blocks)
-        return (blocks.b * (1 - 1 / self.q) + blocks.c * (1 - 1 / self.p)) * self.k * down * along
-
-    def total(self, blocks: Blocks) -> float:
-        """Return Comm_total = pq Comm_process, the tiles that all processes receive from others."""
-        return self.p * self.q * self.per_process(blocks)
-
     def choose(self, lookahead: int | None = None) -> Blocks:
         """
         Return the paper's blocks: the largest block of C for three quarters of the memory, then the deepest k-blocks.
@@ -221,52 +212,6 @@ class ParsecModel:
 def _even(extent: int, most: int) -> int:
     """Return the extent of the fewest equal parts of no more than so much."""
     return math.ceil(extent / math.ceil(extent / most))
-
-
-def largest_on_node(node_words: float) -> int:
-    """
-    Return the order of the largest square matrices A, B and C that fit a node: 3N² ≤ Mem_node (section III-A).
-
-    Parameters
-    ----------
-    node_words : float
-        Elements that its memory holds.
-
-    Raises
-    ------
-    ParamError
-        If that is negative or not finite.
-    """
-    return math.isqrt(int(_words(node_words) / 3))
-
-
-def largest_stationary(device_words: float, devices: int, p: int = 1) -> int:
-    """
-    Return the order of the largest square C that p×p nodes hold in three quarters of their devices (section III-A).
-
-    Parameters
-    ----------
-    device_words : float
-        Elements that a device's memory holds.
-    devices : int
-        Those of a node.
-    p : int, optional
-        Rows and columns of nodes.
-
-    Raises
-    ------
-    ParamError
-        If memory is negative or not finite, or there are no devices or nodes.
-    """
-    if min(devices, p) < 1:
-        raise ParamError(f"{devices} devices of each of {p}x{p} nodes: there is at least one")
-    return p * math.isqrt(int(C_FRACTION * _words(device_words) * devices))
-
-
-def _words(count: float) -> float:
-    if not 0 <= count < math.inf:
-        raise ParamError(f"memory of {count} elements: it is finite and not negative")
-    return count
 
 
 def blocking_of(model: ParsecModel, blocks: Blocks, tile: int) -> Blocking:
