@@ -18,7 +18,7 @@ from tests.helpers.planned import make_schedule
 from uncut_mpi.bench.arguments import ablation_options
 from uncut_mpi.bench.datasets import paralia, uncut_irregular, uncut_regular
 from uncut_mpi.bench.rivals.choi import BandModel
-from uncut_mpi.bench.rivals.paralia import extra_transfer_bytes, predict
+from uncut_mpi.bench.rivals.paralia import Predictor, extra_transfer_bytes
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import in_host
@@ -197,4 +197,4 @@ def test_each_step_of_fig_8_gains_what_the_paper_measured() -> None:
     idle = [run.idle_share.mean() for run in runs]
     assert idle == sorted(idle, reverse=True)
     limit = bound(problem, place, machine).seconds
-    assert 0.5 * limit < predict(problem, place, machine, range(8)).seconds < 2 * limit
+    assert 0.5 * limit < Predictor(problem, place, machine).workload(range(8)).seconds < 2 * limit

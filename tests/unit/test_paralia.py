@@ -12,9 +12,8 @@ import pytest
 from uncut_mpi.bench.rivals.link_map import LinkMap
 from uncut_mpi.bench.rivals.paralia import (
     MOST_SETS,
+    Predictor,
     Workload,
-    predict,
-    select,
 )
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.costs import GemmShape
@@ -99,7 +98,7 @@ def test_two_hops_are_taken_only_where_allowed_and_better() -> None:
 
 
 def test_four_devices_get_equal_shares_and_exchange_the_rest() -> None:
-    found = predict(cube(1000), HHH, machine(4), range(4))
+    found = Predictor(cube(1000), HHH, machine(4)).workload(range(4))
     assert found.ratios == (0.25,) * 4
     (device,) = set(found.predictions)
     assert device.exec_s == pytest.approx(0.5e-3)
@@ -114,8 +113,8 @@ def test_four_devices_get_equal_shares_and_exchange_the_rest() -> None:
 def test_extra_bytes_arrive_at_the_mean_of_the_links_from_the_other_devices() -> None:
     bandwidth = machine(3).bandwidth_gb_per_s.copy()
     bandwidth[1, 0] = 20
-    found = predict(
-        cube(1000), HHH, machine(3, bandwidth_gb_per_s=bandwidth), [0, 1, 2], ratios=[1 / 3] * 3, max_hops=0
+    found = Predictor(cube(1000), HHH, machine(3, bandwidth_gb_per_s=bandwidth), 0).workload(
+        [0, 1, 2], ratios=[1 / 3] * 3
     )
     # (1, 3): 2/2 of A and B again.
     assert found.predictions[0].extra_s == pytest.approx(16e6 / 3 / 60e9)
@@ -126,48 +125,50 @@ def test_shares_are_adjusted_until_devices_end_within_five_percent() -> None:
     rates = np.array([3.5] * 4 + [5.0] * 2 + [7.0] * 2)
     uneven = machine(8, gemm_tflop_per_s={"f64": rates}, latency_s=np.full((9, 9), 5e-6))
     for extent in (1000, 8000):
-        found = predict(cube(extent), HHH, uneven, range(8))
+        found = Predictor(cube(extent), HHH, uneven).workload(range(8))
         times = [prediction.seconds for prediction in found.predictions]
         assert max(times) <= 1.05 * min(times)
         assert sum(found.ratios) == pytest.approx(1)
     # Limited by arithmetic, shares follow the rates.
-    found = predict(cube(8000), Placement.parse("0,1,2"), machine(8, gemm_tflop_per_s={"f64": rates / 100}), range(8))
+    found = Predictor(cube(8000), Placement.parse("0,1,2"), machine(8, gemm_tflop_per_s={"f64": rates / 100})).workload(
+        range(8)
+    )
     assert found.ratios == pytest.approx(rates / rates.sum())
 
 
 def test_devices_that_differ_by_six_percent_are_adjusted_and_by_four_are_not() -> None:
     for slower, adjusted in ((0.94, True), (0.96, False)):
         uneven = machine(2, gemm_tflop_per_s={"f64": np.array([0.01, 0.01 * slower])})
-        found = predict(cube(1000), HHH, uneven, [0, 1])
+        found = Predictor(cube(1000), HHH, uneven).workload([0, 1])
         assert (found.ratios != (0.5, 0.5)) == adjusted
 
 
 def test_results_that_leave_slowly_are_waited_for() -> None:
     bandwidth = machine(1).bandwidth_gb_per_s.copy()
     bandwidth[0, 1] = 1.0
-    (device,) = predict(cube(1000), HHH, machine(1, bandwidth_gb_per_s=bandwidth), [0]).predictions
+    (device,) = Predictor(cube(1000), HHH, machine(1, bandwidth_gb_per_s=bandwidth)).workload([0]).predictions
     assert device.seconds == device.send_s == pytest.approx(8e-3)
 
 
 def test_the_time_of_products_knows_waves() -> None:
     shape = GemmShape(128, 128, 0, 1e-3)
     waves = machine(2, gemm_shape={"f64": shape}, multiprocessors=np.array([4, 4]))
-    found = predict(cube(1000), HHH, waves, [0, 1])
+    found = Predictor(cube(1000), HHH, waves).workload([0, 1])
     assert found.predictions[0].exec_s == pytest.approx(0.5 * (1e-3 + 2 * 64 * 128 * 128 * 1000 / 1e12))
 
 
 def test_without_a_product_c_is_all_there_is() -> None:
     for problem in (cube(1000, k=0), cube(1000, scales_only=True)):
-        found = predict(problem, HHH, machine(4), range(4))
+        found = Predictor(problem, HHH, machine(4)).workload(range(4))
         assert found.seconds == pytest.approx(2e6 / 10e9)
-    assert predict(cube(1000, k=0), Placement.parse("0,0,0"), machine(2), [0, 1]).ratios == (0.5, 0.5)
+    assert Predictor(cube(1000, k=0), Placement.parse("0,0,0"), machine(2)).workload([0, 1]).ratios == (0.5, 0.5)
 
 
 WATTS = {"busy_watts": np.array([400.0, 400.0, 400.0, 400.0]), "idle_watts": np.full(4, 50.0)}
 
 
 def test_energy_counts_the_devices_at_rest_too() -> None:
-    found = predict(cube(1000), HHH, machine(4, **WATTS), [0, 2])
+    found = Predictor(cube(1000), HHH, machine(4, **WATTS)).workload([0, 2])
     assert found.watts == 2 * 400 + 2 * 50
 
 
@@ -183,7 +184,7 @@ def cheapest_of_all(problem: GemmProblem, place: Placement, node: Machine, metri
     ranks = range(node.num_ranks)
     sets = itertools.chain.from_iterable(itertools.combinations(ranks, count) for count in range(1, len(ranks) + 1))
     best = None
-    for one in (predict(problem, place, node, devices) for devices in sets):
+    for one in (Predictor(problem, place, node).workload(devices) for devices in sets):
         if best is None or COSTS[metric](one) < COSTS[metric](best) * (1 - 1e-9):
             best = one
     assert best is not None
@@ -194,15 +195,15 @@ def cheapest_of_all(problem: GemmProblem, place: Placement, node: Machine, metri
 def test_a_bounded_choice_is_that_of_all_sets(metric: str, place: str) -> None:
     uneven, where = load_machine("vulcan-8xv100-uneven"), Placement.parse(place)
     most = 8 * 10  # of 255 sets
-    found = select(cube(4096), where, uneven, cost=COSTS[metric], most_sets=most)
-    assert found == select(cube(4096), where, uneven, cost=COSTS[metric])
+    found = Predictor(cube(4096), where, uneven).select(cost=COSTS[metric], most_sets=most)
+    assert found == Predictor(cube(4096), where, uneven).select(cost=COSTS[metric])
     rng = np.random.default_rng(5)
     for _ in range(6):
         bandwidth = machine(6).bandwidth_gb_per_s * rng.choice([0.2, 1.0, 3.0], (7, 7))
         rates = {"f64": rng.choice([1.0, 2.0, 5.0], 6)}
         watts = {"busy_watts": rng.choice([200.0, 400.0], 6), "idle_watts": np.full(6, 50.0)}
         node = machine(6, bandwidth_gb_per_s=bandwidth, gemm_tflop_per_s=rates, **watts)
-        found = select(cube(2000), where, node, cost=COSTS[metric], most_sets=6 * 8)
+        found = Predictor(cube(2000), where, node).select(cost=COSTS[metric], most_sets=6 * 8)
         assert found == cheapest_of_all(cube(2000), where, node, metric)
 
 
@@ -212,11 +213,11 @@ def test_sets_are_all_of_eight_devices_and_a_bounded_number_of_more() -> None:
     def cost(work: Workload) -> float:
         return seen.setdefault(work.devices, work.seconds)
 
-    select(cube(1000), HHH, machine(8), cost=cost)
+    Predictor(cube(1000), HHH, machine(8)).select(cost=cost)
     assert len(seen) == 255
     seen.clear()
     order = [*range(11, -1, -1)]
-    select(cube(1000), HHH, machine(12), cost=cost, order=order, most_sets=48)
+    Predictor(cube(1000), HHH, machine(12)).select(cost=cost, order=order, most_sets=48)
     assert len(seen) <= 48
     assert {len(devices) for devices in seen} == {*range(1, 13)}
     assert {devices for devices in seen if len(devices) == 1} == {(8,), (9,), (10,), (11,)}
@@ -225,13 +226,13 @@ def test_sets_are_all_of_eight_devices_and_a_bounded_number_of_more() -> None:
 
 def test_a_product_too_small_to_travel_stays_where_it_is() -> None:
     node = machine(4, latency_s=np.full((5, 5), 1e-4))
-    assert select(cube(200), Placement.parse("3,3,3"), node).devices == (3,)
+    assert Predictor(cube(200), Placement.parse("3,3,3"), node).select().devices == (3,)
 
 
 def test_more_devices_at_rest_make_fewer_at_work_cheaper() -> None:
     node = machine(4, busy_watts=np.full(4, 400.0))
-    assert len(select(cube(8000), Placement.parse("0,0,0"), node).devices) == 4
-    assert select(cube(8000), Placement.parse("0,0,0"), node, cost=COSTS["pdp"]).devices == (0,)
+    assert len(Predictor(cube(8000), Placement.parse("0,0,0"), node).select().devices) == 4
+    assert Predictor(cube(8000), Placement.parse("0,0,0"), node).select(cost=COSTS["pdp"]).devices == (0,)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +248,9 @@ def test_more_devices_at_rest_make_fewer_at_work_cheaper() -> None:
 )
 def test_a_workload_that_makes_no_sense_is_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ParamError, match=message):
-        predict(cube(100), HHH, machine(2), **arguments)
+        Predictor(cube(100), HHH, machine(2)).workload(**arguments)
 
 
 def test_a_matrix_of_a_rank_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ParamError, match="rank 7"):
-        select(cube(100), Placement.parse("7,h,h"), machine(2))
+        Predictor(cube(100), Placement.parse("7,h,h"), machine(2)).select()

@@ -13,7 +13,7 @@ from tests.helpers.planned import plan_several, search
 from uncut_mpi.api.plans import CALLS, Trial, fastest
 from uncut_mpi.bench.arguments import ablation_options
 from uncut_mpi.bench.rivals import bands
-from uncut_mpi.bench.rivals.paralia import predict
+from uncut_mpi.bench.rivals.paralia import Predictor
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import DType
@@ -218,7 +218,7 @@ def test_an_empty_product_is_none_at_all(extents: tuple[int, int, int], schedule
     machine = load_machine("h200-4x")
     placement = Placement.parse("0,1,2")
     if not problem.m * problem.n:  # else C is moved and scaled
-        assert predict(problem, placement, machine, (0, 1)).seconds == 0
+        assert Predictor(problem, placement, machine).workload((0, 1)).seconds == 0
     found = plan(problem, placement, 4, machine, ScheduleOptions(scheduler=scheduler))
     assert bound(problem, placement, machine).seconds <= found.predicted_s
     assert not (found.schedule.tasks["kind"] == Kind.GEMM).any()

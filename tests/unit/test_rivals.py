@@ -91,9 +91,9 @@ def test_it_takes_the_devices_shares_and_tile_of_least_predicted_time() -> None:
     machine = load_machine("vulcan-8xv100-uneven")
     problem, place = GemmProblem(8192, 8192, 8192, DType.f64, reads_c=True), Placement.parse("0,1,2")
     made = plan(problem, place, 8, machine, ScheduleOptions(scheduler="cyclic"))
-    work = paralia.select(problem, place, machine)
+    work = paralia.Predictor(problem, place, machine).select()
     assert made.options.devices == work.devices
-    edge = paralia.tile_edge(problem, place, machine, work.devices, ratios=work.ratios)
+    edge = paralia.Predictor(problem, place, machine).tile_edge(work.devices, ratios=work.ratios)
     assert (made.options.tile, made.schedule.tile) == (edge, edge)
     gemms = made.schedule.tasks[made.schedule.tasks["kind"] == Kind.GEMM]
     steps, tiles = -(-8192 // edge), (-(-8192 // edge)) ** 2
@@ -152,18 +152,23 @@ def test_the_tile_is_the_smallest_of_nearly_least_time() -> None:
     # 4 devices, no waves and no latency: what T leaves unequal is all that it changes, and 2048 = 4 x 4 tiles of 512.
     machine = Machine.uniform(4, latency_s=0.0)
     problem = GemmProblem(2048, 2048, 2048, DType.f64)
-    assert paralia.tile_edge(problem, Placement.parse("0,0,0"), machine, range(4)) == 256
+    assert paralia.Predictor(problem, Placement.parse("0,0,0"), machine).tile_edge(range(4)) == 256
     # 768 would be 3 x 3 tiles, of which one device had 3 of 9, and 1280 2 x 2 longer ones.
-    assert paralia.tile_edge(GemmProblem(100, 90, 80, DType.f64), Placement.parse("0,0,0"), machine, range(4)) == 100
+    assert (
+        paralia.Predictor(GemmProblem(100, 90, 80, DType.f64), Placement.parse("0,0,0"), machine).tile_edge(range(4))
+        == 100
+    )
 
 
 def test_latency_and_waves_speak_for_larger_tiles() -> None:
     problem, place = GemmProblem(8192, 8192, 8192, DType.f64), Placement.parse("h,h,h")
     slow = Machine.uniform(4, latency_s=1e-3)
     fast = Machine.uniform(4, latency_s=0.0)
-    assert paralia.tile_edge(problem, place, slow, range(4)) > paralia.tile_edge(problem, place, fast, range(4))
+    assert paralia.Predictor(problem, place, slow).tile_edge(range(4)) > paralia.Predictor(
+        problem, place, fast
+    ).tile_edge(range(4))
     h200 = load_machine("h200-4x")  # 132 multiprocessors: small tiles leave most of a wave empty
-    assert paralia.tile_edge(problem, Placement.parse("0,0,0"), h200, range(4)) >= 1024
+    assert paralia.Predictor(problem, Placement.parse("0,0,0"), h200).tile_edge(range(4)) >= 1024
 
 
 # -- bands -----------------------------------------------------------------------------------------

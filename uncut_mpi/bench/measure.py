@@ -26,7 +26,7 @@ from uncut_mpi.bench.processes import (
     BaselineProcess,
     SharedTask,
 )
-from uncut_mpi.bench.rivals.paralia import predict
+from uncut_mpi.bench.rivals.paralia import Predictor
 from uncut_mpi.bench.rivals.parsec import received_bytes
 from uncut_mpi.command.arguments import GemmArguments, parse
 from uncut_mpi.command.check import CheckResult
@@ -224,7 +224,7 @@ class Measurer:
         session, problem, ranks = self._session, one.problem, one.ranks(self._session)
         placement, said = one.placement(session.size), dict[str, Any]()
         if not placement.in_parts:
-            said["paralia_s"] = predict(problem, placement, session.machine, ranks).seconds
+            said["paralia_s"] = Predictor(problem, placement, session.machine).workload(ranks).seconds
         if self._asked.dataset == "parsec":
             options = ScheduleOptions(device_memory=self._asked.device_memory or 0, devices=tuple(ranks))
             setting = Setting.of(problem, placement, session.size, session.machine, options)

@@ -4,8 +4,8 @@ PARALiA's schedule: tiles of C dealt out to devices that its model chooses, each
 From P. Anastasiadis, N. Papadopoulou, G. Goumas, N. Koziris, D. Hoppe and L. Zhong, *PARALiA: a performance aware
 runtime for auto-tuning linear algebra on heterogeneous systems* (ACM TACO, 2023).
 
-* Devices and shares have the least predicted `metric` (sections 3.1 and 3.3, `paralia.select`). Shares
-  that are given are kept: equal ones of all ranks are the paper's ``comm_opt``. T has the least predicted time.
+* Devices and shares have the least predicted `metric` (sections 3.1 and 3.3, `paralia.Predictor.select`).
+  Shares that are given are kept: equal ones of all ranks are the paper's ``comm_opt``. T has the least predicted time.
 * Tiles of C are dealt out in the order in which C is stored, to each device no more than its share (section 3.6).
 * A tile of A or B is fetched when a device first needs it, and kept. It comes over the fastest link from where it is or
   will be, or over another device where that is faster (section 3.2).
@@ -23,9 +23,7 @@ from typing import Final
 
 from uncut_mpi.bench.rivals import paralia
 from uncut_mpi.errors import ParamError, PlanError
-from uncut_mpi.model.machine import Machine
-from uncut_mpi.model.placement import MATRICES, Placement
-from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.description import grid_text
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
@@ -85,8 +83,9 @@ def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
         raise PlanError("cyclic schedules products; C is only scaled here")
     usual = 0 if placement.in_host() else USUAL_HOPS
     hops = usual if options.max_hops is None else options.max_hops
-    grid, devices, ratios = _places(problem, placement, machine, options, hops)
-    tile = options.tile or paralia.tile_edge(problem, placement, machine, devices, ratios=ratios, max_hops=hops)
+    predictor = paralia.Predictor(problem, placement, machine, hops)
+    grid, devices, ratios = _places(predictor, options)
+    tile = options.tile or predictor.tile_edge(devices, ratios)
     largest = max(1, problem.m, problem.n, problem.k)
     tile = min(tile, largest)
 
@@ -114,9 +113,10 @@ def prepare(setting: Setting, *, most_tasks: int = MAX_TASKS) -> PreparedTiles:
 
 
 def _places(
-    problem: GemmProblem, placement: Placement, machine: Machine, options: ScheduleOptions, hops: int
+    predictor: paralia.Predictor, options: ScheduleOptions
 ) -> tuple[ProcessGrid, tuple[int, ...], tuple[float, ...]]:
     """Return the grid, who computes and the share of each, 1 in all: what is given, the rest by the model."""
+    problem, placement, machine = predictor.problem, predictor.placement, predictor.machine
     variant = options.scheduler.partition(":")[2]
     free = not {"devices", "grid", "row_shares", "col_shares"}.intersection(options.given)
     if variant in METRICS and not free:
@@ -128,8 +128,7 @@ def _places(
             seconds = work.seconds
             return metric.of(Cost(seconds, work.watts * seconds))
 
-        order = ranks_by_use(problem, placement, machine)
-        work = paralia.select(problem, placement, machine, cost=cost, order=order, max_hops=hops)
+        work = predictor.select(cost=cost, order=ranks_by_use(problem, placement, machine))
         return ProcessGrid.most_square(len(work.devices), transposed=problem.swapped), work.devices, work.ratios
     devices = options.computing_ranks(machine.num_ranks)
     grid = ProcessGrid.choose(len(devices), options.grid, transposed=problem.swapped)
@@ -137,7 +136,7 @@ def _places(
     if variant == COMM_OPT:
         return grid, devices, (1 / grid.size,) * grid.size
     if options.row_shares is None and options.col_shares is None:
-        return grid, devices, paralia.predict(problem, placement, machine, devices, max_hops=hops).ratios
+        return grid, devices, predictor.workload(devices).ratios
     grid.check_shares(options.row_shares, options.col_shares)
     for matrix in MATRICES:
         placement.of(matrix)  # raises where it is in parts, which tiles that are dealt out know nothing of

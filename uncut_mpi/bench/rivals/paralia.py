@@ -26,7 +26,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import grids
 
 TILE_STEP: Final = 256
-"""Tile edges that `tile_edge` looks at are multiples of it, as those of the paper's database (section 3.4)."""
+"""Tile edges looked at are multiples of it, as those of the paper's database (section 3.4)."""
 
 MOST_TILE: Final = 8192
 """The largest of them."""
@@ -35,7 +35,7 @@ TILE_TOLERANCE: Final = 0.01
 """The smallest tile whose prediction is within this part of the least is taken: the model overlaps all fully."""
 
 MOST_SETS: Final = 560
-"""Sets of devices that `select` predicts at most, as many of each size. All sets of 8 devices are among them."""
+"""Sets of devices predicted at most, as many of each size. All sets of 8 devices are among them."""
 
 RATIO_TOLERANCE: Final = 0.05
 """Devices are balanced when their predicted times differ by no more than this part (section 3.1)."""
@@ -123,144 +123,6 @@ def extra_transfer_bytes(grid: tuple[int, int], read_only_bytes: Sequence[float]
     return ((grid[0] - 1) + (grid[1] - 1)) / len(read_only_bytes) * sum(read_only_bytes)
 
 
-def predict(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    devices: Sequence[int],
-    *,
-    ratios: Sequence[float] | None = None,
-    max_hops: int = 1,
-) -> Workload:
-    """
-    Return what a product is predicted to take on some devices.
-
-    Parameters
-    ----------
-    problem : GemmProblem
-        The product.
-    placement : Placement
-        Where its matrices live, on these devices or not.
-    machine : Machine
-        Links, rates and watts.
-    devices : sequence of int
-        Ranks that compute.
-    ratios : sequence of float, optional
-        Share of each device, 1 in all. By default equal ones, then adjusted until the predicted times differ
-        by 5 % at most (section 3.1).
-    max_hops : int
-        Devices that a rerouted transfer passes at most, 0 to 2; the paper's evaluation has 1.
-
-    Raises
-    ------
-    ParamError
-        If a rank does not exist or the ratios do not fit.
-    TopologyError
-        If the machine has no rate for the problem's type.
-
-    Notes
-    -----
-    The grid is the most square one. In equation 4 each device receives its share of the extra bytes, at the mean of
-    what its links from the other devices sustain. The paper says: "we assume these bytes are equally distributed
-    between devices".
-    """
-    return _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops).workload(devices, ratios)
-
-
-def select(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    *,
-    cost: Callable[[Workload], float] = lambda workload: workload.seconds,
-    order: Sequence[int] | None = None,
-    most_sets: int = MOST_SETS,
-    max_hops: int = 1,
-) -> Workload:
-    """
-    Return the workload of least cost over sets of devices (section 3.1).
-
-    Sets grow by one device at a time: the cheapest sets of a size first, each with each device that it lacks. Of each
-    size as many are predicted as `most_sets` allows. Of up to 8 devices that is every set, as in the paper; of more
-    devices it is some of them. The set of all devices is always predicted.
-
-    Parameters
-    ----------
-    problem, placement, machine, max_hops
-        As for `predict`.
-    cost : callable
-        What is minimised; by default the time. Of equals the smallest set is taken, of these the one of the lowest
-        ranks.
-    order : sequence of int, optional
-        All ranks in the order in which they are added, where not all can be; by default that of their numbers.
-    most_sets : int
-        Sets that are predicted at most, but one of each size always is.
-
-    Raises
-    ------
-    ParamError, TopologyError
-        As `predict`.
-    """
-    predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
-    ranks = tuple(range(machine.num_ranks)) if order is None else tuple(order)
-    most = max(1, most_sets // len(ranks))
-    best: Workload | None = None
-    smaller: list[tuple[int, ...]] = [()]
-    for _ in ranks:
-        larger = dict.fromkeys(
-            tuple(sorted((*devices, rank))) for devices in smaller for rank in ranks if rank not in devices
-        )
-        found = [predictor.workload(devices, None) for devices in sorted(itertools.islice(larger, most))]
-        for one in found:
-            if best is None or cost(one) < cost(best) * (1 - 1e-9):
-                best = one
-        smaller = [one.devices for one in sorted(found, key=cost)]
-    assert best is not None  # a machine has a rank
-    return best
-
-
-def tile_edge(
-    problem: GemmProblem,
-    placement: Placement,
-    machine: Machine,
-    devices: Sequence[int],
-    *,
-    ratios: Sequence[float] | None = None,
-    max_hops: int = 1,
-) -> int:
-    """
-    Return the tile edge T (elements) of least predicted time.
-
-    Equations 1 to 5 in tiles. A device's products are as many as its share of ⌈m/T⌉·⌈n/T⌉, rounded up, times ⌈k/T⌉.
-    Each has the time looked up for T×T×T ("Kernel lookup", section 3.4). Each tile that the device receives or sends
-    has the link's latency. The equations know of no start or end without overlap, so that of edges within
-    `TILE_TOLERANCE` the smallest is taken.
-
-    Parameters
-    ----------
-    problem, placement, machine, devices, ratios, max_hops
-        As for `predict`; equal ratios by default.
-
-    Raises
-    ------
-    ParamError, TopologyError
-        As `predict`.
-    """
-    largest = max(1, problem.m, problem.n, problem.k)
-    edges = [*range(TILE_STEP, min(largest, MOST_TILE) + 1, TILE_STEP)] or [largest]
-    chosen = tuple(devices)
-    shares = tuple(ratios) if ratios is not None else (1.0 / len(chosen),) * len(chosen)
-    predictor = _Predictor(problem, placement, machine, LinkMap.of(machine), max_hops)
-    predictor.check(chosen, shares)
-    links = predictor.links_for(chosen)
-    with_tiles = (dataclasses.replace(predictor, tile=edge) for edge in edges)
-    times = [one.predicted(chosen, shares, one.costs(chosen, links)).seconds for one in with_tiles]
-    least = min(times)
-    near = least * (1 + TILE_TOLERANCE)
-    edge: int = min(edge for edge, seconds in zip(edges, times, strict=True) if seconds <= near)
-    return edge
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _TransferTimes:
     """Ways of matrices, a row each, to or from devices: t_link of a share (equation 2); each tile starts anew."""
@@ -305,36 +167,60 @@ class _Costs:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Predictor:
+class Predictor:
+    """
+    What a product is predicted to take.
+
+    Attributes
+    ----------
+    problem : GemmProblem
+        The product.
+    placement : Placement
+        Where its matrices live, on devices that compute or not.
+    machine : Machine
+        Links, rates and watts.
+    max_hops : int
+        Devices that a rerouted transfer passes at most, 0 to 2; the paper's evaluation has 1.
+    tile : int
+        Edge of tiles (elements); 0: everything at once.
+
+    Raises
+    ------
+    ParamError
+        By its methods, if a rank does not exist or shares do not fit.
+    TopologyError
+        By its methods, if the machine has no rate for the problem's type.
+
+    Notes
+    -----
+    The grid is the most square one. In equation 4 each device receives its share of the extra bytes, at the mean of
+    what its links from the other devices sustain. The paper says: "we assume these bytes are equally distributed
+    between devices".
+    """
+
     problem: GemmProblem
     placement: Placement
     machine: Machine
-    links: LinkMap
-    max_hops: int
-    tile: int = 0  # 0: no tiles, everything at once
+    max_hops: int = 1
+    tile: int = 0
 
-    def check(self, chosen: tuple[int, ...], ratios: Sequence[float] | None) -> None:
-        self.placement.check_ranks(self.machine.num_ranks)
-        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.machine.num_ranks)):
-            raise ParamError(
-                f"devices {chosen} of a prediction: name ranks 0 to {self.machine.num_ranks - 1}, each once at most"
-            )
-        if ratios is not None and (
-            len(ratios) != len(chosen) or min(ratios) < 0 or not abs(sum(ratios) - 1) <= 1e-9 * len(chosen)
-        ):
-            raise ParamError(f"ratios {tuple(ratios)} of devices {chosen}: give each a share, 1 in all")
+    def workload(self, devices: Sequence[int], ratios: Sequence[float] | None = None) -> Workload:
+        """
+        Return what the product is predicted to take on some ranks.
 
-    def links_for(self, chosen: tuple[int, ...]) -> LinkMap:
-        links = self.links.shared_by(chosen, [*map(self._index, self.placement.whole())])
-        return links.rerouted(chosen, max_hops=self.max_hops)
-
-    def workload(self, devices: Sequence[int], ratios: Sequence[float] | None) -> Workload:
+        Parameters
+        ----------
+        devices : sequence of int
+            Ranks that compute.
+        ratios : sequence of float, optional
+            Share of each, 1 in all. By default equal ones, then adjusted until the predicted times differ by 5 % at
+            most (section 3.1).
+        """
         chosen = tuple(devices)
-        self.check(chosen, ratios)
-        links = self.links_for(chosen)
-        costs = self.costs(chosen, links)
+        self._check(chosen, ratios)
+        costs = self._costs(chosen, self._links_for(chosen))
         if ratios is not None:
-            return self.predicted(chosen, tuple(ratios), costs)
+            return self._predicted(chosen, tuple(ratios), costs)
         shares = (1.0 / len(chosen),) * len(chosen)
         for _ in range(_MOST_ADJUSTMENTS):
             times = costs.seconds(np.array(shares))
@@ -345,9 +231,85 @@ class _Predictor:
             speeds = [share / seconds for share, seconds in zip(shares, times, strict=True)]
             whole = sum(speeds)
             shares = tuple(speed / whole for speed in speeds)
-        return self.predicted(chosen, shares, costs)
+        return self._predicted(chosen, shares, costs)
 
-    def predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: _Costs) -> Workload:
+    def select(
+        self,
+        *,
+        cost: Callable[[Workload], float] = lambda workload: workload.seconds,
+        order: Sequence[int] | None = None,
+        most_sets: int = MOST_SETS,
+    ) -> Workload:
+        """
+        Return the workload of least cost over sets of devices (section 3.1).
+
+        Sets grow by one device at a time: the cheapest sets of a size first, each with each device that it lacks. Of
+        each size as many are predicted as `most_sets` allows. Of up to 8 devices that is every set, as in the paper; of
+        more devices it is some of them. The set of all devices is always predicted.
+
+        Parameters
+        ----------
+        cost : callable
+            What is minimised; by default the time. Of equals the smallest set is taken, of these the one of the lowest
+            ranks.
+        order : sequence of int, optional
+            All ranks in the order in which they are added, where not all can be; by default that of their numbers.
+        most_sets : int
+            Sets that are predicted at most, but one of each size always is.
+        """
+        ranks = tuple(range(self.machine.num_ranks)) if order is None else tuple(order)
+        most = max(1, most_sets // len(ranks))
+        best: Workload | None = None
+        smaller: list[tuple[int, ...]] = [()]
+        for _ in ranks:
+            larger = dict.fromkeys(
+                tuple(sorted((*devices, rank))) for devices in smaller for rank in ranks if rank not in devices
+            )
+            found = [self.workload(devices) for devices in sorted(itertools.islice(larger, most))]
+            for one in found:
+                if best is None or cost(one) < cost(best) * (1 - 1e-9):
+                    best = one
+            smaller = [one.devices for one in sorted(found, key=cost)]
+        assert best is not None  # a machine has a rank
+        return best
+
+    def tile_edge(self, devices: Sequence[int], ratios: Sequence[float] | None = None) -> int:
+        """
+        Return the tile edge T (elements) of least predicted time for some ranks and shares, by default equal ones.
+
+        Equations 1 to 5 in tiles. A device's products are as many as its share of ⌈m/T⌉·⌈n/T⌉, rounded up, times
+        ⌈k/T⌉. Each has the time looked up for T×T×T ("Kernel lookup", section 3.4). Each tile that the device receives
+        or sends has the link's latency. The equations know of no start or end without overlap, so that of edges within
+        `TILE_TOLERANCE` the smallest is taken.
+        """
+        largest = max(1, self.problem.m, self.problem.n, self.problem.k)
+        edges = [*range(TILE_STEP, min(largest, MOST_TILE) + 1, TILE_STEP)] or [largest]
+        chosen = tuple(devices)
+        shares = tuple(ratios) if ratios is not None else (1.0 / len(chosen),) * len(chosen)
+        self._check(chosen, shares)
+        links = self._links_for(chosen)
+        with_tiles = (dataclasses.replace(self, tile=edge) for edge in edges)
+        times = [one._predicted(chosen, shares, one._costs(chosen, links)).seconds for one in with_tiles]
+        near = min(times) * (1 + TILE_TOLERANCE)
+        edge: int = min(edge for edge, seconds in zip(edges, times, strict=True) if seconds <= near)
+        return edge
+
+    def _check(self, chosen: tuple[int, ...], ratios: Sequence[float] | None) -> None:
+        self.placement.check_ranks(self.machine.num_ranks)
+        if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(self.machine.num_ranks)):
+            raise ParamError(
+                f"devices {chosen} of a prediction: name ranks 0 to {self.machine.num_ranks - 1}, each once at most"
+            )
+        if ratios is not None and (
+            len(ratios) != len(chosen) or min(ratios) < 0 or not abs(sum(ratios) - 1) <= 1e-9 * len(chosen)
+        ):
+            raise ParamError(f"ratios {tuple(ratios)} of devices {chosen}: give each a share, 1 in all")
+
+    def _links_for(self, chosen: tuple[int, ...]) -> LinkMap:
+        links = LinkMap.of(self.machine).shared_by(chosen, [*map(self._index, self.placement.whole())])
+        return links.rerouted(chosen, max_hops=self.max_hops)
+
+    def _predicted(self, devices: tuple[int, ...], shares: tuple[float, ...], costs: _Costs) -> Workload:
         machine = self.machine
         idle = sorted(set(range(machine.num_ranks)).difference(devices))
         watts = float(machine.busy_watts[list(devices)].sum()) + float(machine.idle_watts[idle].sum())
@@ -355,7 +317,7 @@ class _Predictor:
         predictions = tuple(DevicePrediction(*one) for one in each)
         return Workload(devices, shares, predictions, watts)
 
-    def costs(self, devices: tuple[int, ...], links: LinkMap) -> _Costs:
+    def _costs(self, devices: tuple[int, ...], links: LinkMap) -> _Costs:
         """Return what shares of the product cost the devices."""
         problem = self.problem
         at_a, at_b, at_c = self.placement.whole()
