@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, filled_with_numbers, succeed
+from tests.helpers.layouts import blocks_of, diagonal
 from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
@@ -30,10 +31,8 @@ def batch(where=HERE, ranks=1, dtype=DType.f64, shapes=(SHAPE,) * COUNT, **about
     places = where if isinstance(where, tuple) else (where,) * 3
     problem = GemmProblem(*map(sum, zip(*shapes, strict=True)), dtype, batch=shapes, **about)
     layouts = (
-        BoundLayout.diagonal(
-            [BoundLayout.whole((bottom - top, right - left), at) for (top, bottom), (left, right) in blocks]
-        )
-        for blocks, at in zip(map(problem.blocks_of, MATRICES), places, strict=True)
+        diagonal([BoundLayout.whole((bottom - top, right - left), at) for (top, bottom), (left, right) in blocks])
+        for blocks, at in zip((blocks_of(problem, one) for one in MATRICES), places, strict=True)
     )
     return plan(problem, Placement(*layouts), ranks, Machine.uniform(ranks)).schedule
 

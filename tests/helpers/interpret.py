@@ -14,7 +14,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from tests.helpers.layouts import user_parts
+from tests.helpers.layouts import blocks_of, user_parts
 from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
@@ -78,7 +78,7 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
 def there(problem: GemmProblem, matrix: Matrix) -> np.ndarray:
     """Return which elements of a matrix exist: of a batch those of the blocks on the diagonal."""
     mask = np.zeros(problem.shape_of(matrix), bool)
-    for (top, bottom), (left, right) in problem.blocks_of(matrix):
+    for (top, bottom), (left, right) in blocks_of(problem, matrix):
         mask[top:bottom, left:right] = True
     return mask
 

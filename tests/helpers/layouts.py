@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.parts import BoundLayout, Order, Part
+from uncut_mpi.model.parts import BoundLayout, Order, Part, Rectangle
+from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import Matrix, Schedule
 
 Rect = tuple[slice, slice]
@@ -24,6 +25,26 @@ def user_parts(schedule: Schedule, matrix: Matrix, memory: Sequence[np.ndarray])
             held = held.T if turned else held
             found.append((at, held, (slice(top, top + held.shape[0]), slice(left, left + held.shape[1]))))
     return found
+
+
+def blocks_of(problem: GemmProblem, matrix: Matrix) -> tuple[Rectangle, ...]:
+    """Return rows and columns of the blocks of a matrix that exist, as it is stored: of a plain one just one."""
+    if not problem.batch:
+        rows, cols = problem.shape_of(matrix)
+        return (((0, rows), (0, cols)),)
+    every = zip(*problem.batch, strict=True)
+    m, n, k = ([*itertools.pairwise(itertools.accumulate(extents, initial=0))] for extents in every)
+    down, along, trans = ((m, k, problem.trans_a), (k, n, problem.trans_b), (m, n, "N"))[matrix]
+    return tuple(zip(down, along, strict=True) if trans == "N" else zip(along, down, strict=True))
+
+
+def diagonal(layouts: Sequence[BoundLayout]) -> BoundLayout:
+    """Return the layout of a matrix that has those of others as the blocks on its diagonal, and nothing else."""
+    parts, top, left = list[Part](), 0, 0
+    for one in layouts:
+        parts += [part.moved(top, left) for part in one.parts]
+        top, left = top + one.shape[0], left + one.shape[1]
+    return BoundLayout((top, left), tuple(parts), blocks=tuple(one.shape for one in layouts))
 
 
 def grid_layout(

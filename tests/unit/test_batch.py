@@ -13,7 +13,7 @@ import pytest
 
 from tests.helpers.by_hand import ByHand
 from tests.helpers.interpret import mismatch, random_data, random_order, reference
-from tests.helpers.layouts import random_layout, user_parts
+from tests.helpers.layouts import blocks_of, diagonal, random_layout, user_parts
 from uncut_mpi.api.stored import turned
 from uncut_mpi.device.cuda.warmup import gemm_signatures
 from uncut_mpi.device.files import FileWindows
@@ -48,8 +48,8 @@ def _problem(shapes: list[tuple[int, int, int]], dtype: DType = DType.f64, **abo
 
 def _placement(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) -> Placement:
     """Return where a batch lies, by the shape of each block of each matrix."""
-    blocks = ([tuple(stop - start for start, stop in one) for one in problem.blocks_of(matrix)] for matrix in MATRICES)
-    return Placement(*(BoundLayout.diagonal([layout_of(shape) for shape in its]) for its in blocks))
+    blocks = ([tuple(stop - start for start, stop in one) for one in blocks_of(problem, matrix)] for matrix in MATRICES)
+    return Placement(*(diagonal([layout_of(shape) for shape in its]) for its in blocks))
 
 
 def _stacked(rng: random.Random, blocks: list[tuple[int, ...]], ranks: int) -> BoundLayout:
@@ -82,7 +82,7 @@ def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
         return random_layout(rng, shape, ranks, orders) if alike is None else BoundLayout.whole(shape, alike)
 
     if len({*shapes}) == 1 and rng.random() < 0.7:
-        blocks = ([tuple(stop - start for start, stop in one) for one in problem.blocks_of(at)] for at in MATRICES)
+        blocks = ([tuple(stop - start for start, stop in one) for one in blocks_of(problem, at)] for at in MATRICES)
         return problem, Placement(*(_stacked(rng, its, ranks) for its in blocks)), ranks
     return problem, _placement(problem, layout_of), ranks
 
@@ -248,7 +248,7 @@ def test_blocks_that_follow_one_another_are_one_part() -> None:
     bound = BoundLayout((10, 15), (*first.parts, part), blocks=[(4, 6), *[(2, 3)] * 3])
     assert BoundLayout.decoded(bound.encoded()) == bound == bound.transposed.transposed
     singles = [BoundLayout.whole((2, 3), Location.device(1), "C", 5)] * 3
-    assert BoundLayout.diagonal([first, *singles]).blocks == bound.blocks
+    assert diagonal([first, *singles]).blocks == bound.blocks
     with pytest.raises(ParamError, match=r"0 elements of a matrix of 2×3"):
         BoundLayout((12, 18), (*first.parts, part), blocks=[(4, 6), *[(2, 3)] * 4])
     with pytest.raises(ParamError, match="is no part of a matrix of 3×3"):
@@ -310,10 +310,10 @@ def test_numpy_makes_products_of_one_shape_at_once(dtype: DType, factors: tuple[
     lds = {Matrix.A: 9, Matrix.B: 6, Matrix.C: 8}
     placement = Placement(
         *(
-            BoundLayout.diagonal(
+            diagonal(
                 [
                     BoundLayout.whole((bottom - top, right - left), Location.device(0), "F", lds[matrix])
-                    for (top, bottom), (left, right) in problem.blocks_of(matrix)
+                    for (top, bottom), (left, right) in blocks_of(problem, matrix)
                 ]
             )
             for matrix in MATRICES

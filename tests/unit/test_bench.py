@@ -94,8 +94,7 @@ def test_methods_are_schedules() -> None:
     assert options_of("parsec+2", None) == dataclasses.replace(ahead, tile=0)
     assert options_of("bands:640", (1, 0)) == ScheduleOptions(scheduler="bands", tile=640, devices=(1, 0))
     assert options_of("kblocks", (0, 1)) == ScheduleOptions(scheduler="kblocks", devices=(0, 1))
-    steps = [options for _, options in ablation_options()]
-    assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == steps
+    assert [*(options_of(step, None) for step in STEPS), options_of("uncut", None)] == ablation_options()
 
 
 def test_bands_get_an_a_that_is_stored_transposed() -> None:

@@ -384,7 +384,7 @@ def synthetic_samples(machine, shape, noise):
     samples.costs = {"copy_s": 1.3e-6, "flag_latency_s": 3e-6}
     within = {"products": 8e-3, "copies": 2e-3}
     samples.within = {"f64": within | {"together": 8e-3 + shape.copy_share * 2e-3}}
-    block_s = shape.block_s(8192, 132, 60e12)
+    block_s = shape.native().block_s(8192, 132, 60e12)
     samples.sums = {"f64": {"waits": 4 * shape.sum_wait * block_s, "count": 4.0, "product": 1e3 * block_s, "k": 8192.0}}
     samples.at_length = {"f64": shape.sustained}
     samples.watts = {"idle": [75.0] * size, "busy": [690.0] * size, "active": [280.0] * size}

@@ -128,7 +128,6 @@ def test_uncut_gemms_8_datasets() -> None:
     assert len(irregular) == len(set(irregular)) == (19 + 21 + 21) * 5 == 305
     assert set(regular) < set(irregular)
     assert sum(case.k < case.m for case in irregular) == sum(case.k > case.m for case in irregular) == 21 * 5
-    assert len(set(uncut_irregular(notebooks=True))) == 315
 
 
 # -- Choi, tile tuning -----------------------------------------------------------------------------
@@ -189,7 +188,7 @@ def test_each_step_of_fig_8_gains_what_the_paper_measured() -> None:
     machine = load_machine("karolina-8xa100")
     runs = [
         simulate(plan(problem, place, 8, machine, options).schedule, machine)
-        for _, options in ablation_options(ScheduleOptions(tile=2048))
+        for options in ablation_options(ScheduleOptions(tile=2048))
     ]
     gains = [before.seconds / after.seconds for before, after in itertools.pairwise(runs)]
     # At (h,h,h): about 2, 1.33 to 1.49, 1.18 to 1.31 and 1.1 (claims, Uncut-GEMMs 9).

@@ -146,9 +146,9 @@ def staying(problem: GemmProblem, placement: Placement, ranks: int) -> Iterator[
     """Return which matrices can stay, and schedules in which they do."""
     for form in stationary_grids(problem, placement):
         in_blocks = ScheduleOptions(
-            scheduler="kblocks", blocking=Blocking(splits=form.splits, first=16, block=16, columns=2), **form.changes()
+            scheduler="kblocks", blocking=Blocking(splits=form.splits, first=16, block=16, columns=2), **form.changes
         )
-        in_tiles = ScheduleOptions(scheduler="uncut", tile=24, **{**form.changes(), "k_shares": None})
+        in_tiles = ScheduleOptions(scheduler="uncut", tile=24, **{**form.changes, "k_shares": None})
         for options in (in_blocks, in_tiles) if form.splits == 1 else (in_blocks,):
             yield form.matrix, plan(problem, placement, ranks, Machine.uniform(ranks), options).schedule
 
@@ -221,7 +221,7 @@ def test_the_search_moves_no_more_than_the_best_of_them_unless_that_is_faster(ki
     least = min(cost.values())
     if choice.bytes_by_link()["device_to_device"] > least * (4096 // SIZE) ** 2:
         forms = [one for one in stationary_grids(problem, placement) if cost[one.matrix] == least]
-        known = {(one.grid, one.splits, one.devices) for one in forms}
+        known = {(one.changes["grid"], one.splits, one.changes["devices"]) for one in forms}
         tried = [one for one in found.candidates if _place(one.options) in known]
         assert {_place(one.options) for one in tried} == known
         assert min(one.predicted_s for one in tried) > found.best.predicted_s

@@ -161,24 +161,17 @@ def test_options_that_make_no_sense_are_refused(change: dict, message: str) -> N
 
 def test_the_ablation_adds_one_optimisation_after_the_other() -> None:
     steps = ablation_options(ScheduleOptions(scheduler="uncut", tile=1024, chunks=4, grid=(4, 2)))
-    assert [name for name, _ in steps] == [
-        "baseline",
-        "+ caching and overlap",
-        "+ bandwidth routing",
-        "+ ETA routing and batching",
-        "+ WR-lazy and ETA order",
-    ]
-    assert all((step.tile, step.chunks, step.grid) == (1024, 4, (4, 2)) for _, step in steps)
+    assert all((step.tile, step.chunks, step.grid) == (1024, 4, (4, 2)) for step in steps)
     changed = [
         {
             field.name
             for field in dataclasses.fields(ScheduleOptions)
             if getattr(before, field.name) != getattr(after, field.name)
         }
-        for (_, before), (_, after) in itertools.pairwise(steps)
+        for before, after in itertools.pairwise(steps)
     ]
     assert changed == [{"caching", "overlap"}, {"routing"}, {"routing", "batch"}, {"wr_lazy", "order"}]
-    assert steps[-1][1] == ScheduleOptions(scheduler="uncut", tile=1024, chunks=4, grid=(4, 2))
+    assert steps[-1] == ScheduleOptions(scheduler="uncut", tile=1024, chunks=4, grid=(4, 2))
 
 
 @pytest.mark.parametrize(
@@ -359,7 +352,7 @@ def test_a_c_that_is_only_scaled_counts_its_pieces(device_memory: int) -> None:
 
 
 def test_the_steps_of_the_paper_are_bounded_too() -> None:
-    for _, options in ablation_options():
+    for options in ablation_options():
         made = plan(GemmProblem(4, 4, 1 << 50, DType.f64), Placement.parse("h,h,h"), 4, ROOMY, options)
         assert len(made.schedule.tasks) <= FEW
 

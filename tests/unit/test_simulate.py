@@ -127,7 +127,7 @@ def test_a_long_product_hides_a_part_of_moving_c() -> None:
         expected = 2 * 300 * 200 * k / 1e12 + part * 8e-9 * 300 * 200
         assert seconds_of(schedule, machine) == pytest.approx(expected)
         assert shape.seconds(300, 200, k, 1, 1e12, 8 * 300 * 200) == pytest.approx(expected)
-    assert dataclasses.replace(shape, c_half_depth=0.0).moving_s(100, 1 << 20) == pytest.approx(1e-7)
+    assert dataclasses.replace(shape, c_half_depth=0.0).native().moving_s(100, 1 << 20) == pytest.approx(1e-7)
     with pytest.raises(ParamError, match="c_half_depth = -1 of GemmShape: it cannot be negative"):
         GemmShape(c_half_depth=-1)
 

@@ -26,7 +26,7 @@ from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Role, Schedule, expand_ranges
 from uncut_mpi.planning.verify import follower_of, verify
-from uncut_mpi.planning.verify_spare_rows import verify_spare_rows
+from uncut_mpi.planning.verify_lists import verify_spare_rows
 
 
 def followed(schedule: Schedule) -> str:

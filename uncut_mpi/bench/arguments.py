@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from uncut_mpi.bench.datasets import DATA, DEALT, SHAPES, Case, layouts, paralia, parsec, uncut_irregular, uncut_regular
 from uncut_mpi.bench.processes import BASELINES
@@ -280,42 +280,26 @@ def cases_of(arguments: BenchArguments, num_ranks: int, scale: float) -> list[Ca
     return list(dict.fromkeys(found))
 
 
-def ablation_options(base: ScheduleOptions | None = None) -> list[tuple[str, ScheduleOptions]]:
-    """
-    Return the paper's Fig. 8 as (name, options): each step adds to the one before.
+_ADDED: Final[tuple[dict[str, Any], ...]] = (
+    {"caching": True, "overlap": True},
+    {"routing": "bw"},
+    {"routing": "eta", "batch": True},
+    {"wr_lazy": True, "order": "eta"},
+)
+"""What each step after the baseline switches on besides; relays come with the first routing that has a choice."""
 
-    Parameters
-    ----------
-    base : ScheduleOptions, optional
-        All that the steps do not switch is taken from it; relays come with the first routing that
-        has a choice.
-    """
-    step = dataclasses.replace(
-        base or ScheduleOptions(),
-        scheduler="uncut",
-        caching=False,
-        overlap=False,
-        routing="origin",
-        batch=False,
-        wr_lazy=False,
-        order="fixed",
-    )
-    steps = [("baseline", step)]
-    for name, added in (
-        ("+ caching and overlap", {"caching": True, "overlap": True}),
-        ("+ bandwidth routing", {"routing": "bw"}),
-        ("+ ETA routing and batching", {"routing": "eta", "batch": True}),
-        ("+ WR-lazy and ETA order", {"wr_lazy": True, "order": "eta"}),
-    ):
-        step = dataclasses.replace(step, **added)
-        steps.append((name, step))
-    return steps
+
+def ablation_options(base: ScheduleOptions | None = None) -> list[ScheduleOptions]:
+    """Return the paper's Fig. 8, `STEPS` and ``"uncut"``; all that the steps do not switch is taken from `base`."""
+    off = {"caching": False, "overlap": False, "routing": "origin", "batch": False, "wr_lazy": False, "order": "fixed"}
+    baseline = dataclasses.replace(base or ScheduleOptions(), scheduler="uncut", **off)  # type: ignore[arg-type]
+    return [*itertools.accumulate(_ADDED, lambda one, added: dataclasses.replace(one, **added), initial=baseline)]
 
 
 def options_of(method: str, devices: tuple[int, ...] | None) -> ScheduleOptions:
     """Return the options of a method's schedules on some ranks, None: all."""
     if method in STEPS:
-        return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)][1]
+        return ablation_options(ScheduleOptions(devices=devices))[STEPS.index(method)]
     method, _, ahead = method.partition("+")
     name, _, how = method.partition(":")
     scheduler = {"one": "auto", "tuned": "auto", "cubes": "uncut"}.get(name, name)

@@ -111,18 +111,9 @@ def uncut_regular() -> list[Case]:
     return [Case(*shape, placement) for placement in UNCUT_REGULAR_PLACEMENTS for shape in _uncut_squares()]
 
 
-def uncut_irregular(*, notebooks: bool = False) -> list[Case]:
-    """
-    Return the irregular set of the Uncut-GEMMs paper (section IV-A): squares, fat-thin, thin-fat, five placements.
-
-    Parameters
-    ----------
-    notebooks : bool
-        Whether to add the squares 3072 and 4096, which the authors' published notebooks have and the paper
-        does not name.
-    """
-    shapes = [(extent, extent, extent) for extent in (3072, 4096)] if notebooks else []
-    shapes += _uncut_squares()
+def uncut_irregular() -> list[Case]:
+    """Return the irregular set of the Uncut-GEMMs paper (section IV-A): three kinds of shapes, five placements."""
+    shapes = _uncut_squares()
     shapes += [(edge, edge, edge // ratio) for edge in range(16384, 40961, 4096) for ratio in (4, 8, 16)]
     shapes += [(edge, edge, edge * ratio) for edge in range(5120, 11265, 1024) for ratio in (4, 8, 16)]
     return [Case(*shape, placement) for placement in UNCUT_PLACEMENTS for shape in shapes]

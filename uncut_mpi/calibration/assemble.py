@@ -159,7 +159,8 @@ def _sum_wait(shape: GemmShape, sums: Mapping[str, float] | None, multiprocessor
         return GemmShape().sum_wait
     if sums["waits"] > _TO_ITS_END * sums["product"]:
         return HELD
-    return max(0.0, sums["waits"] / sums["count"] / shape.block_s(int(sums["k"]), multiprocessors, tflop_per_s * 1e12))
+    block_s = shape.native().block_s(int(sums["k"]), multiprocessors, tflop_per_s * 1e12)
+    return max(0.0, sums["waits"] / sums["count"] / block_s)
 
 
 def best_rates(samples: Samples) -> dict[str, np.ndarray]:

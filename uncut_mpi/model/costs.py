@@ -222,28 +222,6 @@ class GemmShape(_NonNegative):
         cost = self.native()
         return cost.seconds(cost.work(m, n, k, multiprocessors, aligned)[0], flop_per_s, extra_bytes, k)
 
-    def moving_s(self, extra_bytes: float, k: int) -> float:
-        """
-        Return what a product of so many steps of k takes longer for extra bytes of C (s): the last term above.
-
-        Parameters
-        ----------
-        extra_bytes, k
-            As for `seconds`.
-        """
-        return self.native().moving_s(extra_bytes, k)
-
-    def block_s(self, k: int, multiprocessors: int, flop_per_s: float) -> float:
-        """
-        Return what one block of a product takes on its multiprocessor (s).
-
-        Parameters
-        ----------
-        k, multiprocessors, flop_per_s
-            As for `seconds`.
-        """
-        return self.native().block_s(k, multiprocessors, flop_per_s)
-
     def native(self) -> ProductCost:
         """Return this as the core has it, where the formula stands that the simulator uses too."""
         # Made anew: kept in a cache it would outlive the core at exit, which the core reports as a leak.

@@ -213,15 +213,6 @@ class BoundLayout:
         parts = (Part((0, shape[0]), (0, shape[1]), location, order, ld),) if shape[0] and shape[1] else ()
         return cls(shape, parts, "whole")
 
-    @classmethod
-    def diagonal(cls, layouts: Sequence[BoundLayout]) -> BoundLayout:
-        """Return the layout of a matrix that has those of others as the blocks on its diagonal, and nothing else."""
-        parts, top, left = list[Part](), 0, 0
-        for one in layouts:
-            parts += [part.moved(top, left) for part in one.parts]
-            top, left = top + one.shape[0], left + one.shape[1]
-        return cls((top, left), tuple(parts), blocks=tuple(one.shape for one in layouts))
-
     def sliced(self, rows: Extent, cols: Extent) -> BoundLayout:
         """Return some of its rows and columns, by position, as a matrix of its own."""
         parts = []

@@ -253,18 +253,6 @@ class GemmProblem:
         """Types of A, B and C."""
         return three_of(self.dtype)
 
-    def blocks_of(self, matrix: Matrix) -> tuple[Rectangle, ...]:
-        """Return rows and columns of the blocks of a matrix that exist, as it is stored: of a plain one just one."""
-        if not self.batch:
-            rows, cols = self.shape_of(matrix)
-            return (((0, rows), (0, cols)),)
-        every = zip(*self.batch, strict=True)
-        m, n, k = ([*itertools.pairwise(itertools.accumulate(extents, initial=0))] for extents in every)
-        if matrix is Matrix.C:
-            return tuple(zip(m, n, strict=True))
-        down, along, trans = (m, k, self.trans_a) if matrix is Matrix.A else (k, n, self.trans_b)
-        return tuple(zip(down, along, strict=True) if trans == "N" else zip(along, down, strict=True))
-
     def bytes_of(self, matrix: Matrix) -> int:
         """Return the bytes of a matrix's elements."""
         first, second = {Matrix.A: (0, 2), Matrix.B: (2, 1)}.get(matrix, (0, 1))
@@ -324,7 +312,12 @@ class GemmProblem:
     @property
     def rectangles(self) -> tuple[Rectangle, ...]:
         """Rows and columns of C that are computed: of all of it, of each rectangle of `part`, or each of `batch`."""
-        return self.blocks_of(Matrix.C) if self.part is None else self.part.rectangles
+        if self.part is not None:
+            return self.part.rectangles
+        if not self.batch:
+            return (((0, self.m), (0, self.n)),)
+        m, n, _ = (itertools.pairwise(itertools.accumulate(one, initial=0)) for one in zip(*self.batch, strict=True))
+        return tuple(zip(m, n, strict=True))
 
     @property
     def flops(self) -> int:

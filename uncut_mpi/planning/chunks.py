@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from uncut_mpi.errors import CapacityError, PlanError
 from uncut_mpi.model.locations import location_table
-from uncut_mpi.model.parts import Extent
+from uncut_mpi.model.parts import Extent, common
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import kblocks
@@ -145,13 +145,9 @@ def buffers_of(
     for matrix in MATRICES:
         rows, cols = _seen(problem, matrix, axis, extent)
         parts = placement.parts(matrix, problem.shape_of(matrix), problem.ld_of(matrix))
-        kept += [before + at for at, part in enumerate(parts) if _meet(part.rows, rows) and _meet(part.cols, cols)]
+        kept += [before + at for at, part in enumerate(parts) if common((part.rows, part.cols), (rows, cols))]
         before += len(parts)
     return tuple(now for now, number in enumerate(kept) if number in buffers)
-
-
-def _meet(one: Extent, other: Extent) -> bool:
-    return max(one[0], other[0]) < min(one[1], other[1])
 
 
 def _size(extent: int, count: int) -> int:

@@ -118,7 +118,7 @@ class Dimensions:
         """Return changes that make grids on which a matrix in parts stays where it is, and how many ranks share k."""
         whole = asked.devices is not None or is_cut(asked)
         stays = [] if whole else stationary_grids(self._problem, self._placement)
-        return [(one.changes(), one.splits) for one in stays if asked.blocking.splits in (0, one.splits)]
+        return [(one.changes, one.splits) for one in stays if asked.blocking.splits in (0, one.splits)]
 
     def _grids(self, asked: ScheduleOptions, best: Candidate) -> Iterator[dict[str, Any]]:
         """All grids of those ranks, k split over some of them too."""
@@ -188,7 +188,8 @@ class Dimensions:
             ways += [({}, now.splits, {"begin": "first", "order": "columns", "rows": 1, "columns": _BLOCKS})]
             ways += [({}, now.splits, {"begin": "first", "order": "corner", "rows": _BLOCKS, "columns": 1})]
         stays = stationary_grids(self._problem, self._placement)
-        num_parts = {one.matrix: math.prod(one.grid) for one in stays if one.splits == 1}  # of those with all of k
+        with_all_of_k = (one for one in stays if one.splits == 1)
+        num_parts = {one.matrix: math.prod(one.changes["grid"]) for one in with_all_of_k}
         for cut, splits in [({}, now.splits), *self._stays(asked)]:
             rows, cols = cut.get("grid", best.grid)
             if rows > 1 and Matrix.B in num_parts:

@@ -23,7 +23,7 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import starts_of
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
-from uncut_mpi.planning.kblocks_request import Cut, DealtPanels, problem_in_core
+from uncut_mpi.planning.kblocks_request import DealtPanels, problem_in_core
 from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.node_grid import grid_over_nodes
@@ -204,9 +204,9 @@ class Planner:
         key = (how.splits, *_CUT(options))  # a search varies the rest more often
         dealt = self._dealt.get(key)
         if dealt is None:
-            cut = Cut.of(self._partitions(len(devices) // how.splits, options))
+            partitions = self._partitions(len(devices) // how.splits, options)
             k_starts = _k_starts(self.problem, how.splits, options.k_shares)
-            dealt = self._dealt[key] = DealtPanels(self.setting, self._in_core, cut, devices, k_starts)
+            dealt = self._dealt[key] = DealtPanels(self.setting, self._in_core, partitions, devices, k_starts)
         return how, dealt
 
     def _partitions(self, num_places: int, options: ScheduleOptions) -> list[Partition]:
@@ -259,7 +259,7 @@ class Prepared:
         is_open: bool = False,
     ) -> None:
         self._planner, self._dealt, self._is_open = planner, dealt, is_open
-        self.grid, self.splits, self.request = dealt.cut.grid, dealt.splits, dealt.request(how, aligns=aligns)
+        self.grid, self.splits, self.request = dealt.grid, dealt.splits, dealt.request(how, aligns=aligns)
         named_grid = self.grid if options.areas is None else None
         known = how is options.blocking and named_grid == options.grid
         self.options = options if known else changed(options, grid=named_grid, blocking=how)

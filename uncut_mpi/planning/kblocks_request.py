@@ -8,6 +8,7 @@ core's to say.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -55,30 +56,35 @@ def problem_in_core(setting: Setting) -> _native.KBlocksProblem:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class Cut:
+@dataclasses.dataclass(frozen=True, eq=False)
+class DealtPanels:
     """
-    How C is cut among ranks.
+    A problem as it is dealt to ranks, whatever they do with it.
 
     Attributes
     ----------
-    partitions : sequence of Partition
-        Blocks of each rectangle of C that is computed.
-    places : sequence of KBlocksPlaces
+    setting : Setting
+        What is multiplied where.
+    in_core : KBlocksProblem
         The same for the core.
+    partitions : sequence of Partition
+        How each rectangle of C that is computed is cut: one block for each rank, or for all that share k.
+    devices : sequence of int
+        Ranks that compute, those of the first part of k first.
+    k_starts : sequence of int
+        Where parts of k start, and their end.
     """
 
+    setting: Setting
+    in_core: _native.KBlocksProblem
     partitions: Sequence[Partition]
-    places: Sequence[_native.KBlocksPlaces]
+    devices: Sequence[int]
+    k_starts: Sequence[int]
 
-    @classmethod
-    def of(cls, partitions: Sequence[Partition]) -> Cut:
-        """Return the same for the core too."""
-        places = [
-            _native.KBlocksPlaces([((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in one.blocks])
-            for one in partitions
-        ]
-        return cls(partitions, places)
+    @property
+    def problem(self) -> GemmProblem:
+        """The problem."""
+        return self.setting.problem
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -92,36 +98,13 @@ class Cut:
         rows, cols = (max(map(len, of_all)) for of_all in extents)
         return rows, cols
 
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class DealtPanels:
-    """
-    A problem as it is dealt to ranks, whatever they do with it.
-
-    Attributes
-    ----------
-    setting : Setting
-        What is multiplied where.
-    in_core : KBlocksProblem
-        The same for the core.
-    cut : Cut
-        How C is cut: one block for each rank, or for all that share k.
-    devices : sequence of int
-        Ranks that compute, those of the first part of k first.
-    k_starts : sequence of int
-        Where parts of k start, and their end.
-    """
-
-    setting: Setting
-    in_core: _native.KBlocksProblem
-    cut: Cut
-    devices: Sequence[int]
-    k_starts: Sequence[int]
-
-    @property
-    def problem(self) -> GemmProblem:
-        """The problem."""
-        return self.setting.problem
+    @functools.cached_property
+    def _places(self) -> list[_native.KBlocksPlaces]:
+        """The partitions for the core."""
+        return [
+            _native.KBlocksPlaces([((rows.start, rows.stop), (cols.start, cols.stop)) for rows, cols in one.blocks])
+            for one in self.partitions
+        ]
 
     @property
     def splits(self) -> int:
@@ -131,7 +114,7 @@ class DealtPanels:
     @property
     def ranks_that_share(self) -> tuple[int, int]:
         """How many ranks of a node share the columns of B that the first one needs, and how many its rows of A."""
-        node_of, blocks = self.setting.machine.node_of, self.cut.partitions[0].blocks
+        node_of, blocks = self.setting.machine.node_of, self.partitions[0].blocks
         beside = [
             block
             for rank, block in zip(self.devices, blocks, strict=False)
@@ -159,6 +142,6 @@ class DealtPanels:
             how=blocking_of(how, far_apart=far_apart),
             k_starts=self.k_starts,
             devices=self.devices,
-            rounds=self.cut.places,
+            rounds=self._places,
             aligns_for=machine_in_core(self.setting.machine, 0) if aligns else None,
         )

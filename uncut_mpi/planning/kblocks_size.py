@@ -16,7 +16,7 @@ def check_steps(dealt: DealtPanels, how: Blocking) -> None:
     k_blocks = blocking_of(how, far_apart=False).count_k_blocks(_depth(dealt))
     blocks = count_blocks(how.columns) * count_blocks(how.rows)
     if how.in_rings:
-        rows, cols = dealt.cut.largest
+        rows, cols = dealt.largest
         rounds = -(-rows // (how.c_rows or rows or 1)) * -(-cols // (how.c_cols or cols or 1))
         if rounds * (k_blocks + blocks) > MAX_STEPS:
             raise too_many(
@@ -50,7 +50,7 @@ def with_longer_k_blocks(dealt: DealtPanels, how: Blocking) -> Blocking:
 def too_many_tasks(dealt: DealtPanels, most_tasks: int) -> PlanError:
     """Return the error that says what makes more tasks than so many."""
     problem = dealt.problem
-    grid = ProcessGrid(*dealt.cut.grid, problem.swapped)
+    grid = ProcessGrid(*dealt.grid, problem.swapped)
     return too_many(
         problem,
         f"kblocks on {grid} ranks, k split {dealt.splits} times,",

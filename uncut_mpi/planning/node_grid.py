@@ -65,7 +65,7 @@ def grid_over_nodes(setting: Setting) -> dict[str, Any]:
     first one, and of tiles the one whose ranks need least of A and B.
     """
     problem, machine = setting.problem, setting.machine
-    found = [one.changes() for one in stationary_grids(problem, setting.placement) if one.matrix is Matrix.C]
+    found = [one.changes for one in stationary_grids(problem, setting.placement) if one.matrix is Matrix.C]
     found = [one for one in found if len(one["devices"]) == machine.num_ranks]
     for rows, cols, _ in sorted(
         grids(machine.num_ranks, split_k=False),

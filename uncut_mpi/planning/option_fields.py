@@ -20,7 +20,6 @@ from uncut_mpi.model.arguments import byte_count, count, flag, items, real_numbe
 
 _MOST: Final = 1 << 62
 _ABOUT: Final = "about"
-_SMALL: Final = 1 << 62
 
 
 def _counts(name: str, value: object) -> tuple[int, ...]:
@@ -125,7 +124,7 @@ def convert(options: Any) -> None:
         made = type(value)
         if (made is bool and kind is SWITCH) or (made is str and kind is WORD):
             continue  # as it mostly is: a search makes hundreds of options
-        if made is int and kind in (NUMBER, BYTES) and -_SMALL < value < _SMALL:
+        if made is int and kind in (NUMBER, BYTES) and -_MOST < value < _MOST:
             continue
         if value is not None or about.default is not None:
             object.__setattr__(options, name, kind.convert(name, value))

@@ -128,10 +128,10 @@ class _Model:
     def __init__(self, dealt: DealtPanels, how: Blocking) -> None:
         problem, ranks = dealt.problem, list(dealt.devices)
         placement, machine = dealt.setting.placement, dealt.setting.machine
-        (self.rows, self.cols), self.k = dealt.cut.largest, problem.k
+        (self.rows, self.cols), self.k = dealt.largest, problem.k
         self.several_nodes = len({*machine.node_of[ranks].tolist()}) > 1
         # Ranks that share its columns of B, and its rows of A; those of its node each fetch a part, and hand it on.
-        self._ranks_down, self._ranks_along = dealt.cut.grid
+        self._ranks_down, self._ranks_along = dealt.grid
         self._sharing_down, self._sharing_along = dealt.ranks_that_share
         self.room = min(dealt.setting.room[rank] for rank in ranks)
         self._problem, self._b_slots, self._columns = problem, how.b_slots, how.columns

@@ -8,17 +8,16 @@ B stays likewise. They are grids as any others, with the parts' extents as share
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.grid import ProcessGrid
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stationary:
+class Stationary(NamedTuple):
     """
     A grid on which a matrix stays.
 
@@ -26,28 +25,16 @@ class Stationary:
     ----------
     matrix : Matrix
         Which one.
-    grid : tuple of int
-        Rows and columns of ranks.
     splits : int
         Parts of k.
-    devices : tuple of int
-        The ranks that compute, in the order in which they fill the grids of all parts of k.
-    row_shares, col_shares, k_shares : tuple of int or None
-        The extents of what each has; None: there is one.
+    changes : dict
+        What is to be changed of `ScheduleOptions` besides: the grid, shares and devices. These are in the order in
+        which they fill the grids of all parts of k. Shares are the extents of what each has, None where there is one.
     """
 
     matrix: Matrix
-    grid: tuple[int, int]
     splits: int
-    devices: tuple[int, ...]
-    row_shares: tuple[int, ...] | None
-    col_shares: tuple[int, ...] | None
-    k_shares: tuple[int, ...] | None
-
-    def changes(self) -> dict[str, Any]:
-        """Return what is to be changed of `ScheduleOptions`, but for the number of splits."""
-        shares = {name: getattr(self, name) for name in ("row_shares", "col_shares", "k_shares")}
-        return {"grid": self.grid, "devices": self.devices, "areas": None, **shares}
+    changes: dict[str, Any]
 
 
 def stationary_grids(problem: GemmProblem, placement: Placement) -> list[Stationary]:
@@ -83,11 +70,16 @@ def _grid(
     heights, widths = (tuple(stop - start for start, stop in itertools.pairwise(edges)) for edges in (rows, cols))
     down, along = len(heights), len(widths)
     if matrix is Matrix.A:
-        devices = tuple(ranks[row, part] for part in range(along) for row in range(down))
-        return Stationary(matrix, (down, 1), along, devices, heights, None, widths)
+        devices = (ranks[row, part] for part in range(along) for row in range(down))
+        return Stationary(matrix, along, _changes((down, 1), devices, heights, None, widths))
     if matrix is Matrix.B:
-        devices = tuple(ranks[part, col] for part in range(down) for col in range(along))
-        return Stationary(matrix, (1, along), down, devices, None, widths, heights)
+        devices = (ranks[part, col] for part in range(down) for col in range(along))
+        return Stationary(matrix, down, _changes((1, along), devices, None, widths, heights))
     grid = ProcessGrid(down, along, problem.swapped)
-    devices = tuple(ranks[grid.position(place)] for place in range(grid.size))
-    return Stationary(matrix, (down, along), 1, devices, heights, widths, None)
+    devices = (ranks[grid.position(place)] for place in range(grid.size))
+    return Stationary(matrix, 1, _changes((down, along), devices, heights, widths, None))
+
+
+def _changes(grid: tuple[int, int], devices: Iterable[int], *shares: tuple[int, ...] | None) -> dict[str, Any]:
+    named = zip(("row_shares", "col_shares", "k_shares"), shares, strict=True)
+    return {"grid": grid, "devices": tuple(devices), "areas": None, **dict(named)}

@@ -23,9 +23,8 @@ from uncut_mpi.model.locations import location_at
 from uncut_mpi.model.parts import ByRows
 from uncut_mpi.planning.lower import Lowering, tables_in_core
 from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule
-from uncut_mpi.planning.verify_lists import verify_lists
+from uncut_mpi.planning.verify_lists import verify_lists, verify_spare_rows
 from uncut_mpi.planning.verify_memory import verify_memory
-from uncut_mpi.planning.verify_spare_rows import verify_spare_rows
 
 HELD_DTYPE: Final = np.dtype(
     [

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 
 from uncut_mpi.errors import ParamError, reason
+from uncut_mpi.view.parts import title_of
 from uncut_mpi.view.timeline import Activity, Timeline
-from uncut_mpi.view.words import title_of
 
 _COLOURS: Final = {
     Activity.GEMM: "#3b6ea5",

@@ -11,7 +11,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.schedule import Schedule
 from uncut_mpi.units import bytes_text
 from uncut_mpi.view.figure import import_figure, to_png
-from uncut_mpi.view.words import title_of
+from uncut_mpi.view.parts import title_of
 
 
 def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:

@@ -1,4 +1,4 @@
-"""Names of a schedule's tasks: which tiles of A, B and C they work on, as the proof derives it."""
+"""Names: of a schedule, and of its tasks by the tiles of A, B and C that they work on, as the proof derives it."""
 
 from __future__ import annotations
 
@@ -96,3 +96,12 @@ def _chunks(schedule: Schedule, held: np.ndarray) -> dict[int, str]:
         offsets.setdefault(of, set()).add((row, col))
     order = {of: {place: n for n, place in enumerate(sorted(places))} for of, places in offsets.items()}
     return {task: f".{order[of][row, col]}" for task, of, row, col in listed if len(order[of]) > 1}
+
+
+def title_of(schedule: Schedule, machine: str = "") -> str:
+    """Return the problem, as the caller wrote it, the scheduler and, if it is known, the machine."""
+    problem, place = schedule.problem, schedule.placement
+    a, b = (place.b, place.a) if problem.swapped else (place.a, place.b)
+    where = f"A, B, C at {a},{b},{place.c}"
+    title = f"m×n×k = {problem.shape_text}, {problem.arithmetic.name}, {where}; scheduler {schedule.scheduler}"
+    return f"{title}; machine {machine}" if machine else title

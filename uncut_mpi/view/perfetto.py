@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.view.parts import title_of
 from uncut_mpi.view.timeline import Activity, Timeline
-from uncut_mpi.view.words import title_of
 
 
 def to_perfetto(timelines: Sequence[Timeline]) -> str:

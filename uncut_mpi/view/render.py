@@ -8,10 +8,10 @@ from typing import Final
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.view.figure import draw_timelines, import_figure
+from uncut_mpi.view.parts import title_of
 from uncut_mpi.view.perfetto import to_perfetto
 from uncut_mpi.view.text import to_text
 from uncut_mpi.view.timeline import Timeline
-from uncut_mpi.view.words import title_of
 
 SUFFIXES: Final = (".json", ".png", ".txt")
 _TEXT_WIDTH: Final = 160

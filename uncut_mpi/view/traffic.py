@@ -149,14 +149,6 @@ class _Block:
         """Return which of some ranks (bools) have it on their device."""
         return [one for one in self.devices if here[one]]
 
-    def on_host(self, node: int) -> bool:
-        """Return whether a node's host memory has it."""
-        return node in self.hosts
-
-    def is_on(self, node: int, here: np.ndarray) -> bool:
-        """Return whether a node, with some ranks (bools), has it in any memory."""
-        return self.on_host(node) or bool(self.devices_on(here))
-
 
 def traffic(schedule: Schedule, held: np.ndarray | None = None) -> Movement:
     """
@@ -186,7 +178,7 @@ def _links(schedule: Schedule, blocks: dict[Matrix, list[_Block]], nodes: Sequen
             own, others = block.devices_on(here), block.touched[here & _others(block, schedule.num_ranks)].sum()
             # What the node's products work on; on one node all of the block, which may only be scaled.
             size = block.worked_on(here) if len(nodes) > 1 and problem.has_product else block.size
-            if block.on_host(node):
+            if node in block.hosts:
                 least["device_to_host"] += size
                 least["host_to_device"] += size if problem.reads_c and not own else 0
             elif len(own) == 1:  # which every part of a sum comes to
@@ -202,7 +194,7 @@ def _links(schedule: Schedule, blocks: dict[Matrix, list[_Block]], nodes: Sequen
             if not block.devices_on(here):
                 once = block.worked_on(here)  # comes once, from the node's host or from another node
                 foreign -= once
-                least["host_to_device"] += once if block.on_host(node) else 0
+                least["host_to_device"] += once if node in block.hosts else 0
             least["device_to_device"] += foreign
     if len(nodes) > 1:
         least["node_to_node"] = sum(one.least_into_bytes for one in nodes)
@@ -220,7 +212,7 @@ def _nodes(schedule: Schedule, blocks: dict[Matrix, list[_Block]]) -> tuple[Node
         here = node_of[: schedule.num_ranks] == node
         for matrix, of in blocks.items():
             for block in of:
-                if block.is_on(node, here) == (matrix is Matrix.C):
+                if (node in block.hosts or bool(block.devices_on(here))) == (matrix is Matrix.C):
                     least[node] += block.worked_on(~here if matrix is Matrix.C else here)
     return tuple(NodeTraffic(node, *map(int, row)) for node, row in enumerate(zip(into, least, out_of, strict=True)))
 

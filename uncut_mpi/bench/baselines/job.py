@@ -107,9 +107,4 @@ def as_cyclic(layout: Layout, shape: tuple[int, int], size: int) -> Cyclic | Non
         return layout.cyclic if layout.ranks is None and layout.cyclic and layout.cyclic.skip == (0, 0) else None
     parts = layout.rectangles(shape, size)
     found = Cyclic((max(b - a for (a, b), _ in parts) or 1, max(b - a for _, (a, b) in parts) or 1), grid)
-    return found if cyclic_layout(found).rectangles(shape, size) == parts else None
-
-
-def cyclic_layout(cyclic: Cyclic) -> Layout:
-    """Return the layout by which blocks are dealt so."""
-    return Layout("block_cyclic", cyclic=cyclic)
+    return found if Layout("block_cyclic", cyclic=found).rectangles(shape, size) == parts else None

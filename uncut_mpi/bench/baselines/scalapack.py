@@ -9,12 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.bench.baselines.job import JobLibrary, JobOperand, as_cyclic, cyclic_layout, operands
+from uncut_mpi.bench.baselines.job import JobLibrary, JobOperand, as_cyclic, operands
 from uncut_mpi.bench.baselines.library import LibraryProduct, Unsupported
 from uncut_mpi.bench.baselines.task import MOVED, Matrices, Task
 from uncut_mpi.errors import reason
 from uncut_mpi.model.cyclic import Cyclic
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.spmd.runtime import library_version
 
@@ -103,7 +104,7 @@ class _PdgemmProduct(LibraryProduct):
     def _held(self, one: JobOperand, cyclic: Cyclic, part: np.ndarray | None = None) -> _ScalapackParts:
         library = self._library
         if part is None:
-            shape = cyclic_layout(cyclic).local_shape(one.shape, library.rank, num_ranks=library.size)
+            shape = Layout("block_cyclic", cyclic=cyclic).local_shape(one.shape, library.rank, num_ranks=library.size)
             part = np.empty(shape, self._task.dtype.numpy)
         context = library.context(cyclic.grid, cyclic.grid_order)
         facts = (1, context, *one.shape, *cyclic.block, *cyclic.source, max(1, part.shape[0]))
