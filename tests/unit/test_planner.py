@@ -23,6 +23,7 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.candidates import varied
 from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.longest import longest_task_s
 from uncut_mpi.planning.options import MOST_TRIED, Blocking, ScheduleOptions
@@ -30,7 +31,6 @@ from uncut_mpi.planning.planner import Planned, plan, plans_for_calls, remade
 from uncut_mpi.planning.schedule import Kind
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import simulate
-from uncut_mpi.planning.variety import varied
 
 PROBLEM = GemmProblem(16384, 16384, 16384, DType.f64)
 HOST = Placement.parse("h,h,h")

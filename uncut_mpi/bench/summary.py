@@ -66,11 +66,6 @@ def case_of(row: Row) -> Case:
     return Case(row["m"], row["n"], row["k"], row["place"])
 
 
-def limit_of(row: Row) -> str:
-    """Return ``"compute"`` where that is the bound of all ranks, else ``"transfers"``."""
-    return "compute" if row["limited_by"] == "compute" else "transfers"
-
-
 def largest_small(rows: Iterable[Row]) -> float:
     """
     Return the operations up to which a problem is small: those of about half of the problems, by operations.
@@ -87,7 +82,8 @@ GROUPINGS: Mapping[str, Callable[[Row], str]] = {
     "shape": lambda row: case_of(row).shape,
     "data": lambda row: case_of(row).data,
     "place": lambda row: str(row["place"]) if case_of(row).dealt == "whole" else case_of(row).dealt,
-    "limit": limit_of,
+    # What bounds all ranks.
+    "limit": lambda row: "compute" if row["limited_by"] == "compute" else "transfers",
     "type": lambda row: str(row["dtype"]),
 }
 

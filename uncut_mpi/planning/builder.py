@@ -138,7 +138,6 @@ class ScheduleBuilder:
         scheduler: str,
         grid: tuple[int, int],
         tile: int,
-        splits: int = 1,
         buffers: np.ndarray | None = None,
     ) -> Schedule:
         """Return the checked schedule; `buffers`, records of BUFFER_DTYPE, replaces those that were added."""
@@ -151,7 +150,7 @@ class ScheduleBuilder:
             placement=placement,
             scheduler=scheduler,
             grid=grid,
-            splits=splits,
+            splits=1,
             tile=tile,
             tasks=np.array(self._tasks, TASK_DTYPE),
             operands=np.array(self._operands, OPERAND_DTYPE),

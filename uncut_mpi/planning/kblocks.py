@@ -24,7 +24,6 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import starts_of
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
 from uncut_mpi.planning.kblocks_request import DealtPanels, problem_in_core
-from uncut_mpi.planning.kblocks_size import check_steps, too_many_tasks, with_longer_k_blocks
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.node_grid import grid_over_nodes
 from uncut_mpi.planning.option_fields import declared
@@ -162,13 +161,13 @@ class Planner:
         """
         options = self._over_nodes(options)
         how, dealt = self._deal(options)
-        check_steps(dealt, how)
+        dealt.check_steps(how)
         aligns = aligns and self.aligns
         made = Prepared(self, dealt, options, how, aligns=aligns)
         if not options.blocking.block and made.request.tasks_at_most > MAX_TASKS:
             if in_core and not made.fits:
                 return made  # whatever k-blocks it has, and to count its tasks may take seconds
-            how = with_longer_k_blocks(dealt, how)
+            how = dealt.with_longer_k_blocks(how)
             made = Prepared(self, dealt, options, how, aligns=aligns)
         if in_core or aligns or self.setting.surely_fits or options.areas is not None or made.fits:
             return made
@@ -180,7 +179,7 @@ class Planner:
             options = changed(options, blocking=changed(options.blocking, splits=1))
             how, dealt = self._deal(options)
         smaller = cut_to_fit(dealt, how, options.blocking)
-        check_steps(dealt, smaller)
+        dealt.check_steps(smaller)
         return Prepared(self, dealt, options, smaller, aligns=False, is_open=is_open)
 
     def _over_nodes(self, options: ScheduleOptions) -> ScheduleOptions:
@@ -299,7 +298,7 @@ class Prepared:
         try:
             tables = layout.tables(most_tasks)
         except _native.TooManyTasksError as error:
-            raise too_many_tasks(self._dealt, most_tasks) from error
+            raise self._dealt.too_many_tasks(most_tasks) from error
         return self._schedule(tables)
 
     def run(self, most_tasks: int, *, keeps: bool = False) -> _native.KBlocksRun:

@@ -1,8 +1,8 @@
 """
 What the core is asked for by `kblocks`: a problem, how C is cut among ranks, and how each rank cuts its part.
 
-All of it is made at once and never changed. Where panels lie (`_native.KBlocksLayout`) and what is emitted are the
-core's to say.
+All of it is made at once and never changed. Where panels lie (`_native.KBlocksLayout`), what is emitted and how many
+tasks that is are the core's to say; it counts them without making any.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from uncut_mpi import _native
+from uncut_mpi.errors import PlanError
 from uncut_mpi.model.locations import location_table, with_ends
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.blocking import blocking_of
+from uncut_mpi.planning.blocking import blocking_of, count_blocks
 from uncut_mpi.planning.buffers import elements_aligned, user_pieces, user_table
-from uncut_mpi.planning.options import Blocking
+from uncut_mpi.planning.grid import ProcessGrid
+from uncut_mpi.planning.limits import FEW_TASKS, MAX_STEPS, MAX_TASKS, too_many
+from uncut_mpi.planning.options import Blocking, changed
 from uncut_mpi.planning.partition import Partition
 from uncut_mpi.planning.schedule import Op
 from uncut_mpi.planning.setting import Setting
@@ -145,3 +148,55 @@ class DealtPanels:
             rounds=self._places,
             aligns_for=machine_in_core(self.setting.machine, 0) if aligns else None,
         )
+
+    def check_steps(self, how: Blocking) -> None:
+        """Raise `PlanError`, before any step is made, if each rank has too many k-blocks and blocks of C."""
+        k_blocks = blocking_of(how, far_apart=False).count_k_blocks(self._depth)
+        blocks = count_blocks(how.columns) * count_blocks(how.rows)
+        steps, unit, what = (
+            k_blocks * blocks,
+            "pairs of them",
+            f"{k_blocks} k-blocks and {blocks} blocks of C on each rank",
+        )
+        mend = "ask for longer k-blocks (blocking.block), or for fewer blocks (blocking.columns, blocking.rows)"
+        if how.in_rings:
+            rows, cols = self.largest
+            rounds = -(-rows // (how.c_rows or rows or 1)) * -(-cols // (how.c_cols or cols or 1))
+            steps, unit = rounds * (k_blocks + blocks), "steps"
+            what = f"{rounds} blocks of C on each rank, one after the other, and {k_blocks} k-blocks"
+            mend = (
+                "give ranks more memory (device_memory), or ask for larger blocks (blocking.c_rows, blocking.c_cols, "
+                "blocking.block)"
+            )
+        if steps > MAX_STEPS:
+            raise too_many(self.problem, f"kblocks with {what}", f"{steps} {unit}", MAX_STEPS, mend)
+
+    def with_longer_k_blocks(self, how: Blocking) -> Blocking:
+        """Return k-blocks of twice, four times ... the length where there would be more tasks than there may be."""
+        if self._count(how, MAX_TASKS) <= MAX_TASKS:
+            return how
+        while self._count(how, FEW_TASKS) > FEW_TASKS and how.block < self._depth:
+            how = changed(how, block=min(2 * how.block, self._depth))
+        return how
+
+    def too_many_tasks(self, most_tasks: int) -> PlanError:
+        """Return the error that says what makes more tasks than so many."""
+        return too_many(
+            self.problem,
+            f"kblocks on {ProcessGrid(*self.grid, self.problem.swapped)} ranks, k split {self.splits} times,",
+            f"more than {most_tasks} tasks",
+            most_tasks,
+            "ask for larger k-blocks (blocking.block), another grid or fewer ranks",
+        )
+
+    @property
+    def _depth(self) -> int:
+        """The elements of the longest part of k."""
+        return -(-self.problem.k // self.splits)
+
+    def _count(self, how: Blocking, most_tasks: int) -> int:
+        """Return how many tasks there are, or any lower number where they are surely few enough."""
+        request = self.request(how, aligns=False)
+        if request.tasks_at_most <= most_tasks:
+            return 0
+        return _native.KBlocksLayout(request).count(most_tasks)

@@ -13,6 +13,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.ports import Port
 from uncut_mpi.model.problem import GemmProblem
+from uncut_mpi.planning.candidates import varied
 from uncut_mpi.planning.chunks import Chunks, chunks_of, of_each
 from uncut_mpi.planning.crossing import cross
 from uncut_mpi.planning.evaluation import search_s
@@ -22,9 +23,7 @@ from uncut_mpi.planning.schedulers import make_schedule
 from uncut_mpi.planning.search import choice, search
 from uncut_mpi.planning.setting import Searching, Setting
 from uncut_mpi.planning.simulate import Simulation, simulate
-from uncut_mpi.planning.staging import stage, used_by_others
-from uncut_mpi.planning.staging_budget import beside_copies
-from uncut_mpi.planning.variety import varied
+from uncut_mpi.planning.staging import beside_copies, stage, used_by_others
 
 SEARCH_FRACTION: Final = 0.1
 """What a search may take of the time of all calls of a product that are expected so far."""

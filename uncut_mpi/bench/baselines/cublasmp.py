@@ -94,7 +94,7 @@ class _MatmulProduct(LibraryProduct):
     def __init__(self, library: CublasMpLibrary, task: Task, matrices: Matrices) -> None:
         self._library, self._task, self._matrices = library, task, matrices
         self._given = operands(task, matrices, "F")
-        self._type = library.type_of(task)
+        self._type = getattr(library.torch, str(task.dtype.numpy))
         size, rank = library.size, library.rank
         parts = [np.asfortranarray(one.part(rank, size)) for one in self._given]
         self._host = [

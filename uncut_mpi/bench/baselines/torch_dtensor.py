@@ -89,7 +89,7 @@ class _DTensorProduct(LibraryProduct):
     def _held(self, layout: Layout, matrix: np.ndarray, order: str, on_host: bool, grid: tuple[int, ...]) -> _Tensors:
         library = self._library
         rows, cols = shape = (matrix.shape[0], matrix.shape[1])
-        part = matrix[picked(*layout.indices(shape, library.rank, num_ranks=library.size))]
+        part = matrix[self._where(layout, shape)]
         part = np.ascontiguousarray(part) if order == "F" else np.asfortranarray(part)
         placements = None
         shard = library.of.Shard
@@ -169,14 +169,15 @@ class _DTensorProduct(LibraryProduct):
 
     def reset(self) -> None:
         library, c = self._library, self._c
-        first = self._matrices.c.T[picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))]
-        c.part.copy_(library.tensor(np.ascontiguousarray(first)))
+        c.part.copy_(library.tensor(np.ascontiguousarray(self._matrices.c.T[self._where(c.layout, c.shape)])))
         library.finish()
 
     def store(self) -> None:
         library, c = self._library, self._c
-        where = picked(*c.layout.indices(c.shape, library.rank, num_ranks=library.size))
-        self._matrices.out.T[where] = library.array(c.part, self._task.dtype)
+        self._matrices.out.T[self._where(c.layout, c.shape)] = library.array(c.part, self._task.dtype)
+
+    def _where(self, layout: Layout, shape: tuple[int, int]) -> tuple[Any, ...]:
+        return picked(*layout.indices(shape, self._library.rank, num_ranks=self._library.size))
 
     def close(self) -> None:
         self._library.finish()

@@ -9,7 +9,6 @@ import numpy as np
 
 from uncut_mpi.bench.baselines.job import JobLibrary
 from uncut_mpi.bench.baselines.library import Unsupported
-from uncut_mpi.bench.baselines.task import Task
 from uncut_mpi.bench.baselines.torch_sharded import import_torch
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
@@ -69,10 +68,6 @@ class TorchJobLibrary(JobLibrary):
         half = dtype is DType.bf16
         array: np.ndarray = held.view(self.torch.int16).numpy().view(dtype.numpy) if half else held.numpy()
         return array
-
-    def type_of(self, task: Task) -> Any:
-        """Return PyTorch's name of a task's type."""
-        return getattr(self.torch, str(task.dtype.numpy))
 
     def finish(self) -> None:
         """Wait until the device has done everything."""

@@ -127,8 +127,8 @@ class _BandSlot:
 
     buffer: int
     holds: int = -1  # number of the band
-    writer: int = -1
-    user: int = -1
+    writer: list[int] = dataclasses.field(default_factory=list)
+    user: list[int] = dataclasses.field(default_factory=list)
 
 
 class _Slots:
@@ -242,7 +242,7 @@ class _Bands:
         ]
         lane = build.compute_lane(device)
         target = RegionRef(_USER[Matrix.C], rows.start, cols.start, len(rows), len(cols))
-        fetched = [slot.writer for slot in (a_slot, b_slot) if slot is not None]
+        fetched = [task for slot in (a_slot, b_slot) if slot is not None for task in slot.writer]
         if device == home and not problem.rounds_c:
             old = [(target, Factor.BETA, Op.N)] if problem.reads_c else []
             product = build.task(Kind.GEMM, lane, target, [*factors, *old], fetched)
@@ -250,20 +250,19 @@ class _Bands:
             return
         slot = self._results[device].take()
         result = RegionRef(slot.buffer, 0, 0, len(rows), len(cols))
-        product = build.task(Kind.GEMM, lane, result, factors, [*fetched, *self._others(slot.user)])
+        product = build.task(Kind.GEMM, lane, result, factors, [*fetched, *slot.user])
         self._used(product, a_slot, b_slot)
         if device == home:
-            slot.user = self._add(device, target, result, product)
+            slot.user = [self._add(device, target, result, product)]
             return
         copies = build.result_lane(device, device, home)
         if not self._adds:
-            slot.user = build.task(Kind.COPY, copies, target, [(result, Factor.ONE, Op.N)], [product])
+            slot.user = [build.task(Kind.COPY, copies, target, [(result, Factor.ONE, Op.N)], [product])]
             return
         staged = self._staged[device].take()
         there = RegionRef(staged.buffer, 0, 0, len(rows), len(cols))
-        awaits = [product, *self._others(staged.user)]
-        slot.user = build.task(Kind.COPY, copies, there, [(result, Factor.ONE, Op.N)], awaits)
-        staged.user = self._add(device, target, there, slot.user)
+        copied = build.task(Kind.COPY, copies, there, [(result, Factor.ONE, Op.N)], [product, *staged.user])
+        slot.user, staged.user = [copied], [self._add(device, target, there, copied)]
 
     def _band(self, device: int, matrix: Matrix, number: int, extent: range) -> tuple[RegionRef, _BandSlot | None]:
         """Return where a device reads a band, fetched if it is not there, and the slot it is in."""
@@ -280,13 +279,8 @@ class _Bands:
         if slot is None:
             slot = slots.take()
             slot.holds = number
-            slot.writer = self._build.task(
-                Kind.COPY,
-                self._build.copy_lane(owner, owner, device),
-                RegionRef(slot.buffer, 0, 0, rows, cols),
-                [(origin, Factor.ONE, Op.N)],
-                self._others(slot.user),
-            )
+            lane, here = self._build.copy_lane(owner, owner, device), RegionRef(slot.buffer, 0, 0, rows, cols)
+            slot.writer = [self._build.task(Kind.COPY, lane, here, [(origin, Factor.ONE, Op.N)], slot.user)]
         return RegionRef(slot.buffer, 0, 0, rows, cols), slot
 
     def _add(self, device: int, target: RegionRef, result: RegionRef, awaited: int) -> int:
@@ -299,11 +293,7 @@ class _Bands:
     def _used(product: int, *slots: _BandSlot | None) -> None:
         for slot in slots:
             if slot is not None:
-                slot.user = product
-
-    @staticmethod
-    def _others(task: int) -> list[int]:
-        return [task] if task >= 0 else []
+                slot.user = [product]
 
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:

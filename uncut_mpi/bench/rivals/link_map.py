@@ -31,18 +31,6 @@ MOST_SLOWDOWN: Final = 2.0
 """What simultaneous use of another link may do at most (section 3.4)."""
 
 
-def slowdown(alone_s: float, together_s: float) -> float:
-    """
-    Return how much slower a transfer is while another link is in use (equation 6), 1 to `MOST_SLOWDOWN`.
-
-    Parameters
-    ----------
-    alone_s, together_s : float
-        Time of the transfer with the other link idle and busy.
-    """
-    return min(max(together_s / alone_s, 1.0), MOST_SLOWDOWN)
-
-
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class LinkMap(Remade):
     """
@@ -94,8 +82,9 @@ class LinkMap(Remade):
             kind = (*alone, *shared)
             if kind not in known:
                 together = fair_rates([link, other], alone, machine.ports)
-                # Of equal transfers, the time is the inverse of the rate.
-                known[kind] = slowdown(1.0 / alone[0], 1.0 / float(together[0]))
+                # Equation 6; of equal transfers, the time is the inverse of the rate.
+                slower = (1.0 / float(together[0])) / (1.0 / alone[0])
+                known[kind] = min(max(slower, 1.0), MOST_SLOWDOWN)
             if known[kind] > 1.0:
                 slowdowns[link, other] = known[kind]
         return cls(machine.latency_s, machine.bandwidth_gb_per_s, slowdowns, machine.bandwidth_gb_per_s)

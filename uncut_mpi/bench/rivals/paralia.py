@@ -124,21 +124,6 @@ def extra_transfer_bytes(grid: tuple[int, int], read_only_bytes: Sequence[float]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _TransferTimes:
-    """Ways of matrices, a row each, to or from devices: t_link of a share (equation 2); each tile starts anew."""
-
-    size_bytes: _Table
-    latency_s: _Table
-    bytes_per_s: _Table
-    tile_bytes: float  # 0: no tiles
-
-    def seconds(self, shares: _Floats) -> _Table:
-        moved = shares * self.size_bytes
-        starts = np.ceil(moved / self.tile_bytes) if self.tile_bytes else 1.0
-        return np.where(moved == 0, 0.0, starts * self.latency_s + moved / self.bytes_per_s)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Costs:
     """What shares of a product cost devices; of each array an element is a device's."""
 
@@ -146,12 +131,18 @@ class _Costs:
     tiles: int  # of C, 0: none
     products: int  # of each tile
     extra_s: _Floats  # what it receives beyond one copy of each matrix, if its share were all
-    transfers: _TransferTimes  # of what is read, and at last of the result
+    # Of the ways of what is read, and at last of the result, a row each: t_link of a share (equation 2).
+    size_bytes: _Table
+    latency_s: _Table
+    bytes_per_s: _Table
+    tile_bytes: float  # each tile starts anew; 0: no tiles
 
     def at(self, shares: _Floats) -> tuple[_Floats, _Floats, _Floats, _Floats]:
         """Return the fields of the devices' `DevicePrediction`, in their order."""
         tiles = np.ceil(shares * self.tiles - 1e-9) if self.tiles else shares
-        moved_s = self.transfers.seconds(shares)
+        moved = shares * self.size_bytes
+        starts = np.ceil(moved / self.tile_bytes) if self.tile_bytes else 1.0
+        moved_s = np.where(moved == 0, 0.0, starts * self.latency_s + moved / self.bytes_per_s)
         return (
             tiles * self.products * self.product_s,
             moved_s[:-1].sum(axis=0),
@@ -337,14 +328,15 @@ class Predictor:
             ) / (from_others * 1e9)
         ways: list[_Way] = [(self._index(at), chosen, size) for size, at in reads]
         ways.append((chosen, self._index(at_c), c_bytes))
-        return _Costs(*self._products(chosen), extra_s, self._transfers(links, ways))
+        product_s, tiles, products = self._products(chosen)
+        return _Costs(product_s, tiles, products, extra_s, *self._transfers(links, ways))
 
-    def _transfers(self, links: LinkMap, ways: Sequence[_Way]) -> _TransferTimes:
+    def _transfers(self, links: LinkMap, ways: Sequence[_Way]) -> tuple[_Table, _Table, _Table, float]:
         """Return what ways cost; what is there already costs nothing."""
         moves = np.array([source != destination for source, destination, _ in ways])
         latency_s = np.array([links.latency_s[source, destination] for source, destination, _ in ways])
         gb_per_s = np.array([links.shared_gb_per_s[source, destination] for source, destination, _ in ways])
-        return _TransferTimes(
+        return (
             np.where(moves, np.array([size for *_, size in ways])[:, None], 0.0),
             np.where(moves, latency_s, 0.0),
             np.where(moves, gb_per_s * 1e9, 1.0),
