@@ -610,7 +610,7 @@ def test_rows_of_strided_copies_lie_far_apart_in_the_host_or_at_the_source(link,
 def test_a_load_multiplies_on_the_devices_of_the_link_only():
     host = AREAS.num_ranks
     for link, ranks in (((0, 1), [0, 1]), ((host, 1), [1]), ((1, host), [1]), ((2, 2), [2])):
-        load = probes.Load((64, 48, 32), 3, DType.f16)
+        load = probes.GemmProbe((64, 48, 32)), DType.f16, 3
         schedule = probes.transfers(AREAS, [Transfers(link, 2, 1 << 12)], load).schedule
         tasks = schedule.tasks
         products = tasks[tasks["kind"] == Kind.GEMM]

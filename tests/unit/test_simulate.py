@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.helpers.by_hand import ByHand
 from tests.helpers.faults import set_rows
-from uncut_mpi.calibration.probes import Areas, GemmProbe, Load, Transfers, sums, transfers
+from uncut_mpi.calibration.probes import Areas, GemmProbe, Transfers, sums, transfers
 from uncut_mpi.errors import ParamError, TopologyError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.costs import (
@@ -326,7 +326,7 @@ def test_another_product_has_only_part_of_what_one_leaves_idle(use: float, both:
 @pytest.mark.parametrize("link", [(0, 0), (0, 1)], ids=["within", "between"])
 def test_copies_within_a_device_take_their_share_of_products_beside_them(share: float, link: tuple[int, int]) -> None:
     # Four copies of 1 MB at 100 GB/s, one after another, beside two products of 268 us each in all.
-    load = Load((512, 512, 512), 2)
+    load = GemmProbe((512, 512, 512)), DType.f64, 2
     schedule = transfers(Areas(2, 1 << 20, 1 << 24), [Transfers(link, 4, 1 << 20)], load).schedule
     machine = machine_of(2, gemm_shape={"f64": GemmShape(copy_share=share)})
     copies = 4 * (1 << 20) / (1e9 * machine.bandwidth_gb_per_s[link])

@@ -236,7 +236,7 @@ class _Measurement:
     def _load(self, each_s: float, all_s: float, dtype: DType = DType.f64) -> probes.Load:
         """Return products of about a time each that last for a time or longer."""
         shape, seconds = self._product_of(each_s, dtype)
-        return probes.Load(shape, max(1, math.ceil(all_s / seconds)), dtype)
+        return GemmProbe(shape), dtype, max(1, math.ceil(all_s / seconds))
 
     def _rate(self, link: Link) -> float:
         return float(self._bandwidth[link]) * 1e9
@@ -353,10 +353,7 @@ class _Measurement:
             what = self._step(f"{dtype.name} products beside copies within the device")
             self.bench.fill(dtype)
             load = self._load(self.effort.target_s, _LOAD * float(copies.by_rank_s[0]), dtype)
-            both = (
-                self._product(GemmProbe(load.shape), dtype, load.count),
-                probes.transfers(self.bench.areas, at_once, load),
-            )
+            both = self._product(*load), probes.transfers(self.bench.areas, at_once, load)
             products, together = self.bench.time_in_turns(both, what, samples=_TURNS)
             timed = {"products": products, "copies": copies, "together": together}
             self.samples.within[dtype.name] = {name: float(case.by_rank_s[0]) for name, case in timed.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import host_index
@@ -152,24 +152,8 @@ class GemmProbe:
         return "×".join(map(str, self.shape)) + "".join(words for words, said in how if said)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Load:
-    """
-    Products that keep a device busy.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        m, n, k.
-    count : int
-        Products.
-    dtype : DType
-        Of their operands.
-    """
-
-    shape: tuple[int, int, int]
-    count: int
-    dtype: DType = DType.f64
+Load: TypeAlias = tuple[GemmProbe, DType, int]
+"""What keeps a device busy: a product, the type of its operands, and how often it is made."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -283,9 +267,10 @@ def transfers(areas: Areas, at_once: Sequence[Transfers], load: Load | None = No
             to = built.window(destination, areas.destination(one.link, turn), rows, cols, ld=there)
             built.copy(lane, to, built.window(source, areas.source(one.link, turn), rows, cols, ld=here))
     if load is not None:
+        product, dtype, count = load
         for rank in sorted({end for end in at_once[0].link if end != built.build.host}):
-            for _ in range(load.count):
-                built.multiply(rank, GemmProbe(load.shape), load.dtype)
+            for _ in range(count):
+                built.multiply(rank, product, dtype)
     return built.probe()
 
 

@@ -52,16 +52,12 @@ class ScipyLibrary(Library):
         return _ScipyProduct(task, matrices, getattr(self._blas, gemm))
 
 
-def _threads() -> list[str]:
-    found = [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
-    return [f"{max(found, default=1)} BLAS threads"]
-
-
 class _SharedProduct(LibraryProduct):
     """Matrices where all processes see them."""
 
     def __init__(self, task: Task, matrices: Matrices) -> None:
-        self.settings = _threads()
+        found = [one["num_threads"] for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"]
+        self.settings = [f"{max(found, default=1)} BLAS threads"]
         self._task, self._matrices = task, matrices
 
     def reset(self) -> None:
