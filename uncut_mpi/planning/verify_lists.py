@@ -150,7 +150,7 @@ def verify_spare_rows(lists: Sequence[OperationList]) -> None:
 
     It speaks of addresses, not of the rule by which lowering gives them: a wrong rule is found too.
     Behind each column of a buffer of ours, the last included, stands padding up to its leading dimension; that no
-    other buffer is there is `verify_memory`'s to show. A caller's matrix has none: what is there is the caller's.
+    other buffer is there is `verify`'s to show. A caller's matrix has none: what is there is the caller's.
 
     Raises
     ------
