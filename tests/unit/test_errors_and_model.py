@@ -447,7 +447,8 @@ def test_a_placement_answers_what_schedulers_ask() -> None:
     assert (mixed.in_host(), mixed.in_host(Matrix.A, Matrix.C), shared.in_host(Matrix.B)) == (True, False, False)
     assert (mixed.on_device(Matrix.B), mixed.on_device(Matrix.A, Matrix.B)) == (False, True)
     assert [mixed.device_of(matrix) for matrix in MATRICES] == [2, None, 2]
-    assert [shared.device_of(matrix) for matrix in MATRICES] == [None, 0, None]
+    assert [shared.owner_of(matrix) for matrix in MATRICES] == [None, 0, None]
+    assert mixed.owner_of(Matrix.B) == 1
     assert (mixed.devices(), mixed.devices(Matrix.B), shared.devices()) == ({2}, set(), {0})
     assert (mixed.in_shared_host, shared.in_shared_host) == (False, True)
     assert [one.c_beside_inputs for one in (mixed, shared, Placement.parse("0,1,2"))] == [True, True, False]

@@ -87,6 +87,21 @@ class Refinement:
     errors: tuple[float, ...]
     products: tuple[str, ...]
 
+    @property
+    def median_error(self) -> float:
+        """Median of the errors' sizes."""
+        return float(np.median(np.abs(self.errors)))
+
+    @property
+    def worst_error(self) -> float:
+        """The largest size of an error."""
+        return float(np.max(np.abs(self.errors)))
+
+    @property
+    def worst_product(self) -> str:
+        """What has the largest error."""
+        return self.products[int(np.argmax(np.abs(self.errors)))]
+
 
 # Start, step, least and most of each number that moves. Seconds are added, factors multiply. What several could
 # explain goes to the first of them.

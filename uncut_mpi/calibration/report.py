@@ -142,10 +142,9 @@ def refinement_text(refinement: Refinement) -> str:
             moved.append(f"{name} x {value:.2f}")
         else:
             moved.append(f"{name} + {value * 1e6:.1f} us")
-    sizes = np.abs(refinement.errors)
     return (
-        f"rehearsal: {len(sizes)} products, predicted within {np.median(sizes):.1%} in the median and "
-        f"{sizes.max():.1%} at worst ({refinement.products[int(sizes.argmax())]}), with {', '.join(moved)}\n"
+        f"rehearsal: {len(refinement.errors)} products, predicted within {refinement.median_error:.1%} in the median "
+        f"and {refinement.worst_error:.1%} at worst ({refinement.worst_product}), with {', '.join(moved)}\n"
     )
 
 

@@ -169,8 +169,12 @@ class Placement:
 
     def device_of(self, matrix: Matrix) -> int | None:
         """Return the rank whose device alone holds all of a matrix, None if there is none."""
+        return self.owner_of(matrix) if self._spaces[matrix] == ("device",) else None
+
+    def owner_of(self, matrix: Matrix) -> int | None:
+        """Return the rank whose device or private host memory alone holds all of a matrix, None if there is none."""
         locations = self._locations[matrix]
-        return locations[0].rank if len(locations) == 1 and locations[0].space == "device" else None
+        return locations[0].rank if len(locations) == 1 else None
 
     def devices(self, *matrices: Matrix) -> set[int]:
         """Return the ranks whose devices hold a part of one of these matrices, or of any without arguments."""

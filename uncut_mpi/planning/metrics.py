@@ -16,6 +16,13 @@ if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no
     from uncut_mpi.planning.simulate import Simulation
 
 
+class Cost(NamedTuple):
+    """What a call takes: its time (s) and the energy of all devices (J)."""
+
+    seconds: float
+    energy_j: float
+
+
 class Metric(NamedTuple):
     """
     Something to minimise.
@@ -25,7 +32,7 @@ class Metric(NamedTuple):
     about : str
         What it is, in the words of the help.
     of : callable
-        From the time of a call (s) and the energy of all devices (J) to a number; less is better.
+        From a `Cost` to a number; less is better.
     unit : str
         Of that number.
     needs_watts : bool
@@ -33,13 +40,13 @@ class Metric(NamedTuple):
     """
 
     about: str
-    of: Callable[[float, float], float]
+    of: Callable[[Cost], float]
     unit: str
     needs_watts: bool = True
 
     def value(self, run: Simulation) -> float:
         """Return the number of a simulated run."""
-        return self.of(run.seconds, energy_j(run))
+        return self.of(Cost(run.seconds, energy_j(run)))
 
 
 def working_ranks(schedule: Schedule) -> np.ndarray:
@@ -78,9 +85,9 @@ def energy_j(simulation: Simulation) -> float:
 
 
 METRICS: Final[Mapping[str, Metric]] = {
-    "time": Metric("the time of a call", lambda seconds, _: seconds, "s", needs_watts=False),
-    "pdp": Metric("the energy of all devices meanwhile, idle ones too", lambda _, joules: joules, "J"),
-    "edp": Metric("that energy times the time", lambda seconds, joules: joules * seconds, "J s"),
+    "time": Metric("the time of a call", lambda cost: cost.seconds, "s", needs_watts=False),
+    "pdp": Metric("the energy of all devices meanwhile, idle ones too", lambda cost: cost.energy_j, "J"),
+    "edp": Metric("that energy times the time", lambda cost: cost.energy_j * cost.seconds, "J s"),
 }
 """By name: PERF, PDP (power-delay product, the energy) and EDP (energy-delay product)."""
 

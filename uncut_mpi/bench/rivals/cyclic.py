@@ -27,7 +27,7 @@ from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.description import grid_text
 from uncut_mpi.planning.grid import ProcessGrid, share_starts
 from uncut_mpi.planning.limits import MAX_TASKS, coarse_enough, too_many
-from uncut_mpi.planning.metrics import METRICS, metric_of
+from uncut_mpi.planning.metrics import METRICS, Cost, metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.others import Scheduler
 from uncut_mpi.planning.ranks import ranks_by_use
@@ -126,7 +126,7 @@ def _places(
 
         def cost(work: paralia.Workload) -> float:
             seconds = work.seconds
-            return metric.of(seconds, work.watts * seconds)
+            return metric.of(Cost(seconds, work.watts * seconds))
 
         work = predictor.select(cost=cost, order=ranks_by_use(problem, placement, machine))
         return ProcessGrid.most_square(len(work.devices), transposed=problem.swapped), work.devices, work.ratios
