@@ -1,9 +1,8 @@
-// Tells Python the contract as the core has it, so that a test can compare every value, and the rules that it has
-// alone.
+// Tells Python the contract as the core has it: records and enumerations of schedules, and what a test compares.
 #include <nanobind/nanobind.h>
 
-#include <cstddef>
-#include <stdexcept>
+#include <string>
+#include <type_traits>
 
 #include "for_each.hpp"
 #include "kblocks_request.hpp"
@@ -14,14 +13,21 @@ namespace nb = nanobind;
 namespace uncut {
 namespace {
 
-// Name, offset and bytes of each field, behind the bytes of a record.
-#define FIELD(record, field) fields.append(nb::make_tuple(#field, offsetof(record, field), sizeof(record::field)));
+// Name and type of each field, as numpy takes them for a type without gaps.
+#define FIELD(record, field) fields.append(nb::make_tuple(#field, format_of<decltype(record::field)>()));
+#define BYTES(record, field) +sizeof(record::field)
 #define LAYOUT(name, record, ...)                                                                                      \
     {                                                                                                                  \
         nb::list fields;                                                                                               \
         FOR_EACH(FIELD, record, __VA_ARGS__)                                                                           \
-        found[name] = nb::make_tuple(sizeof(record), nb::tuple(fields));                                               \
+        static_assert(FOR_EACH(BYTES, record, __VA_ARGS__) == sizeof(record));                                         \
+        found[name] = fields;                                                                                          \
     }
+
+template <typename Integer>
+nb::str format_of() {
+    return nb::str(((std::is_signed_v<Integer> ? "<i" : "<u") + std::to_string(sizeof(Integer))).c_str());
+}
 
 nb::dict records() {
     nb::dict found;
@@ -38,6 +44,7 @@ nb::dict records() {
 }
 
 #undef LAYOUT
+#undef BYTES
 #undef FIELD
 
 template <typename... Names>
@@ -50,16 +57,8 @@ nb::dict codes(Names... names) {
 nb::dict enumerations() {
     using Name = std::pair<const char *, int>;
     nb::dict found;
-    found["Kind"] = codes(Name{"COPY", copy_task}, Name{"GEMM", gemm_task}, Name{"COMBINE", combine_task},
-                          Name{"JOIN", join_task}, Name{"SEND", send_task}, Name{"RECV", receive_task});
-    found["Factor"] = codes(Name{"ZERO", zero}, Name{"ONE", one}, Name{"ALPHA", alpha}, Name{"BETA", beta});
-    found["Op"] = codes(Name{"N", op_n}, Name{"T", op_t}, Name{"C", op_c});
     found["Matrix"] = codes(Name{"A", matrix_a}, Name{"B", matrix_b}, Name{"C", matrix_c}, Name{"NONE", no_matrix});
-    found["Role"] = codes(Name{"USER", user_role}, Name{"PANEL", panel_role}, Name{"CACHE", cache_role},
-                          Name{"STAGING", staging_role});
     found["Space"] = codes(Name{"DEVICE", device_space}, Name{"HOST", host_space});
-    found["LaneKind"] = codes(Name{"COMPUTE", compute_lane}, Name{"COPY", copy_lane}, Name{"RESULT", result_lane},
-                              Name{"HOST", host_lane}, Name{"NET", net_lane});
     found["Code"] =
         codes(Name{"COPY", code_copy}, Name{"GEMM", code_gemm}, Name{"COMBINE", code_combine},
               Name{"WAIT_FLAG", code_wait_flag}, Name{"WAIT_EVENT", code_wait_event}, Name{"RECORD", code_record},
@@ -91,6 +90,34 @@ nb::dict limits() {
 }  // namespace
 
 void bind_contract(nb::module_ &m) {
+    nb::enum_<Kind>(m, "Kind", nb::is_arithmetic(), "What a task does.")
+        .value("COPY", copy_task)
+        .value("GEMM", gemm_task)
+        .value("COMBINE", combine_task)
+        .value("JOIN", join_task)
+        .value("SEND", send_task)
+        .value("RECV", receive_task);
+    nb::enum_<Factor>(m, "Factor", nb::is_arithmetic(), "A scalar factor as a symbol.")
+        .value("ZERO", zero)
+        .value("ONE", one)
+        .value("ALPHA", alpha)
+        .value("BETA", beta);
+    nb::enum_<OpCode>(m, "Op", nb::is_arithmetic(),
+                      "Whether an operand is used as stored, transposed, or conjugated too.")
+        .value("N", op_n)
+        .value("T", op_t)
+        .value("C", op_c);
+    nb::enum_<Role>(m, "Role", nb::is_arithmetic(), "What a buffer is for.")
+        .value("USER", user_role)
+        .value("PANEL", panel_role)
+        .value("CACHE", cache_role)
+        .value("STAGING", staging_role);
+    nb::enum_<LaneKind>(m, "LaneKind", nb::is_arithmetic(), "What a lane carries.")
+        .value("COMPUTE", compute_lane)
+        .value("COPY", copy_lane)
+        .value("RESULT", result_lane)
+        .value("HOST", host_lane)
+        .value("NET", net_lane);
     m.def(
         "contract",
         [] {
@@ -101,7 +128,7 @@ void bind_contract(nb::module_ &m) {
             all["limits"] = limits();
             return all;
         },
-        "Return records (bytes, (field, offset, bytes) of each), enumerations, element types and limits.");
+        "Return records ((field, type) of each), enumerations, element types and limits.");
 }
 
 }  // namespace uncut

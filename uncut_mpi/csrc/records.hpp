@@ -1,5 +1,5 @@
-// The contract between Python and the core: the records and codes of planning/schedule.py and planning/lower.py, byte
-// for byte, element types, and limits. Each fact stands here once; contract.cpp tells Python, and a test compares all.
+// The contract between Python and the core: records and codes of schedules and operation lists, element types, and
+// limits. Each fact stands here once; contract.cpp tells Python, and a test compares what has to stand there again.
 #pragma once
 
 #include <algorithm>
@@ -10,6 +10,16 @@
 
 namespace uncut {
 
+// What a task does. Operand 0 is the region that it writes; the others are those that it reads.
+//
+// COPY reads one region of the same shape. With op T it reads one stored the other way round, within host memory or
+// within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the region it writes: write :=
+// f_A op(A) op(B) + f_C C. There f_A is the factor of operand 1, operand 2 carries `one` and f_C is the factor of
+// operand 3 (absent: the written region is not read). COMBINE writes the sum of factor × region over its reads,
+// converted to the written buffer's type and rounded once; without reads it writes zeros. An operand whose factor is 0
+// at run time is not read, so NaN stays out. JOIN has no operands: it awaits many and is awaited by many. SEND and RECV
+// are the halves of a copy between nodes, one behind the other. SEND has the region that it reads, RECV the one of
+// equal shape that it writes, and awaits its SEND. No other await is from node to node.
 enum Kind : std::uint8_t {
     copy_task = 0,
     gemm_task = 1,
@@ -18,10 +28,21 @@ enum Kind : std::uint8_t {
     send_task = 8,
     receive_task = 9
 };
+// A scalar factor as a symbol, so that new values of alpha and beta need no new schedule.
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
+// Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone).
 enum OpCode : std::uint8_t { op_n = 0, op_t = 1, op_c = 2 };
 inline constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2, no_matrix = 255;
+// What a buffer is for: a matrix of the caller, one block of a matrix in a SoftBuf, copies kept for later readers, what
+// is passed through.
 enum Role : std::uint8_t { user_role = 0, panel_role = 1, cache_role = 2, staging_role = 3 };
+// A lane becomes one stream of the device, one of the host a queue of the rank's worker.
+//
+// Compute lanes carry GEMM and COMBINE, copy lanes copies. Result lanes carry copies between devices of what was
+// computed, so that those which await products hold up no fetch over the same link. Where a device serves its copies
+// one after another (`Machine.serial_copies`), those to all other devices share a lane of either kind. Host lanes carry
+// the copies within host memory, which no stream makes without a thread of the host. Net lanes carry what one rank
+// sends to one other, or receives from it.
 enum LaneKind : std::int32_t { compute_lane = 0, copy_lane = 1, result_lane = 2, host_lane = 3, net_lane = 4 };
 // Who makes the tasks of a lane: a stream of the device, or the host, whose waits are for words in its memory.
 constexpr bool is_of_host(std::int32_t kind) { return kind == host_lane || kind == net_lane; }
@@ -77,11 +98,16 @@ inline constexpr std::int32_t nobody = -1;  // rank of a memory that belongs to 
 struct TaskRecord {
     std::uint8_t kind = 0, pad = 0;
     std::uint16_t num_operands = 0;
-    std::int32_t rank = 0, lane = 0, group = -1, first_operand = 0, first_await = 0, num_awaits = 0;
+    std::int32_t rank = 0, lane = 0;  // `lane`: index into lanes
+    std::int32_t group = -1;          // ties the parts and hops of one fetch; -1 for none
+    std::int32_t first_operand = 0, first_await = 0, num_awaits = 0;
 };
+// What a caller's matrix has where: holds at the start, and of C what must be there at the end.
 struct PieceRecord {
-    std::int32_t buffer = 0, turned = 0;
-    std::int64_t row = 0, col = 0, rows = 0, cols = 0, top = 0, left = 0;
+    std::int32_t buffer = 0;                            // one of a caller's matrix
+    std::int32_t turned = 0;                            // 1: the buffer has the transposed rectangle
+    std::int64_t row = 0, col = 0, rows = 0, cols = 0;  // the rectangle of the buffer
+    std::int64_t top = 0, left = 0;                     // row and column of the matrix that its first element has
 };
 struct OperandRecord {
     std::int32_t region = 0;
@@ -96,12 +122,17 @@ struct LocationRecord {
     std::int32_t space = 0, rank = 0, node = 0, end = 0;
 };
 struct LaneRecord {
-    std::int32_t rank = 0, kind = 0, source = 0, destination = 0;
+    std::int32_t rank = 0, kind = 0;  // whose device issues it
+    // Copy, result: locations, of host memory the node's, or to `any_device`; net: the ranks that send and receive.
+    // Compute, host: `no_source`, and the number of the lane on its rank.
+    std::int32_t source = 0, destination = 0;
 };
 struct BufferRecord {
-    std::int32_t location = 0;
-    std::uint8_t role = 0, matrix = 0, dtype = 0, medium = 0;
-    std::int64_t rows = 0, cols = 0, ld = 0, offset = 0;
+    std::int32_t location = 0;  // index into locations
+    std::uint8_t role = 0, matrix = 0, dtype = 0;
+    std::uint8_t medium = 0;                  // 1 for a matrix of the caller in a file, 0 for memory
+    std::int64_t rows = 0, cols = 0, ld = 0;  // elements
+    std::int64_t offset = 0;  // bytes from the start of the owner's SoftBuf in that memory; -1 for the caller's
 };
 
 // Of an operation list: planning/lower.py.

@@ -10,9 +10,9 @@ import numpy as np
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import NOBODY
 from uncut_mpi.model.machine import Machine
-from uncut_mpi.planning.schedule import Schedule
 
-if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no simulator
+if TYPE_CHECKING:  # the package's own import needs the names of metrics, and no core
+    from uncut_mpi.planning.schedule import Schedule
     from uncut_mpi.planning.simulate import Simulation
 
 

@@ -12,7 +12,6 @@ checks the rules, and `verify` what they mean.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import hashlib
 import json
 import struct
@@ -20,6 +19,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from uncut_mpi import _native
+from uncut_mpi._native import Factor as Factor
+from uncut_mpi._native import Kind as Kind
+from uncut_mpi._native import LaneKind as LaneKind
+from uncut_mpi._native import Op as Op
+from uncut_mpi._native import Role as Role
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
@@ -39,149 +44,24 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.model.remade import Remade
 
-NO_SOURCE: Final = -2
+_CORE: Final = _native.contract()
+"""Records and limits, which `csrc/records.hpp` declares and describes; so does it `Kind` and the other enumerations."""
+
+NO_SOURCE: Final[int] = _CORE["limits"]["no_source"]
 """Source of a lane that leads from no memory to another."""
 
-MAX_SUMMANDS: Final = 8
+MAX_SUMMANDS: Final[int] = _CORE["limits"]["max_summands"]
 """Regions that one COMBINE reads at most."""
 
-MAX_LANES: Final = 256
+MAX_LANES: Final[int] = _CORE["limits"]["max_lanes"]
 """
 Lanes of a rank that executors take; the width of its rows of progress words and of flags in host memory.
 
 Schedules may have more, to be studied: one for 1,024 ranks may have a lane to each of them. Their lists are refused.
 """
 
-
-class Kind(enum.IntEnum):
-    """
-    What a task does.
-
-    Notes
-    -----
-    * Operand 0 of a task is the region it writes; the others are the regions it reads.
-    * COPY reads one region of the same shape. With op T it reads one stored the other way round, within host memory or
-      within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the region it writes: write :=
-      f_A op(A) op(B) + f_C C. There f_A is the factor of operand 1, operand 2 carries ONE and f_C is the factor of
-      operand 3 (absent: the written region is not read).
-    * COMBINE writes the sum of factor × region over its reads, converted to the written buffer's type
-      and rounded once; without reads it writes zeros. An operand whose factor is 0 at run time is not
-      read, so NaN stays out.
-    * JOIN has no operands: it awaits many and is awaited by many.
-    * SEND and RECV are the halves of a copy between nodes, one behind the other. SEND has the region that it reads,
-      RECV the one of equal shape that it writes, and awaits its SEND. No other await is from node to node.
-    """
-
-    COPY = 0
-    GEMM = 1
-    COMBINE = 2
-    JOIN = 3
-    SEND = 8
-    RECV = 9
-
-
-class Factor(enum.IntEnum):
-    """A scalar factor as a symbol, so that new values of alpha and beta need no new schedule."""
-
-    ZERO = 0
-    ONE = 1
-    ALPHA = 2
-    BETA = 3
-
-
-class Op(enum.IntEnum):
-    """Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone)."""
-
-    N = 0
-    T = 1
-    C = 2
-
-
-class Role(enum.IntEnum):
-    """
-    What a buffer is for.
-
-    USER: a matrix of the caller. PANEL: one block of a matrix in a SoftBuf, one leading dimension.
-    CACHE: copies kept for later readers. STAGING: passed through.
-    """
-
-    USER = 0
-    PANEL = 1
-    CACHE = 2
-    STAGING = 3
-
-
-class LaneKind(enum.IntEnum):
-    """
-    A lane becomes one stream of the device, a HOST lane a queue of the rank's worker.
-
-    COMPUTE lanes carry GEMM and COMBINE. COPY lanes carry copies. RESULT lanes carry copies between devices of
-    what was computed, so that those which await products hold up no fetch over the same link. Where a device serves
-    its copies one after another (`Machine.serial_copies`), those to all other devices share a lane of either kind.
-    HOST lanes carry the copies within host memory, which no stream makes without a thread of the host. NET lanes carry
-    what one rank sends to one other, or receives from it.
-    """
-
-    COMPUTE = 0
-    COPY = 1
-    RESULT = 2
-    HOST = 3
-    NET = 4
-
-
-BUFFER_DTYPE: Final = np.dtype(
-    [
-        ("location", "<i4"),  # index into locations
-        ("role", "u1"),
-        ("matrix", "u1"),
-        ("dtype", "u1"),
-        ("medium", "u1"),  # 1 for a matrix of the caller in a file, 0 for memory
-        ("rows", "<i8"),
-        ("cols", "<i8"),
-        ("ld", "<i8"),  # elements
-        ("offset", "<i8"),  # bytes from the start of the owner's SoftBuf in that memory; -1 for USER buffers
-    ]
-)
-REGION_DTYPE: Final = np.dtype(
-    [("buffer", "<i4"), ("pad", "<i4"), ("row", "<i8"), ("col", "<i8"), ("rows", "<i8"), ("cols", "<i8")]
-)
-PIECE_DTYPE: Final = np.dtype(
-    [
-        ("buffer", "<i4"),  # one of a caller's matrix
-        ("turned", "<i4"),  # 1: the buffer has the transposed rectangle
-        ("row", "<i8"),  # the rectangle of the buffer
-        ("col", "<i8"),
-        ("rows", "<i8"),
-        ("cols", "<i8"),
-        ("top", "<i8"),  # row and column of the matrix that its first element has
-        ("left", "<i8"),
-    ]
-)
-"""What a caller's matrix has where: holds at the start, and of C what must be there at the end."""
-OPERAND_DTYPE: Final = np.dtype([("region", "<i4"), ("factor", "u1"), ("op", "u1"), ("pad", "<u2")])
-LANE_DTYPE: Final = np.dtype(
-    [
-        ("rank", "<i4"),  # whose device issues it
-        ("kind", "<i4"),
-        # COPY, RESULT: location, of host memory the node's; NET: the rank that sends; COMPUTE, HOST: NO_SOURCE.
-        ("source", "<i4"),
-        # COPY, RESULT: the same, or ANY_DEVICE; NET: the rank that receives; COMPUTE, HOST: number of the lane on its
-        # rank.
-        ("destination", "<i4"),
-    ]
-)
-TASK_DTYPE: Final = np.dtype(
-    [
-        ("kind", "u1"),
-        ("pad", "u1"),
-        ("num_operands", "<u2"),
-        ("rank", "<i4"),
-        ("lane", "<i4"),  # index into lanes
-        ("group", "<i4"),  # ties the chunks and hops of one fetch; -1 for none
-        ("first_operand", "<i4"),
-        ("first_await", "<i4"),
-        ("num_awaits", "<i4"),
-    ]
+TASK_DTYPE, OPERAND_DTYPE, REGION_DTYPE, BUFFER_DTYPE, LANE_DTYPE, PIECE_DTYPE = (
+    np.dtype(_CORE["records"][name]) for name in ("tasks", "operands", "regions", "buffers", "lanes", "pieces")
 )
 AWAIT_DTYPE: Final = np.dtype("<i4")
 
