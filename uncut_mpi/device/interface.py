@@ -573,7 +573,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def adopt(self, array: Any) -> AdoptedArray:
-        """Return how a caller's device array can be shared (see `owns`)."""
+        """Return how a caller's device array (see `owns`) can be shared; ParamError if it lies elsewhere."""
 
     def pin(self, address: int, nbytes: int) -> Pin:
         """
@@ -654,6 +654,13 @@ class Backend(abc.ABC):
         addresses : ndarray of int64, shape (number of buffers,)
             Address of element (0, 0) of each buffer in this process; anything for buffers the list
             does not touch.
+
+        Raises
+        ------
+        DeviceError
+            If the list holds something that this device cannot run.
+        CapacityError
+            If device memory for workspaces or for the warm-up is lacking.
         """
 
     def copy_seconds(self, destination: int, source: int, nbytes: int, repeats: int) -> float:

@@ -226,14 +226,10 @@ class NetLanes:
         if self.transport is not None:
             self.transport.beat(timeout_s / _BEATS)
 
-    def start(self, epoch: int) -> NetRun:
-        """Begin a run of the lanes at an epoch, as `Executable.start`."""
-        return NetRun(self, epoch)
-
 
 class NetRun:
     """
-    One run of the lanes of the net.
+    One run of the lanes of the net, at an epoch as `Executable.start` has it.
 
     Attributes
     ----------

@@ -114,7 +114,7 @@ class CudaBackend(Backend):
     # -- identity ----------------------------------------------------------------------------
 
     def identity(self) -> DeviceIdentity:
-        """Return what other ranks must know of this device."""
+        """See `Backend.identity`."""
         return DeviceIdentity(
             backend=self.name,
             uuid=format_uuid(self._uuid),
@@ -138,7 +138,7 @@ class CudaBackend(Backend):
         }
 
     def memory(self) -> tuple[int, int]:
-        """Return (free, total) bytes of device memory now."""
+        """See `Backend.memory`."""
         with self._current("asking for free memory"):
             free, total = self._runtime.memGetInfo()
         return int(free), int(total)
@@ -146,14 +146,7 @@ class CudaBackend(Backend):
     # -- memory ------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> Allocation:
-        """
-        Allocate device memory of our own, outside cupy's pool, that peers can open.
-
-        Raises
-        ------
-        CapacityError
-            With bytes needed, bytes available and what to change.
-        """
+        """See `Backend.allocate`; outside cupy's pool."""
         rounded = max(1, -(-nbytes // _GRANULE_BYTES)) * _GRANULE_BYTES
         address = self._malloc(rounded)
         try:
@@ -165,19 +158,19 @@ class CudaBackend(Backend):
         return Allocation(address=address, nbytes=nbytes, handle=handle)
 
     def free(self, allocation: Allocation) -> None:
-        """Free what `allocate` gave, after every peer has closed it."""
+        """See `Backend.free`."""
         if self._allocations.pop(allocation.address, None) is None:
             raise DeviceError(f"address {allocation.address:#x} was asked to be freed and is not allocated")
         with self._current("freeing device memory"):
             self._runtime.free(allocation.address)
 
     def open(self, handle: bytes) -> int:
-        """Map a peer's allocation and return its base address here; see `Backend.open`."""
+        """See `Backend.open`."""
         with self._current("mapping a peer's device memory"):
             return self._imports.open(MemoryHandle.decode(handle))
 
     def close_peer(self, address: int) -> None:
-        """Unmap what `open` gave. The exporter may free it after a barrier."""
+        """See `Backend.close_peer`."""
         with self._current("unmapping a peer's device memory"):
             self._imports.close(address)
 
@@ -191,14 +184,7 @@ class CudaBackend(Backend):
             return wrap(self._cupy, self._ordinal, given)
 
     def adopt(self, array: Any) -> AdoptedArray:
-        """
-        Return how a caller's cupy array can be shared.
-
-        Raises
-        ------
-        ParamError
-            If the array lies on another device than this rank's, or is of a kind that means more than its memory.
-        """
+        """See `Backend.adopt`: of this rank's device, and of no kind that means more than its memory."""
         if type(array) is not self._cupy.ndarray:
             raise ParamError(
                 f"{type_text(array)} was given, a kind of cupy array that may mean more than what lies in its "
@@ -281,7 +267,7 @@ class CudaBackend(Backend):
         self._runtime.memcpy2DAsync(destination, destination_pitch, source, source_pitch, *extent, _ANY_KIND, stream)
 
     def fill_words(self, address: int, count: int, value: int) -> None:
-        """Set `count` 32-bit words; synchronous."""
+        """See `Backend.fill_words`."""
         if count:
             with self._current("setting flags"):
                 self._native.fill_words(address, count, value & 0xFFFFFFFF)
@@ -291,13 +277,13 @@ class CudaBackend(Backend):
         return current_streams(self._cupy, self._ordinal) if stream is None else [stream_handle(stream)]
 
     def mark_caller(self, stream: Any = None) -> None:
-        """Note what work `stream` (by default cupy's current stream and torch's) holds now."""
+        """See `Backend.mark_caller`."""
         streams = self.streams_of(stream)
         with _MARKING:
             self._native.mark_streams(streams)
 
     def await_caller(self) -> None:
-        """Return once the work that `mark_caller` noted last is done."""
+        """See `Backend.await_caller`."""
         with _AWAITING:
             self._native.await_marks()
 
@@ -311,16 +297,7 @@ class CudaBackend(Backend):
     def executable(
         self, program: OperationList, addresses: np.ndarray, flags: FlagTable, board: ProgressBoard
     ) -> CudaExecutable:
-        """
-        Bind an operation list and prepare everything it needs: kernels, streams, workspaces, warm-up.
-
-        Raises
-        ------
-        DeviceError
-            If the list holds something this device cannot run.
-        CapacityError
-            If device memory for workspaces or for the warm-up is lacking.
-        """
+        """See `Backend.executable`."""
         with contextlib.ExitStack() as made, self._current("preparing a plan"):
             on_close = None
             if program.operations["in_host"].any():
@@ -334,7 +311,7 @@ class CudaBackend(Backend):
             if self.transport is not None:
                 self._net_streams = self._net_streams or [self._cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
                 lanes = NetLanes(program, addresses, flags, self.transport, self._bounce_buffers, self._begin_copy)
-                executable.move(lanes, self._messages)
+                executable.move(lanes, functools.partial(self._current, "moving messages"))
             made.pop_all()
         return executable
 
@@ -360,9 +337,6 @@ class CudaBackend(Backend):
 
         return is_over
 
-    def _messages(self) -> contextlib.AbstractContextManager[None]:
-        return self._current("moving messages")
-
     def _forget_flags(self, address: int) -> None:
         if not self._native.abandoned:  # else lanes still wait for them
             self.unpin(address)
@@ -379,10 +353,10 @@ class CudaBackend(Backend):
                     self._runtime.memcpyAsync(destination, source, nbytes, _ANY_KIND, stream.ptr)
 
             work = by_events(self._cupy, stream.ptr, copy)
-        return Timeable(self._timing, work, at_once)
+        return Timeable(functools.partial(self._current, "timing"), work, at_once)
 
     def gemm_probe(self, size: int, dtype: DType) -> Timeable:
-        """Return a probe of a size×size×size product of full-mantissa random data."""
+        """See `Backend.gemm_probe`."""
         with self._current("preparing to time a product"):
             nbytes = size * size * dtype.itemsize
             wide = size * size * dtype.accumulator.itemsize
@@ -411,7 +385,7 @@ class CudaBackend(Backend):
                 executable.close()
                 self._runtime.free(base)
 
-        return Timeable(self._timing, work, _TIMED_PRODUCTS, end)
+        return Timeable(functools.partial(self._current, "timing"), work, _TIMED_PRODUCTS, end)
 
     def tune_products(self, *, tune: bool) -> None:
         """See `Backend.tune_products`."""
@@ -424,7 +398,7 @@ class CudaBackend(Backend):
     # -- end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release everything this backend still holds."""
+        """See `Backend.close`."""
         if self._native.abandoned:
             return  # lanes still wait for peers: every call that frees would wait with them
         with self._current("closing the device"):
@@ -445,9 +419,6 @@ class CudaBackend(Backend):
         """Make the device current in this thread for a while, and translate errors meanwhile."""
         with device_errors(f"{what} on {self._description()}"), self._cupy.cuda.Device(self._ordinal):
             yield
-
-    def _timing(self) -> contextlib.AbstractContextManager[None]:
-        return self._current("timing")
 
     def _malloc(self, nbytes: int) -> int:
         try:

@@ -104,7 +104,7 @@ class CudaExecutable(Executable):
             alpha: Number, beta: Number, epoch: int, timeout_s: float, traced: bool
         ) -> _native.CudaRunResult | ExecutionReport:
             native = _native.CudaRun(self._open(), alpha, beta, epoch, timeout_s, traced, int(ALONE))
-            messages = net.start(epoch)
+            messages = NetRun(net, epoch)
             with within():
                 try:
                     self._finish(native, net, messages, epoch, timeout_s)

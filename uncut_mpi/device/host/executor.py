@@ -37,7 +37,7 @@ from uncut_mpi.device.interface import (
     Transport,
     lane_name,
 )
-from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes, messages_left
+from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes, NetRun, messages_left
 from uncut_mpi.device.views import Array, words_at
 from uncut_mpi.errors import DeviceError, StallError, release_frames
 from uncut_mpi.model.arguments import Number
@@ -168,7 +168,7 @@ class HostRun(Run):
         self._scalars = [0.0, 1.0, alpha, beta]  # by Factor
         self._at = [0] * len(program.lanes)
         self._recorded = [0] * len(program.lanes)  # of each lane, the sequence of the last task with a record
-        self._net = program.net.start(epoch)
+        self._net = NetRun(program.net, epoch)
         self._turns = self.turns()
         self._began_s = time.perf_counter()
         self._over = False
