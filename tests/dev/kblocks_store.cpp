@@ -3,13 +3,12 @@
 #include <cstddef>
 #include <vector>
 
-#include "costs.cpp"
 #include "kblocks_alignment.cpp"
 #include "kblocks_delivery.cpp"
 #include "kblocks_fetch.cpp"
 #include "kblocks_layout.cpp"
 #include "kblocks_request.cpp"
-#include "kblocks_rings.cpp"
+
 #include "kblocks_scheduler.cpp"
 #include "kblocks_steps.cpp"
 

@@ -155,4 +155,6 @@ void bind_cuda(nb::module_ &m) {
         .def("prepare_trace", &Executor::prepare_trace, nb::call_guard<nb::gil_scoped_release>());
 }
 
+#undef FIELD
+
 }  // namespace uncut

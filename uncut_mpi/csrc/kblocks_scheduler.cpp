@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kblocks_rings.hpp"
+
 namespace uncut {
 namespace kblocks {
 

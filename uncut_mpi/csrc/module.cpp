@@ -11,6 +11,7 @@ void bind_uncut_scheduler(nb::module_ &m);
 void bind_kblocks_scheduler(nb::module_ &m);
 void bind_batch(nb::module_ &m);
 void bind_lowering(nb::module_ &m);
+void bind_list_proof(nb::module_ &m);
 void bind_staging(nb::module_ &m);
 void bind_shares(nb::module_ &m);
 void bind_simulator(nb::module_ &m);
@@ -33,6 +34,7 @@ NB_MODULE(_native, m) {
     uncut::bind_batch(m);
     uncut::bind_staging(m);
     uncut::bind_lowering(m);
+    uncut::bind_list_proof(m);
     uncut::bind_shares(m);
     uncut::bind_simulator(m);
     uncut::bind_follower(m);

@@ -1,12 +1,26 @@
-#include "shares.hpp"
+// Shares of a process grid's rows and columns that let its ranks finish together; planning/shares.py says for what.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <numeric>
+#include <stdexcept>
+#include <tuple>
+#include <vector>
+
+namespace nb = nanobind;
 
 namespace uncut {
 namespace {
+
+struct FittedShares {
+    std::vector<double> rows, cols;  // r_i c_j is at most the speed at (i, j), in the unit of the speeds
+    double reached;                  // the sum of all r_i c_j
+};
 
 using Row = std::vector<double>;
 
@@ -30,6 +44,7 @@ double log_sum(std::size_t count, Term term) {
 
 class Fit {
   public:
+    // `speeds` row by row, all positive.
     Fit(const Row &speeds, std::size_t rows)
         : speeds_(speeds), logs_(speeds), rows_(rows), cols_(speeds.size() / rows) {
         for (double &value : logs_)
@@ -125,8 +140,17 @@ class Fit {
     FittedShares best_{{}, {}, -1.0};
 };
 
+auto fit(const std::vector<double> &speeds, std::size_t rows) {
+    if (speeds.empty() || rows == 0 || speeds.size() % rows != 0) throw std::invalid_argument("speeds are not a grid");
+    FittedShares fitted = Fit(speeds, rows).best();
+    return std::make_tuple(std::move(fitted.rows), std::move(fitted.cols), fitted.reached);
+}
+
 }  // namespace
 
-FittedShares fit_shares(const std::vector<double> &speeds, std::size_t rows) { return Fit(speeds, rows).best(); }
+void bind_shares(nb::module_ &m) {
+    m.def("fit_shares", &fit, nb::arg("speeds"), nb::arg("rows"),
+          "Return (rows, columns, their products' sum) with the product at each place at most its speed.");
+}
 
 }  // namespace uncut

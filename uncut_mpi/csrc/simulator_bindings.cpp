@@ -137,4 +137,6 @@ void bind_simulator(nb::module_ &m) {
     m.def("simulate", &simulate_tables, "Return (start, end) of every task and what throttles every rank, in seconds.");
 }
 
+#undef FIELD
+
 }  // namespace uncut

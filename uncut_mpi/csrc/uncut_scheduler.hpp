@@ -55,6 +55,4 @@ struct UncutTables : Tables {
     Time end = 0;                            // when the last task is over, by the model
 };
 
-UncutTables schedule_uncut(const Input &input);
-
 }  // namespace uncut
