@@ -16,12 +16,12 @@ import pytest
 
 from tests.helpers.foreign import BFLOAT16, CUDA, CudaInterface, Tensor
 from uncut_mpi import _native
+from uncut_mpi.device.cuda.backend import by_events
 from uncut_mpi.device.cuda.callers import current_streams, let_follow, stream_handle, wrap
 from uncut_mpi.device.cuda.handles import MemoryHandle
 from uncut_mpi.device.cuda.imports import Imports
 from uncut_mpi.device.cuda.library import OUT_OF_MEMORY, device_errors
 from uncut_mpi.device.cuda.pinning import PinnedMemory
-from uncut_mpi.device.cuda.probe import by_events
 from uncut_mpi.device.interface import Pin, Timeable
 from uncut_mpi.errors import CapacityError, DeviceError, ParamError, PinError, TopologyError
 from uncut_mpi.segments import node_identity

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from uncut_mpi.device.cuda.library import (
 from uncut_mpi.device.cuda.pinning import pinned_memory
 from uncut_mpi.device.cuda.power import PowerMeter
 from uncut_mpi.device.cuda.preparation import Preparation, raise_error
-from uncut_mpi.device.cuda.probe import by_events
 from uncut_mpi.device.cuda.warmup import WarmupList, square
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import (
@@ -457,3 +456,17 @@ class CudaBackend(Backend):
                     "segments, or a mapping of another process)"
                 )
         return ""
+
+
+def by_events(cupy: Any, stream: int, launch: Callable[[], None]) -> Callable[[], float]:
+    """Return what issues work on a stream, waits for it, and returns its time (s)."""
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def work() -> float:
+        cupy.cuda.runtime.eventRecord(start.ptr, stream)
+        launch()
+        cupy.cuda.runtime.eventRecord(stop.ptr, stream)
+        stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) * 1e-3
+
+    return work

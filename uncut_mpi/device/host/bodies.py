@@ -38,17 +38,13 @@ _PART_OPERATIONS: Final = 1 << 34
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class BodyOperand:
-    """One operand of a body: its array as used (transposed if the operand is), its factor, its place."""
+    """One operand of a body: its array as used (transposed if it is), its factor, and its place, as no other has it."""
 
     array: Array
     dtype: DType
     factor: Factor
     place: tuple[int, ...]
     conjugated: bool = False
-
-    def same_region(self, other: BodyOperand) -> bool:
-        """Whether both are one and the same region, used alike."""
-        return self.place == other.place
 
 
 class Scratch:
@@ -300,7 +296,7 @@ class Combine(Summing):
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         super().__init__(write, reads, scratch)
         # The region written goes first, so that it is read before it is overwritten.
-        self._reads = sorted(reads, key=lambda read: not read.same_region(write))
+        self._reads = sorted(reads, key=lambda read: read.place != write.place)
         for name in ("total", "term"):
             scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
 
@@ -317,7 +313,7 @@ class Combine(Summing):
     def _detached(self, read: BodyOperand) -> Array:
         """Return the array of a read: the written one, if that is read first, else a copy of what shares its memory."""
         target = self.write.array
-        if read is self._reads[0] and read.same_region(self.write):
+        if read is self._reads[0] and read.place == self.write.place:
             return target
         return read.array.copy(order="F") if np.may_share_memory(read.array, target) else read.array
 
