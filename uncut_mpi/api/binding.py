@@ -18,7 +18,7 @@ from uncut_mpi.api.request import Operands, Scalars, infos_of
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning.schedule import Role
+from uncut_mpi.planning.schedule import Role, Schedule
 from uncut_mpi.spmd import agreement
 from uncut_mpi.spmd.group import Group
 
@@ -37,6 +37,7 @@ class Binding:
     staged: bool  # whether the plan stages a matrix (`PlanSummary.staged`)
     digest: int  # see `digest_of`
     with_files: bool  # whether a matrix is a file
+    schedule: Schedule  # of the plan
     alpha: Number | None = None  # alpha, beta: the scalars of the last call
     beta: Number | None = None
     mixed: bytes = b""  # the digest with these (`Scalars.mixed_with`)
@@ -112,7 +113,9 @@ class Binder:
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
                 with_files = any(one.info.file for one in matrices)
-                binding = Binding(executable, bool(plan.summary.staged), digest_of(plan, matrices), with_files)
+                binding = Binding(
+                    executable, bool(plan.summary.staged), digest_of(plan, matrices), with_files, plan.schedule
+                )
                 bound[_names(matrices)] = binding
         return binding
 

@@ -212,6 +212,11 @@ class Call:
         """Return about what part of it is done on this rank, from 0 to 1. Any thread may ask."""
         return self._binding.executable.progress() if self.begun else 0.0
 
+    @property
+    def running(self) -> Binding | None:
+        """What it runs, once it has begun. Any thread may ask."""
+        return self._binding if self.begun else None
+
     def let_go(self) -> None:
         """Give the turn back, once. Local."""
         self._run = None

@@ -28,7 +28,7 @@ from uncut_mpi.api.plan_maker import PlanMaker
 from uncut_mpi.api.plans import AnyPlan, Chunked, Plan, Trial, fastest
 from uncut_mpi.api.request import Choices, Operands, Request
 from uncut_mpi.api.searches import Searches
-from uncut_mpi.device.interface import Backend, Executable, Outcome
+from uncut_mpi.device.interface import Backend, Outcome
 from uncut_mpi.errors import (
     CapacityError,
     DeviceError,
@@ -100,7 +100,7 @@ class Calls:
         self.timeout_s, self._arrival_timeout_s = timeout_s, arrival_timeout_s
         self.maker = maker
         self.now: Call | None = None
-        self._going: Executable | None = None  # what the last call in one go ran
+        self._going: Binding | None = None  # what the last call in one go ran
         self.control = control
         self.turns = DeviceTurns(group, device_key, control.turns)
         try:
@@ -128,7 +128,7 @@ class Calls:
         if binding is None or not self._may_go(request, binding):
             return self.make(request, plan, keep).result
         flags = self.binder.flags
-        self._going = executable = binding.executable
+        self._going, executable = binding, binding.executable
         patience_s = self.timeout_s + executable.longest_s
         done = self.gate.go(request, binding, flags.epoch, self.backend.await_caller, patience_s)
         if self.gate.stage is not Stage.OVER:
@@ -181,7 +181,14 @@ class Calls:
         """Return about what part of a product that runs is done on this rank, from 0 to 1. Any thread may ask."""
         if self.now is not None:
             return self.now.progress()
-        return self._going.progress() if self._going is not None and self.gate.stage is Stage.RUNNING else 0.0
+        return 0.0 if self.running is None else self.running.executable.progress()
+
+    @property
+    def running(self) -> Binding | None:
+        """What runs on this rank now; None if nothing does. Any thread may ask."""
+        if self.now is not None:
+            return self.now.running
+        return self._going if self.gate.stage is Stage.RUNNING else None
 
     def launch(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> Call:
         """

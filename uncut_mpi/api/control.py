@@ -37,6 +37,8 @@ class Control:
         How many waits each rank has begun, as far as is known here (`Group.count_steps`).
     flags : ndarray of uint32, shape (num_ranks, MAX_LANES)
         How far each lane of the host is, and each that these wait for: `FlagTable.host`.
+    told : ndarray of uint64, shape (1,)
+        When a rank of the node has told last what all do (ms of the monotonic clock): one tells it for all.
     board : ProgressBoard
         What every rank has finished, and the abort word.
     """
@@ -49,6 +51,7 @@ class Control:
             ("board", np.uint32, ProgressBoard.shape(size)),
             ("turns", np.uint64, (size,)),
             ("steps", np.uint64, (size,)),
+            ("told", np.uint64, (1,)),
             ("flags", np.uint32, (size, MAX_LANES)),
         ]
         kind = np.dtype(fields, align=True)
@@ -58,6 +61,7 @@ class Control:
             self.exchange = meetings.CallExchange(group, words["exchange"])
             self.verdicts = meetings.Verdicts(group, words["verdicts"])
             self.turns, self.flags, self.steps = words["turns"], words["flags"], words["steps"]
+            self.told = words["told"]
             self.board = ProgressBoard(words["board"], group.rank, functools.partial(self._tell, meetings.ABORT))
             group.on_word, group.on_wait = self._hear, functools.partial(self._tell, meetings.STEPS)
             group.count_steps(words["steps"])
@@ -101,6 +105,6 @@ class Control:
         for name in {"exchange", "verdicts"} & self.__dict__.keys():
             self.__dict__[name].close()
         # Arrays of the segment would keep it mapped.
-        for name in ("exchange", "verdicts", "board", "turns", "flags", "steps"):
+        for name in ("exchange", "verdicts", "board", "turns", "flags", "steps", "told"):
             self.__dict__.pop(name, None)
         self._segment.close()

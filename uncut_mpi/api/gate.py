@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, cast
 
@@ -91,6 +92,10 @@ class Gate:
         Why no call is possible, as an error says it.
     on_close : callable
         Closes the session on this rank; collective.
+    inside, opened : bool
+        Whether this rank is in a call, and whether all ranks are in it.
+    since_s : float
+        When its last call began (s, of the monotonic clock).
     """
 
     def __init__(
@@ -104,7 +109,8 @@ class Gate:
         self._spin_s = group.spin_s
         group.check_left = self._check_left
         self._busy = threading.RLock()  # which an interrupt may leave taken by this thread
-        self._inside = self._opened = False  # a call, and whether all ranks are in it
+        self.inside = self.opened = False
+        self.since_s = time.monotonic()
         self.closed = self.broken = self.left = False
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
@@ -138,15 +144,16 @@ class Gate:
         return self
 
     def __enter__(self) -> None:
-        if self._inside or not self._busy.acquire(blocking=False):
+        if self.inside or not self._busy.acquire(blocking=False):
             raise ParamError(
                 "another thread is inside a call of this session: give every thread a session of its own "
                 "(on communicators of their own)"
             )
-        self._inside, self._opened = True, False
+        self.inside, self.opened = True, False
+        self.since_s = time.monotonic()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._inside = False
+        self.inside = False
         try:
             if error is not None and not is_agreed(error):
                 self._cut_short(error)
@@ -196,7 +203,7 @@ class Gate:
         The others are in the middle of it, and would wait for what this rank does not do any more. Before a call has
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
-        if self._opened and not self._exchange.pending and not self.over:
+        if self.opened and not self._exchange.pending and not self.over:
             self._abort(self.epoch)
             try:
                 self._flight.drain()  # earlier calls, of which the others need this rank's part
@@ -309,7 +316,7 @@ class Gate:
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=False)
             raise
-        self._opened = True
+        self.opened = True
         if error is None and self._exchange.unanimous:
             return flags
         same = self._exchange.all_same()
@@ -345,7 +352,7 @@ class Gate:
         self.epoch = epoch
         self._exchange.fill(request.call, binding.mixed, epoch, flags=meetings.READY, status=0)
         passage, executable, (alpha, beta) = self._passage, binding.executable, request.scalars
-        self._opened = True  # too early rather than too late, for an interrupt
+        self.opened = True  # too early rather than too late, for an interrupt
         try:
             done = passage.go(settle, executable.runner, alpha, beta, epoch, timeout_s, self._spin_s)
         except BaseException as error:
@@ -353,13 +360,13 @@ class Gate:
             if passage.stage is not Stage.OUTSIDE:
                 with executable.running:
                     raise
-            self._opened = False
+            self.opened = False
             if not isinstance(error, Exception):  # else it comes again, and the other ranks are told
                 raise
             return None
         stage = passage.stage
         if stage is Stage.OUTSIDE or stage is Stage.OVER:
-            self._opened = False
+            self.opened = False
         elif stage is Stage.CLOSING:
             self._verdicts.begun(passage.outcome)
         return cast("Outcome | None", done)

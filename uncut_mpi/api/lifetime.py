@@ -192,6 +192,11 @@ def keep(holdings: Holdings, session: object = None) -> None:
         weakref.finalize(session, _dropped, holdings.ticket.key)
 
 
+def sessions() -> list[Holdings]:
+    """Return what the sessions hold that are open in this process. Local."""
+    return [kept for kept in [*_kept.values()] if kept.whole and not kept.over]
+
+
 def forget(holdings: Holdings) -> None:
     """Note that a session is closed: there is nothing left to give back. Local."""
     with _mutex:

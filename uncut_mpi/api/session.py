@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from uncut_mpi.api import lifetime
+from uncut_mpi.api import lifetime, watchdog
 from uncut_mpi.api.gate import CLOSE, public_call
 from uncut_mpi.api.gradients import PLAIN, Way, recorded_of, recorded_product, without_gradient
 from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, ranks_per_node_of, seconds_of
@@ -171,6 +171,7 @@ class Session(Multiplies):
             self.devices_shared = started.shared
             logger.info("rank %d of %d: %s backend (%s)", self.rank, self.size, self.backend_name, self.backend_reason)
             lifetime.keep(held, self)
+            watchdog.listen()
 
     @property
     def versions(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ void bind_cuda(nb::module_ &m);
 void bind_host_files(nb::module_ &m);
 void bind_meeting(nb::module_ &m);
 void bind_capsule(nb::module_ &m);
+void bind_signals(nb::module_ &m);
 }  // namespace uncut
 
 NB_MODULE(_native, m) {
@@ -42,4 +43,5 @@ NB_MODULE(_native, m) {
     uncut::bind_host_files(m);
     uncut::bind_meeting(m);
     uncut::bind_capsule(m);
+    uncut::bind_signals(m);
 }
