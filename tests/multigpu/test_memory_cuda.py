@@ -157,19 +157,6 @@ def test_a_process_has_one_gpu_in_all_its_sessions(comm, session, open_session, 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.multigpu(num=2)
 @pytest.mark.one_node("no memory is shared with another node")
-def test_gpus_that_do_not_reach_each_other_are_everybodys_error(comm, open_session, cupy, monkeypatch):
-    if comm.rank == 1:
-        monkeypatch.setattr(cupy.cuda.runtime, "deviceCanAccessPeer", lambda device, peer: 0)
-    expect(comm, um.TopologyError, ["rank 1", "no peer access", "use fewer ranks"], lambda: open_session(comm))
-    monkeypatch.undo()
-    with open_session(comm) as session:
-        wrong = product(session, Case(40, 30, 20, place=("0", "h", "0")))
-    collective_assert(comm, not wrong, wrong)
-
-
-@pytest.mark.mpi(min_size=2)
-@pytest.mark.multigpu(num=2)
-@pytest.mark.one_node("no memory is shared with another node")
 def test_memory_that_one_rank_cannot_map_is_everybodys_error(comm, open_session, cupy, monkeypatch):
     def refuse(handle, flags=0):
         raise cupy.cuda.runtime.CUDARuntimeError(1)

@@ -41,7 +41,7 @@ _VARIABLES: Final = re.compile(
     r"|(OMP|OPENBLAS|MKL|BLIS)_NUM_THREADS$|(PMI|OMPI_COMM_WORLD)_SIZE$|LD_(PRELOAD|LIBRARY_PATH)$|XDG_CACHE_HOME$"
     r"|SLURM_(JOB_ID|STEP_ID|NTASKS|STEP_NUM_TASKS|JOB_NUM_NODES|JOB_PARTITION)$"
 )
-_OF_A_PROCESS: Final = re.compile(r"URI|PORT|NAMESPACE|KEY|TOKEN|SECRET|PASS|JOBID|_NODE|_RANK")
+_OF_A_PROCESS: Final = re.compile(r"URI|PORT|NAMESPACE|KEY|TOKEN|SECRET|PASS|JOBID|_NODE|_RANK|VPID", re.IGNORECASE)
 """In names of variables that launchers set: different in each job, or nobody's business."""
 _FREE: Final = re.compile(r"[\d.]+ \w*B free")  # differs from moment to moment
 _NODE_PID_NAMESPACE: Final = 0xEFFFFFFC  # the kernel's own number for the first one
