@@ -36,10 +36,10 @@ void Cblacs_gridinfo(int context, int *rows, int *cols, int *row, int *col) {
 }
 void Cblacs_get(int context, int what, int *value) { *value = what == 10 ? 77 : -1; }
 intptr_t Cblacs2sys_handle(int number) { return number == 77 ? handle : 0; }
-int (*least_of_all)(int);
-void Cigamn2d(int context, char *scope, char *top, int m, int n, int *a, int lda, int *ra, int *ca, int ldia, int row,
+int (*most_of_all)(int);
+void Cigamx2d(int context, char *scope, char *top, int m, int n, int *a, int lda, int *ra, int *ca, int ldia, int row,
               int col) {
-    *a = least_of_all(*a);
+    *a = most_of_all(*a);
 }
 void Cblacs_abort(int context, int code) { aborted = code; }
 void Cblacs_gridexit(int context) { exited++; }
@@ -183,14 +183,15 @@ def multiply(names, ops, extents, operands, starts, beta, suffix="pdgemm_"):
 
 
 @contextlib.contextmanager
-def grid_of(names, comm, shape, place):
+def grid_of(names, comm, shape, place, *, ends=True):
     """Let there be a grid of a communicator's ranks; the ranks outside it have a negative place."""
-    least = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda value: comm.allreduce(value, MPI.MIN))
+    most = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda value: comm.allreduce(value, MPI.MAX))
     (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = *shape, *place
     ctypes.c_ssize_t.in_dll(names.behind, "handle").value = comm.handle
-    ctypes.c_void_p.in_dll(names.behind, "least_of_all").value = ctypes.cast(least, ctypes.c_void_p).value
+    ctypes.c_void_p.in_dll(names.behind, "most_of_all").value = ctypes.cast(most, ctypes.c_void_p).value
     yield
-    names.lp64.Cblacs_gridexit(5)
+    if ends:
+        names.lp64.Cblacs_gridexit(5)
 
 
 @pytest.fixture
@@ -254,6 +255,67 @@ def test_ranks_outside_of_a_grid_take_no_part_and_its_number_may_be_of_another_o
         good &= comm.rank >= members or bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all())
         collective_assert(comm, good, f"{members} {passed_on.value - before}")
         inside.Free()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_without_columns_may_say_a_leading_dimension_of_one(names, comm, grid):
+    """PBLAS lets it: no column begins there."""
+    rng, passed_on = np.random.default_rng(11), ctypes.c_int.in_dll(names.behind, "passed_on")
+    operands = [Dealt(rng, comm, (12, 12), (12 // GRIDS[comm.size][0], 12)) for _ in range(3)]
+    for one in operands:
+        one.descriptor[8] = one.descriptor[8] if one.array.shape[1] else 1
+    value, bound = expected("NN", 1.5, *(one.full for one in operands[:2]), 0, operands[2].full)
+    before = passed_on.value
+    multiply(names, "NN", (12, 12, 12), operands, [(1, 1)] * 3, 0)
+    c, here = operands[2], np.ix_(*operands[2].indices)
+    good = passed_on.value == before and bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all())
+    collective_assert(comm, good, f"{passed_on.value - before}")
+
+
+def test_arrays_that_are_not_aligned_any_more_are_multiplied_or_passed_on(names):
+    rng, passed_on = np.random.default_rng(12), ctypes.c_int.in_dll(names.behind, "passed_on")
+    edge = 31
+    a, b, c = (matrix(rng, (edge, edge), "f8") for _ in range(3))
+    beside = np.zeros(8 * edge * edge + 8, np.uint8)[4:-4].view(np.uint8)
+    value, bound = expected("NN", 1.5, a, b, 0, c)
+    for call in range(6):
+        odd = call % 3
+        moved = beside.ctypes.data if odd else 0
+        if odd == 1:
+            beside[:] = np.ascontiguousarray(a.T).view(np.uint8).ravel()
+        c[:] = np.nan
+        before, ld = passed_on.value, numbers(edge)
+        first = ctypes.c_void_p(moved) if odd == 1 else at(a)
+        third = ctypes.c_void_p(moved) if odd == 2 else at(c)
+        names.lp64.dgemm_(
+            *(b"N", b"N"),
+            *numbers(edge, edge, edge),
+            reals(1.5, "f8"),
+            first,
+            *ld,
+            at(b),
+            *ld,
+            reals(0, "f8"),
+            third,
+            *ld,
+        )
+        found = np.frombuffer(beside.tobytes()).reshape(edge, edge).T if odd == 2 else c
+        assert passed_on.value > before or (np.abs(found - value) <= bound).all()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_contexts_end_in_any_order(names, comm):
+    rng = np.random.default_rng(13)
+    shape, place = GRIDS[comm.size], divmod(comm.rank, GRIDS[comm.size][1])
+    for context in (5, 6):
+        operands = [Dealt(rng, comm, (9, 9), (2, 2)) for _ in range(3)]
+        for one in operands:
+            one.descriptor[1] = context
+        with grid_of(names, comm, shape, place, ends=False):
+            multiply(names, "NN", (9, 9, 9), operands, [(1, 1)] * 3, 0)
+    for context in (5, 6) if comm.rank % 2 else (6, 5):
+        names.lp64.Cblacs_gridexit(context)
+        comm.Barrier()
 
 
 @pytest.mark.mpi(min_size=2)
@@ -326,6 +388,15 @@ def test_ranks_that_pass_other_arguments_end_as_pblas_ends(names, comm, grid, ch
         calls.pgemm(data, where, 1.0, 0.0, odd.get("beta", 0.25), 0.0, 0)
     told = [ctypes.c_int.in_dll(names.behind, name).value for name in ("told", "aborted")]
     collective_assert(comm, told == [number, number], f"{told}")
+
+
+def test_a_product_without_alpha_reads_neither_a_nor_b(names):
+    a = np.full((20, 20), np.nan)
+    for edge in (2, 20):
+        given = a[:edge, :edge]
+        assert (um.blas.dgemm(0.0, given, given, 1.0, np.ones((edge, edge))) == 1).all()
+        assert (um.blas.dgemm(0.0, given, given) == 0).all()
+    assert np.isposinf(um.blas.sgemm(1e300, [[1.0]], [[1.0]])).all()
 
 
 def test_names_of_scipy(names):

@@ -78,10 +78,8 @@ class BlasGemm:
         if k != rows:
             raise ParamError(f"op(a) is {m}×{k} and op(b) is {rows}×{n}: k must be the same")
         out = _result(c, (m, n), dtype, overwrite=bool(overwrite_c))
-        scalars = (
-            complex(alpha) if dtype.is_complex else float(alpha),
-            complex(beta) if dtype.is_complex else float(beta),
-        )
+        with np.errstate(over="ignore"):  # to infinity, as BLAS' callers do
+            scalars = dtype.numpy.type(alpha).item(), dtype.numpy.type(beta).item()
         operands = first, second, out
         given = [Given(one.shape, Layout.whole(), one.shape) for one in operands]
         product = CallersProduct(dtype, given, op_a, op_b)
@@ -93,10 +91,13 @@ class BlasGemm:
         if (
             door is None
             or not product.flop
+            or not np.isfinite(scalars).all()
             or not door.alone(None, lambda: (key, where, scalars, lambda: product, rate))
         ):
-            ahead = scalars[0] * (_applied(first, op_a) @ _applied(second, op_b))
-            out[...] = ahead + scalars[1] * out if scalars[1] else ahead
+            if scalars[1] != 1:
+                out[...] = scalars[1] * out if scalars[1] else 0
+            if scalars[0]:  # else A and B are not read
+                out += scalars[0] * (_applied(first, op_a) @ _applied(second, op_b))
         return out
 
 

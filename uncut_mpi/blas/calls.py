@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import struct
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn, cast
 
 from uncut_mpi.api.session import Session
 from uncut_mpi.blas.doors import Asked, CallersProduct, Door, Given, LeadingDimensionError, Where
 from uncut_mpi.blas.rates import grid_rate, plain_rate
-from uncut_mpi.errors import RankMismatchError, UncutError, reason
+from uncut_mpi.errors import ParamError, RankMismatchError, UncutError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.problem import Trans
-from uncut_mpi.spmd.blacs import Blacs, blacs, can_begin
-from uncut_mpi.spmd.runtime import MPI
+from uncut_mpi.spmd.blacs import Blacs, before_end, blacs, can_begin
+from uncut_mpi.spmd.runtime import MPI, is_fork
 
 DEFAULT_GFLOP: Final = 2.0
 """As of the shared library, whose source says why."""
@@ -46,6 +48,9 @@ _NUMBERS = (
 """By what ranks agree on, its number as PBLAS tells it: of descriptors 100 times it and the entry."""
 
 _said: set[str] = set()
+_opening = threading.RLock()  # several threads may be the first
+_inherited: list[object] = []  # the parent's, in a fork: nothing of it may be given back there
+_ends: list[bool] = []  # whether doors close when MPI ends
 _doors: dict[object, Door | None] = {}
 """By the context of a grid; None: of this process alone."""
 
@@ -109,26 +114,46 @@ def pgemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float,
 
 
 def forget(context: int) -> None:
-    """Close what a grid of processes has; of all grids, and of this process, for -1. Collective in the grid."""
+    """
+    Let go of what a grid of processes has, whose ranks may come here in any order. Local.
+
+    Of all grids, and of this process, for -1: close it. Collective.
+    """
     for one in [*_doors] if context == -1 else [context]:
         door = _doors.pop(one, None)
         if door is not None:
-            door.close()
+            door.close() if context == -1 else door.drop()
+
+
+def _leave_to_parent() -> None:
+    _inherited.append({**_doors})
+    _doors.clear()
 
 
 atexit.register(forget, -1)
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def say(what: str) -> None:
+def say(what: str, *, always: bool = False) -> None:
     """Tell the user why calls are not computed here, once, if they want to know (``UNCUT_MPI_BLAS_LOG``)."""
-    if what not in _said and os.environ.get("UNCUT_MPI_BLAS_LOG", "0") not in ("", "0"):
+    logs = os.environ.get("UNCUT_MPI_BLAS_LOG", "").lower() not in ("", "0", "false", "no", "off")
+    if what not in _said and (logs or always):
         _said.add(what)
-        print(f"uncut_mpi: {what}; BLAS calls go on as without it", file=sys.stderr, flush=True)  # noqa: T201
+        sys.stderr.write(f"uncut_mpi: {what}; BLAS calls go on as without it\n")
+        sys.stderr.flush()
 
 
 def least_flop() -> float:
     """Return from how many operations on a product may be computed here (``UNCUT_MPI_BLAS_MIN_GFLOP``)."""
-    return 1e9 * float(os.environ.get("UNCUT_MPI_BLAS_MIN_GFLOP") or DEFAULT_GFLOP)
+    given = os.environ.get("UNCUT_MPI_BLAS_MIN_GFLOP")
+    try:
+        least = float(given or DEFAULT_GFLOP)
+    except ValueError:
+        least = math.nan
+    if not 0 <= least < math.inf:
+        say(f"UNCUT_MPI_BLAS_MIN_GFLOP = {given!r} is no number of Gflop, so {DEFAULT_GFLOP} is taken", always=True)
+        least = DEFAULT_GFLOP
+    return 1e9 * least
 
 
 def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
@@ -137,12 +162,15 @@ def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
     try:
         session = Session(comm(), backend=asked)
     except (ImportError, UncutError) as error:  # the same on all ranks; ImportError where there is no MPI for Python
-        say(reason(error))
+        say(reason(error), always=isinstance(error, ParamError))
         return None
     if session.backend_name == "host" and asked != "host":
         say(f"no GPUs are used ({session.backend_reason})")
         session.close()
         return None
+    if not _ends:
+        _ends.append(True)
+        before_end(functools.partial(forget, -1))
     return Door(session, grid)
 
 
@@ -156,11 +184,12 @@ def begins() -> bool:
 
 def of_process() -> Door | None:
     """Return what computes the products of this process alone; None, which is said, if nothing of use does. Local."""
-    if None not in _doors:
-        if not begins():
-            return None
-        _doors[None] = _open(lambda: MPI.COMM_SELF)
-    return _doors[None]
+    with _opening:
+        if None not in _doors:
+            if is_fork[0] or not begins():
+                return None
+            _doors[None] = _open(lambda: MPI.COMM_SELF)
+        return _doors[None]
 
 
 def _of_grid(integer_bytes: int, context: int) -> Door | None:

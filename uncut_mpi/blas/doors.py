@@ -172,10 +172,13 @@ class Door:
         of, size = (skip[0] + extents[0], skip[1] + extents[1]), self.session.size
         layout = whole.sliced(of, rows, cols)
         owned = layout.local_shape(shape, self.session.rank, num_ranks=size)
-        least_ld = whole.local_shape(of, self.session.rank, num_ranks=size)[0] - (
-            skip[0] if place[0] == source[0] else 0
-        )
-        return Given(shape, layout, owned, (offset[0], offset[1]), least_ld)
+        held = [
+            edge - (lack if at == first else 0)
+            for edge, lack, at, first in zip(
+                whole.local_shape(of, self.session.rank, num_ranks=size), skip, place, source, strict=True
+            )
+        ]
+        return Given(shape, layout, owned, (offset[0], offset[1]), held[0] if held[1] else 1)
 
     def multiply(
         self,
@@ -229,15 +232,16 @@ class Door:
             kept.scalars = scalars
         kept.calls += 1
         if kept.calls == _CALLS_BEFORE_SEARCH + 1:
-            self._plan_again(kept, "full")
-        self._done = None, None
+            self._plan_again(kept, "full")  # or the plan that there is goes on
+        self._done, done = (None, None), False
         try:
-            self._execute(kept, arrays)
-        except BaseException:
-            del self._kept[name]  # which says what was to be multiplied, and may not be
-            raise
-        self._done = call, kept
-        return True
+            done = self._execute(kept, arrays)
+        finally:
+            if done:
+                self._done = call, kept
+            else:
+                del self._kept[name]  # which says what was to be multiplied, and may not be
+        return done
 
     def alone(self, call: object, asked: Callable[[], Asked]) -> bool:
         """Do as `multiply`, of a door of one process; return False while another thread is in a call. Local."""
@@ -253,17 +257,25 @@ class Door:
         done, kept = self._done
         if call is None or call != done or kept is None or kept.calls <= _CALLS_BEFORE_SEARCH:
             return False
-        self._execute(kept, None)
-        return True
+        return self._execute(kept, None)
 
-    def _execute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> None:
+    def _execute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> bool:
+        """Return whether the product is done; else it cannot be, on no rank, and nothing was."""
         try:
             kept.plan._execute_lent(*kept.scalars, arrays)
         except RankMismatchError:
             raise
         except ParamError:  # on all ranks, and nothing is computed: the leading dimension of one is another now
-            self._plan_again(kept, "rule")
+            if not self._plan_again(kept, "rule"):
+                return False
             kept.plan._execute_lent(*kept.scalars)
+        return True
+
+    def drop(self) -> None:
+        """Leave the session unclosed: its ranks do not come here together. Local."""
+        self._kept.clear()
+        self._done = None, None
+        del self.session
 
     def close(self) -> None:
         """Close the session. Collective."""
@@ -281,11 +293,8 @@ class Door:
         """Return a product that is asked for the first time; None if it is not to be computed here. Collective."""
         if product is None:
             return None
-        try:
-            plan = self._plan(product, where, scalars[1] != 0, "rule")
-        except RankMismatchError:
-            raise
-        except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
+        plan = self._plan(product, where, scalars[1] != 0, "rule")
+        if plan is None:
             return None
         if self._compares:
             rate, summary = plain_rate(), plan.summary
@@ -294,21 +303,30 @@ class Door:
                 return None
         return _Kept(product, plan, where, scalars)
 
-    def _plan_again(self, kept: _Kept, search: Literal["rule", "full"]) -> None:
-        """Give a product another plan. Collective."""
-        kept.plan.close()
-        kept.plan = self._plan(kept.product, kept.where, kept.scalars[1] != 0, search)
+    def _plan_again(self, kept: _Kept, search: Literal["rule", "full"]) -> bool:
+        """Give a product another plan; return whether there is one. Collective."""
+        plan = self._plan(kept.product, kept.where, kept.scalars[1] != 0, search)
+        if plan is not None:
+            kept.plan.close()
+            kept.plan = plan
+        return plan is not None
 
-    def _plan(self, product: CallersProduct, where: Where, reads_c: bool, search: Literal["rule", "full"]) -> GemmPlan:
-        """Return a plan for a product. Collective."""
-        session, arrays = self.session, product.arrays(where)
-        a, b, c = (
-            session.distribute(array, one.layout, shape=one.shape, dtype=product.dtype)
-            for one, array in zip(product.given, arrays, strict=True)
-        )
-        options = ScheduleOptions(search=search)
+    def _plan(
+        self, product: CallersProduct, where: Where, reads_c: bool, search: Literal["rule", "full"]
+    ) -> GemmPlan | None:
+        """Return a plan for a product; None where there can be none. Collective."""
+        session, arrays, options = self.session, product.arrays(where), ScheduleOptions(search=search)
         trans_a, trans_b = product.trans_a, product.trans_b
-        return session.plan(a, b, c, reads_c=reads_c, trans_a=trans_a, trans_b=trans_b, options=options)
+        try:
+            a, b, c = (
+                session.distribute(array, one.layout, shape=one.shape, dtype=product.dtype)
+                for one, array in zip(product.given, arrays, strict=True)
+            )
+            return session.plan(a, b, c, reads_c=reads_c, trans_a=trans_a, trans_b=trans_b, options=options)
+        except RankMismatchError:
+            raise
+        except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
+            return None
 
     def _forget_old(self) -> None:
         while len(self._kept) > _MOST_KEPT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from uncut_mpi.errors import TopologyError
@@ -38,7 +39,7 @@ class Blacs:
 
     def __init__(self, integer: Any) -> None:
         self._integer, self._library = integer, ctypes.CDLL(None)
-        for name in ("Cblacs_gridinfo", "Cblacs_get", "Cblacs2sys_handle", "Cblacs_abort", "Cigamn2d"):
+        for name in ("Cblacs_gridinfo", "Cblacs_get", "Cblacs2sys_handle", "Cblacs_abort", "Cigamx2d"):
             if not hasattr(self._library, name):
                 raise TopologyError(f"{name} is not found in this process: link BLACS (ScaLAPACK) as a shared library")
         self._library.Cblacs2sys_handle.restype = ctypes.c_void_p
@@ -88,4 +89,21 @@ def can_begin() -> str:
     if not flag.value:
         return "the program has loaded MPI and not begun it"
     library.MPI_Finalized(ctypes.byref(flag))
-    return "MPI is finalised" if flag.value else ""
+    if flag.value:
+        return "MPI is finalised"
+    library.MPI_Is_thread_main(ctypes.byref(flag))
+    level = ctypes.c_int()
+    library.MPI_Query_thread(ctypes.byref(level))
+    if not flag.value and level.value < MPI.THREAD_MULTIPLE:
+        return "another thread than the main one calls, and the program has begun MPI without MPI_THREAD_MULTIPLE"
+    return ""
+
+
+def before_end(call: Callable[[], object]) -> None:
+    """Have something done at the beginning of MPI's end, however the program ends it. Local."""
+
+    def now(*_: object) -> None:
+        call()
+
+    # What is kept with this communicator goes first (MPI 4.1, section 11.2.4).
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=now), 0)

@@ -3,11 +3,14 @@
 #include "blas/uncut_mpi_blas.h"
 
 #include <link.h>
+#include <strings.h>
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <string>
@@ -20,10 +23,20 @@ using uncut::blas::Where;
 // beside them 140 ms; of an eighth of that, the copies are a quarter.
 constexpr double default_gflop = 2.0;
 
-double least_flop() {
+bool is_one_of(const char *text, std::initializer_list<const char *> words) {
+    return std::any_of(words.begin(), words.end(), [text](const char *word) { return strcasecmp(text, word) == 0; });
+}
+
+double least_gflop() {
     static const double least = [] {
         const char *text = std::getenv("UNCUT_MPI_BLAS_MIN_GFLOP");
-        return 1e9 * (text == nullptr || *text == 0 ? default_gflop : std::atof(text));
+        if (text == nullptr || *text == 0) return default_gflop;
+        char *end = nullptr;
+        const double given = std::strtod(text, &end);
+        if (*end == 0 && given >= 0 && std::isfinite(given)) return given;
+        std::fprintf(stderr, "uncut_mpi: UNCUT_MPI_BLAS_MIN_GFLOP = '%s' is no number of Gflop, so %g is taken\n", text,
+                     default_gflop);
+        return default_gflop;
     }();
     return least;
 }
@@ -44,7 +57,7 @@ int look(dl_phdr_info *info, std::size_t, void *given) {
     dlclose(handle);
     Dl_info theirs{}, ours{};
     if (symbol != nullptr && dladdr(symbol, &theirs) != 0 &&
-        dladdr(reinterpret_cast<void *>(&least_flop), &ours) != 0 && theirs.dli_fbase != ours.dli_fbase)
+        dladdr(reinterpret_cast<void *>(&least_gflop), &ours) != 0 && theirs.dli_fbase != ours.dli_fbase)
         search->found = symbol;
     return search->found != nullptr;
 }
@@ -80,17 +93,22 @@ void add(std::atomic<double> &sum, double value) {
 struct Report {
     ~Report() {
         const char *text = std::getenv("UNCUT_MPI_BLAS_LOG");
-        if (text == nullptr || *text == 0 || std::strcmp(text, "0") == 0) return;
+        if (text == nullptr || is_one_of(text, {"", "0", "false", "no", "off"})) return;
+        bool any = false;
         for (int p = 0; p < 2; ++p)
             for (int at = 0; at < 4; ++at) {
                 const Count &one = counts[p][at];
                 if (one.calls == 0) continue;
+                any = true;
                 const double share = one.flop > 0 ? 100 * one.flop_taken / one.flop : 0;
                 std::fprintf(stderr,
                              "uncut_mpi: %s%cgemm_: %ld of %ld calls on devices, %.2f %% of %.4g Gflop (process %d)\n",
                              p == 1 ? "p" : "", letters[at], one.taken.load(), one.calls.load(), share, one.flop * 1e-9,
                              static_cast<int>(getpid()));
             }
+        if (!any)
+            std::fprintf(stderr, "uncut_mpi: no ?gemm_ and no p?gemm_ was called (process %d)\n",
+                         static_cast<int>(getpid()));
     }
 } report;
 
@@ -119,53 +137,73 @@ struct Scalars {
     }
 };
 
-// By context: whether all processes of its grid can compute here. They say so to each other once, by their own BLACS:
-// else some would wait in a product that others leave to the library behind. Whoever is not in the grid has no part.
-std::map<std::int64_t, bool> grids;
+// What all processes of a grid have said to each other, by their own BLACS: else some would wait in a product that
+// others leave to the library behind.
+struct Grid {
+    double least_flop = 0;  // from how many on a product may be computed here; of all who say it the most
+    enum {
+        unknown,
+        yes,
+        no
+    } can = unknown;  // whether all have Python and MPI, which is asked when one first is so large
+};
+std::map<std::int64_t, Grid> grids;  // by context
 
+// Whether a product of a context's grid may be computed here. Whoever is not in the grid has no part.
 template <class Int>
-bool all_can(std::int64_t given) {
-    const auto known = grids.find(given);
-    if (known != grids.end()) return known->second;
+bool may_compute(std::int64_t given, double flop) {
     using Info = void(Int, Int *, Int *, Int *, Int *);
-    using Least = void(Int, const char *, const char *, Int, Int, Int *, Int, Int *, Int *, Int, Int, Int);
+    using Most = void(Int, const char *, const char *, Int, Int, Int *, Int, Int *, Int *, Int, Int, Int);
     static const auto info = reinterpret_cast<Info *>(behind("Cblacs_gridinfo"));
-    static const auto least = reinterpret_cast<Least *>(behind("Cigamn2d"));
-    if (info == nullptr || least == nullptr) return true;  // Python says what is missing, on all ranks alike
+    static const auto most = reinterpret_cast<Most *>(behind("Cigamx2d"));
+    if (info == nullptr || most == nullptr) return flop >= 1e9 * least_gflop();  // what is missing, Python says
     const Int context = static_cast<Int>(given);
-    Int rows = 0, cols = 0, row = -1, col = -1;
-    info(context, &rows, &cols, &row, &col);
-    if (row < 0) return false;
-    Int can = uncut::blas::can_begin() ? 1 : 0;
-    least(context, "All", " ", 1, 1, &can, 1, nullptr, nullptr, -1, -1, 0);
-    return grids[given] = can != 0;
+    const auto most_of_all = [&](double value) {
+        Int number = static_cast<Int>(std::min(value, 2147483647.0));
+        most(context, "All", " ", 1, 1, &number, 1, nullptr, nullptr, -1, -1, 0);
+        return number;
+    };
+    auto found = grids.find(given);
+    if (found == grids.end()) {
+        Int rows = 0, cols = 0, row = -1, col = -1;
+        info(context, &rows, &cols, &row, &col);
+        if (row < 0) return false;
+        found = grids.emplace(given, Grid{1e6 * most_of_all(1e3 * least_gflop()), Grid::unknown}).first;
+    }
+    Grid &grid = found->second;
+    if (flop < grid.least_flop) return false;
+    if (grid.can == Grid::unknown) grid.can = most_of_all(uncut::blas::can_begin() ? 0 : 1) == 0 ? Grid::yes : Grid::no;
+    return grid.can == Grid::yes;
 }
-
-// Of all grids, and of this process alone.
-constexpr std::int64_t everything = -1;
 
 void forget(std::int64_t context) {
     uncut::blas::forget(context);
     uncut::blas::wait_for(one_at_a_time);
     const std::lock_guard lock(one_at_a_time, std::adopt_lock);
-    context == everything ? grids.clear() : void(grids.erase(context));
+    grids.erase(context);
 }
 
-// Hand a call to Python, if it may be worth it; return whether it was computed. `all_can` is asked of a grid's context.
+// Hand a call to Python, if it may be worth it; return whether it was computed. `may` is asked of a grid's context.
 template <std::size_t N>
-bool taken(bool (*all_can)(std::int64_t), char letter, double flop, const std::int64_t (&facts)[N], const Where &where,
-           const Scalars &scalars, void *next) {
-    const bool p = all_can != nullptr;
+bool taken(bool (*may)(std::int64_t, double), char letter, double flop, const std::int64_t (&facts)[N],
+           const Where &where, const Scalars &scalars, void *next) {
+    const bool p = may != nullptr;
     Count &count = counts[p][letter_at(letter)];
     count.calls += 1;
     add(count.flop, flop);
-    if (flop < least_flop() || flop == 0) return false;
+    thread_local bool is_inside = false;  // the library behind may call ?gemm in its turn
+    if (is_inside || flop == 0 || (!p && flop < 1e9 * least_gflop())) return false;
     if (p)
         uncut::blas::wait_for(one_at_a_time);
     else if (!one_at_a_time.try_lock())
         return false;
     const std::lock_guard lock(one_at_a_time, std::adopt_lock);
-    if (p && !all_can(facts[10])) return false;
+    const struct Inside {
+        bool &is;
+        explicit Inside(bool &given) : is(given) { is = true; }
+        ~Inside() { is = false; }
+    } inside(is_inside);
+    if (p && !may(facts[10], flop)) return false;
     if (!uncut::blas::ask(p, facts, sizeof facts, where, scalars.alpha, scalars.beta, next)) return false;
     count.taken += 1;
     add(count.flop_taken, flop);
@@ -259,7 +297,7 @@ void pgemm(const std::string &name, void *next, const char *ta, const char *tb, 
     }
     // What does not fit is for the program's own library to tell: it knows how its callers want to hear of it.
     if (fit &&
-        taken(all_can<Int>, letter, flop_of(letter, *m, *n, *k), facts, where, Scalars(letter, alpha, beta), next))
+        taken(may_compute<Int>, letter, flop_of(letter, *m, *n, *k), facts, where, Scalars(letter, alpha, beta), next))
         return;
     must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc);
 }
@@ -310,18 +348,5 @@ void Cblacs_gridexit(uncut_mpi_int context) {
     static void *const next = behind("Cblacs_gridexit");
     forget(context);
     must<void(uncut_mpi_int)>("Cblacs_gridexit", next)(context);
-}
-
-// Sessions are closed by all ranks while they still have MPI.
-int MPI_Finalize() {
-    static void *const next = behind("MPI_Finalize");
-    forget(everything);
-    return must<int()>("MPI_Finalize", next)();
-}
-
-void mpi_finalize_(std::int32_t *error) {
-    static void *const next = behind("mpi_finalize_");
-    forget(everything);
-    must<void(std::int32_t *)>("mpi_finalize_", next)(error);
 }
 }

@@ -2,6 +2,7 @@
 
 #include "blas/python.hpp"
 
+#include <pthread.h>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -106,7 +107,10 @@ bool load() {
     return found;
 }
 
+std::atomic<bool> is_fork{false};  // of a process whose sessions this one must not use
+
 bool make() {
+    pthread_atfork(nullptr, nullptr, [] { is_fork = true; });
     if (!api.find() && !load_library()) return false;
     if (api.Py_IsInitialized() == 0 && !start()) return false;
     is_loaded = load();
@@ -116,7 +120,7 @@ bool make() {
 
 bool is_there() {
     static const bool made = make();
-    return made;
+    return made && !is_fork;
 }
 
 }  // namespace
@@ -165,7 +169,7 @@ bool ask(bool of_grid, const void *facts, std::size_t nbytes, const Where &where
 }
 
 void forget(std::int64_t context) {
-    if (!is_loaded || api.Py_IsInitialized() == 0) return;  // Python itself may have ended
+    if (!is_loaded || is_fork || api.Py_IsInitialized() == 0) return;  // Python itself may have ended
     const PyGILState_STATE state = api.PyGILState_Ensure();
     if (PyObject *answer = api.PyObject_CallMethod(calls, "forget", "L", static_cast<long long>(context)))
         api.Py_DecRef(answer);
