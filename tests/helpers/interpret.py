@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from tests.helpers.layouts import blocks_of, user_parts
-from tests.helpers.numbers import of_both_parts, op_of, random_values, steps_of, wide_of
+from tests.helpers.numbers import of_both_parts, op_of, poison_of, random_values, steps_of, wide_of
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
@@ -37,15 +37,18 @@ def random_data(problem: GemmProblem, seed: int = 0, *, alpha: complex = 1.2345,
     """Return full-mantissa values in (−1, 1); what must not be read (C for beta 0, A and B for alpha 0) is NaN."""
     rng = np.random.default_rng(seed)
 
-    def values(shape: tuple[int, int]) -> np.ndarray:
-        return random_values(rng, shape, problem.dtype)
-
-    data = Data(values(problem.a_shape), values(problem.b_shape), values((problem.m, problem.n)), alpha, beta)
+    shapes = map(problem.shape_of, MATRICES)
+    a, b, c = (random_values(rng, shape, dtype) for shape, dtype in zip(shapes, problem.dtypes, strict=True))
     if not problem.reads_c or beta == 0:
-        data = dataclasses.replace(data, c=np.full_like(data.c, np.nan), beta=0.0)
+        beta = 0.0
+        for rows, cols in problem.rectangles:
+            c[slice(*rows), slice(*cols)] = poison_of(problem.dtypes[Matrix.C])
     if problem.scales_only and not problem.copies:
-        data = dataclasses.replace(data, a=np.full_like(data.a, np.nan), b=np.full_like(data.b, np.nan), alpha=0.0)
-    return data
+        alpha = 0.0
+    if alpha == 0 and not problem.copies:
+        for matrix in (a, b):
+            matrix[...] = poison_of(problem.arithmetic)
+    return Data(a, b, c, alpha, beta)
 
 
 def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]:
@@ -54,11 +57,14 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
 
     |C − Ĉ| ≤ γ |alpha| |op(A)| |op(B)| + 4u |beta| |C| with γ = (k+4)u / (1 − (k+4)u), u of the accumulator
     (Higham 2002, section 3.5), plus two roundings of the result to the type (half a
-    subnormal each where the result is that small). Complex ones: `steps_of`, `of_both_parts`.
+    subnormal each where the result is that small). Complex ones: `steps_of`, `of_both_parts`. Whole numbers wrap
+    around, what is copied is as it is, and what is beside a part of C stays as it was.
     """
-    wide = wide_of(problem.dtype)
+    wide, of_c = wide_of(problem.arithmetic), problem.dtypes[Matrix.C]
+    if problem.copies:
+        return data.a.astype(wide), np.zeros(data.a.shape)
     a, b = (
-        op_of(trans, np.where(there(problem, matrix), values, 0).astype(wide))
+        op_of(trans, np.where(there(problem, matrix), values, values.dtype.type(0)).astype(wide))
         for matrix, trans, values in ((Matrix.A, problem.trans_a, data.a), (Matrix.B, problem.trans_b, data.b))
     )
     result = np.zeros((problem.m, problem.n), wide)
@@ -67,12 +73,16 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
         result = data.alpha * (a @ b)
         magnitude = abs(data.alpha) * (np.abs(a) @ np.abs(b))
     old = data.beta * data.c.astype(wide) if data.beta != 0 else np.zeros_like(result)
-    u = problem.dtype.accumulator.unit_roundoff
-    steps = steps_of(problem.dtype, problem.k) * u
+    u = problem.accumulator.unit_roundoff
+    steps = steps_of(problem.arithmetic, problem.k) * u
     result = result + old
-    bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * problem.dtype.unit_roundoff * np.abs(result)
-    least = float(ml_dtypes.finfo(problem.dtype.real.numpy).smallest_subnormal)
-    return result, of_both_parts(problem.dtype) * (bound + least)
+    bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * of_c.unit_roundoff * np.abs(result)
+    least = 0.0 if of_c.is_integer else float(ml_dtypes.finfo(of_c.real.numpy).smallest_subnormal)
+    bound = of_both_parts(problem.arithmetic) * (bound + least)
+    for rows, cols in problem.part.beside(problem.m, problem.n) if problem.part is not None else ():
+        beside = slice(*rows), slice(*cols)
+        result[beside], bound[beside] = data.c[beside], 0.0
+    return result.astype(of_c.numpy).astype(wide) if of_c.is_integer else result, bound  # whole numbers wrap around
 
 
 def there(problem: GemmProblem, matrix: Matrix) -> np.ndarray:
@@ -123,11 +133,11 @@ def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -
     steps = _Steps.of(schedule, data)
     for task in global_order(schedule) if order is None else order:
         steps.run(memory, int(task))
-    result = np.full_like(data.c, np.nan)
+    result = np.full_like(data.c, poison_of(schedule.problem.dtypes[Matrix.C]))
     known = np.zeros(result.shape, bool)
     for at, held, place in user_parts(schedule, Matrix.C, memory):
         outside = memory[at][int(schedule.buffers["rows"][at]) :, :]
-        assert np.isnan(outside.astype(wide_of(schedule.problem.dtype))).all(), "a task wrote between the columns of C"
+        assert _is_poisoned(outside), "a task wrote between the columns of C"
         assert np.array_equal(held[known[place]], result[place][known[place]], equal_nan=True), "replicas"
         result[place], known[place] = held, True
     return result
@@ -135,7 +145,7 @@ def interpret(schedule: Schedule, data: Data, order: np.ndarray | None = None) -
 
 def mismatch(schedule: Schedule, data: Data, order: np.ndarray | None = None) -> str:
     """Return what is wrong with the C that the schedule makes; empty if nothing."""
-    found = interpret(schedule, data, order).astype(wide_of(schedule.problem.dtype))
+    found = interpret(schedule, data, order).astype(wide_of(schedule.problem.arithmetic))
     result, bound = reference(schedule.problem, data)
     good = (np.abs(found - result) <= bound) | ~there(schedule.problem, Matrix.C)  # NaN is not good
     if good.all():
@@ -147,13 +157,19 @@ def mismatch(schedule: Schedule, data: Data, order: np.ndarray | None = None) ->
 def _allocate(schedule: Schedule, data: Data) -> list[np.ndarray]:
     memory = []
     for record in schedule.buffers:
-        dtype = DType(int(record["dtype"])).numpy
-        array = np.full((int(record["ld"]), int(record["cols"])), np.nan, dtype, order="F")
-        memory.append(array)
+        dtype = DType(int(record["dtype"]))
+        shape = int(record["ld"]), int(record["cols"])
+        memory.append(np.full(shape, poison_of(dtype), dtype.numpy, order="F"))
     for matrix, values in zip(MATRICES, (data.a, data.b, data.c), strict=True):
         for _, held, place in user_parts(schedule, matrix, memory):
             held[...] = values[place]
     return memory
+
+
+def _is_poisoned(values: np.ndarray) -> bool:
+    dtype = DType.parse(values.dtype)
+    poison = poison_of(dtype)
+    return bool((values == poison).all() if dtype.is_integer else np.isnan(values.astype(wide_of(dtype))).all())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +193,7 @@ class _Steps:
                 for region, op, factor in schedule.operands[["region", "op", "factor"]].tolist()
             ],
             schedule.regions[["buffer", "row", "col", "rows", "cols"]].tolist(),
-            schedule.problem.dtype.accumulator.numpy,
+            schedule.problem.accumulator.numpy,
         )
 
     def run(self, memory: list[np.ndarray], task: int) -> None:

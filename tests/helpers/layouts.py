@@ -5,11 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
+from uncut_mpi.model.part_of_c import PartOfC
 from uncut_mpi.model.parts import BoundLayout, Order, Part, Rectangle
+from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import Matrix, Schedule
 
@@ -99,3 +103,58 @@ def random_layout(
     )
     row_cuts, col_cuts = cuts(rows, down), cuts(cols, num_ranks // down)
     return grid_layout(row_cuts, col_cuts, ranks, where, stored)
+
+
+def random_part(rng: random.Random, rows: int, cols: int) -> PartOfC:
+    """Return some cells of a random grid over a C that has elements."""
+    edges = [sorted({0, extent, *(rng.randrange(extent + 1) for _ in range(2))}) for extent in (rows, cols)]
+    cells = [*itertools.product(*map(itertools.pairwise, edges))]
+    return PartOfC(tuple(rng.sample(cells, rng.randint(1, len(cells)))))
+
+
+def random_batch(rng: random.Random, ranks: int, dtype: DType, most: int = 130) -> tuple[GemmProblem, Placement]:
+    """Return a batch of any products, alike or not, stacked or each laid out for itself."""
+    count = rng.choice((1, 2, 3, 12))
+    shapes = [tuple(rng.choice((0, 1, 5, most // 3, most)) for _ in range(3)) for _ in range(count)]
+    shapes = shapes if rng.random() < 0.6 else [shapes[0]] * count
+    trans = {f"trans_{one}": rng.choice("NT") for one in "ab"}
+    about = {"reads_c": rng.random() < 0.5, "scales_only": rng.random() < 0.1, **trans}
+    problem = batch_of(shapes, dtype, **about)
+    orders: tuple[Order, ...] = rng.choice((("F",), ("F",), ("F", "C")))
+    alike = rng.choice((None, Location.host(), Location.device(0)))
+
+    def layout_of(shape: tuple[int, int]) -> BoundLayout:
+        return random_layout(rng, shape, ranks, orders) if alike is None else BoundLayout.whole(shape, alike)
+
+    if len({*shapes}) == 1 and rng.random() < 0.7:
+        return problem, Placement(*(_stacked(rng, its, ranks) for its in _shapes_of_blocks(problem)))
+    return problem, diagonal(problem, layout_of)
+
+
+def batch_of(shapes: Sequence[tuple[int, ...]], dtype: DType = DType.f64, **about: Any) -> GemmProblem:
+    """Return the problem of some products (m, n, k)."""
+    m, n, k = map(sum, zip(*shapes, strict=True))
+    return GemmProblem(m, n, k, dtype, batch=tuple(shapes), **about)
+
+
+def diagonal(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) -> Placement:
+    """Return where a batch lies, by the shape of each block of each matrix."""
+    return Placement(*(BoundLayout.diagonal([layout_of(one) for one in its]) for its in _shapes_of_blocks(problem)))
+
+
+def _shapes_of_blocks(problem: GemmProblem) -> list[list[tuple[int, ...]]]:
+    return [[tuple(stop - start for start, stop in one) for one in problem.blocks_of(matrix)] for matrix in MATRICES]
+
+
+def _stacked(rng: random.Random, blocks: list[tuple[int, ...]], ranks: int) -> BoundLayout:
+    """Return a layout of blocks of one shape of which several, or single ones, lie one after another in each memory."""
+    (rows, cols), count = blocks[0], len(blocks)
+    edges = [0, *sorted(rng.choices(range(count + 1), k=rng.randint(0, 3))), count]
+    where = [*map(Location.device, range(ranks)), Location.host(), Location.host(rng.randrange(ranks))]
+    parts = [
+        Part((first * rows, stop * rows), (first * cols, stop * cols), one, "F", rows + rng.randint(0, 3), stop - first)
+        for first, stop in itertools.pairwise(edges)
+        for one in rng.sample(where, rng.choice((1, 1, 2)))
+        if first < stop and rows and cols
+    ]
+    return BoundLayout((rows * count, cols * count), tuple(parts), blocks=blocks)

@@ -202,5 +202,5 @@ def test_copies_through_host_memory_are_counted_as_they_are_staged(places, ranks
     files = [user for user, matrix in enumerate(matrices) if named.in_files[matrix]]
     asked = ScheduleOptions(scheduler="kblocks", device_memory=device * MIB, host_memory=host * MIB)
     planned = plan_several(problem, placement, ranks, machine, asked, files, files)[0]
-    counted = tasks_of(Setting.of(problem, placement.straight(ranks), ranks, machine, planned.options, files))
+    counted = tasks_of(Setting.of(problem, placement.straight(range(ranks)), ranks, machine, planned.options, files))
     assert counted == pytest.approx(len(planned.schedule.tasks), rel=0.1)

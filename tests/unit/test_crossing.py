@@ -7,13 +7,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.helpers.clusters import cluster, random_schedule
+from tests.helpers.clusters import NET, cluster, random_schedule
 from tests.helpers.planned import plan_several
 from tests.helpers.proven import check
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location, location_table
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.ports import Net
 from uncut_mpi.model.problem import GemmProblem
@@ -57,6 +58,19 @@ def out_of_core(place: str) -> Schedule:
     problem = GemmProblem(96, 80, 720, DType.f64, reads_c=True)
     options = ScheduleOptions(scheduler="kblocks", device_memory=60_000)
     return plan_several(problem, Placement.parse(place), 4, cluster(2, 2), options)[0].schedule
+
+
+@pytest.mark.parametrize("node_of", [(0, 1), (0, 1, 0)])
+@pytest.mark.parametrize("orders", ["FF", "CF", "FC"])
+def test_who_copies_within_host_memory_of_all_ranks_is_on_its_node(node_of: tuple[int, ...], orders: str) -> None:
+    problem = GemmProblem(4, 6, 0, DType.f64, reads_c=False, copies=True)
+    of_a, of_c = (
+        BoundLayout((4, 6), tuple(Part((0, 4), (at, at + 2), Location.host(), order) for at in (0, 2, 4)))
+        for order in orders
+    )
+    nodes = [Machine.uniform(node_of.count(node)) for node in (0, 1)]
+    machine = Machine.joined(nodes, node_of, NET)
+    check(plan_several(problem, Placement(of_a, Location.host(), of_c), len(node_of), machine)[0].schedule)
 
 
 @pytest.mark.parametrize("ends", [("h", "h1"), ("h1", "h"), ("h0", "h1")])

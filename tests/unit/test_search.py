@@ -570,7 +570,7 @@ def test_options_that_a_search_finds_are_good_ones(given: dict[str, Any], place:
     for dtype in (DType.f64, DType.f16):
         problem = GemmProblem(512, 512, given.get("first", 600) // 2, dtype)
         options = ScheduleOptions(blocking=Blocking(**given))
-        placement = Places.parse(place).bind(problem, 2).straight(2)
+        placement = Places.parse(place).bind(problem, 2).straight(range(2))
         for one in search(problem, placement, 2, Machine.uniform(2), options).candidates:
             how = one.options.blocking
             assert dataclasses.replace(one.options, blocking=dataclasses.replace(how)) == one.options
@@ -581,7 +581,7 @@ def test_options_that_a_search_finds_are_good_ones(given: dict[str, Any], place:
 @pytest.mark.parametrize(("size", "kind"), [(8192, "cols"), (16384, "rows")])
 def test_half_types_in_parts_are_also_multiplied_by_all_of_k_at_once(size: int, kind: str) -> None:
     problem, machine = GemmProblem(size, size, size, DType.bf16), load_machine("h200-4x").subset([0, 1])
-    placement = Places.parse(f"{kind},{kind},{kind}").bind(problem, 2).straight(2)
+    placement = Places.parse(f"{kind},{kind},{kind}").bind(problem, 2).straight(range(2))
     times = [
         search(problem, placement, 2, machine, ScheduleOptions(blocking=Blocking(begin=begin))).best.predicted_s
         for begin in ("", "first")
@@ -603,7 +603,7 @@ def test_all_of_k_at_once_is_tried_of_what_ranks_hold(
 ) -> None:
     machine = with_shapes(load_machine("h200-4x").subset(range(ranks)), copy_share=0.7)
     problem = GemmProblem(*shape, dtype, reads_c=True)
-    placement = Places.parse(place).bind(problem, ranks).straight(ranks)
+    placement = Places.parse(place).bind(problem, ranks).straight(range(ranks))
     blocking = dataclasses.replace(held, begin="held", first=shape[2], block=shape[2])
     options = ScheduleOptions(scheduler="kblocks", grid=grid, blocking=blocking)
     known = simulate(plan(problem, placement, ranks, machine, options).schedule, machine)
@@ -693,7 +693,7 @@ def test_out_of_core_the_choice_moves_least_in_few_products(m: int, n: int, k: i
 @pytest.mark.parametrize("layout", ["block_cyclic(64,64;1,2)", "block_cyclic(256,256;1,2)", "block_cyclic(64,64;2,1)"])
 def test_of_parts_on_devices_the_choice_moves_and_holds_least_in_few_products(layout: str) -> None:
     machine, problem = load_machine("h200-4x").subset((0, 1)), GemmProblem(8192, 8192, 8192, DType.f64)
-    result = search(problem, Places.parse(",".join([layout] * 3)).bind(problem, 2).straight(2), 2, machine)
+    result = search(problem, Places.parse(",".join([layout] * 3)).bind(problem, 2).straight(range(2)), 2, machine)
     fastest = min(one.value for one in result.candidates)
     tied = [one for one in result.candidates if one.value <= (1 + TIE) * fastest]
     for which in (0, 1):

@@ -158,8 +158,8 @@ def test_parts_stored_the_other_way_round_are_used_as_others_and_transposed_by_t
         Part(part.rows, part.cols, Location.parse(place)) for part, place in zip(turned.a.parts, stood_in, strict=True)
     ))  # fmt: skip
     straight = Placement(a, b, rows((60, 50), "FFFF"))
-    assert turned.straight(2) == straight
-    assert straight.straight(2) == straight
+    assert turned.straight(range(2)) == straight
+    assert straight.straight(range(2)) == straight
     (direct,), (planned,) = plan_several(problem, straight, *about), plan_several(problem, turned, *about)
     assert (direct.staged, planned.staged) == ((), (Matrix.A, Matrix.C))
     found, before = planned.schedule, direct.schedule

@@ -181,7 +181,7 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
 
     def result_of(setting: Setting) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
-        if searched and setting.placement == setting.placement.straight(machine.num_ranks):
+        if searched and setting.placement == setting.straight.placement:
             return search(setting)
         several = plan_several(setting)
         candidates = [_candidate(one, machine, in_files, options.metric) for one in several]

@@ -240,18 +240,18 @@ class BoundLayout:
         by_columns = sum(one.elements * (1 if one.order == "F" else -1) for one in self.parts)
         return "F" if by_columns > 0 else "C"
 
-    def straight(self, num_ranks: int) -> BoundLayout:
+    def straight(self, readers: Sequence[int]) -> BoundLayout:
         """
         Return where parts of order "F" lie, and buffers of ours that stand in for those of order "C".
 
         Such a buffer is in order "F", in the same memory as its part. Where that is host memory of all ranks, it is in
-        private host memory of one, of each in turn, whose worker copies it.
+        private host memory of one of those who reach that (`readers`), of each in turn, whose worker copies it.
         """
         if all(part.order == "F" for part in self.parts):
             return self
 
         def place(location: Location, number: int) -> Location:
-            return Location.host(number % num_ranks) if location == Location.host() else location
+            return Location.host(readers[number % len(readers)]) if location == Location.host() else location
 
         parts = (
             part if part.order == "F" else Part(part.rows, part.cols, place(part.location, number), count=part.count)

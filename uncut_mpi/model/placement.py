@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from uncut_mpi.errors import ParamError, PlanError
@@ -150,9 +150,9 @@ class Placement:
         where = self._where(matrix)
         return where.sliced(rows, cols) if isinstance(where, BoundLayout) else where
 
-    def straight(self, num_ranks: int) -> Placement:
+    def straight(self, readers: Sequence[int]) -> Placement:
         """Return the same with matrices in parts as `BoundLayout.straight` has them; all others are column-major."""
-        every = (one.straight(num_ranks) if isinstance(one, BoundLayout) else one for one in (self.a, self.b, self.c))
+        every = (one.straight(readers) if isinstance(one, BoundLayout) else one for one in (self.a, self.b, self.c))
         return Placement(*every)
 
     def locations(self, matrix: Matrix) -> tuple[Location, ...]:

@@ -82,7 +82,7 @@ def chunks_of(setting: Setting) -> Chunks | None:
         return None
     if setting.options.scheduler not in ("auto", "kblocks"):
         return None
-    straight = setting.but(placement=setting.placement.straight(setting.num_ranks))
+    straight = setting.straight
     most = _most_tasks(setting)
     if tasks_of(straight) <= most:
         return None

@@ -156,7 +156,7 @@ def remade(setting: Setting, decision: Decision) -> Schedule:
         That of the plan.
     """
     beside = beside_copies(setting)[0] if decision.beside else setting.machine
-    about = _as_searched(setting.but(placement=setting.placement.straight(setting.num_ranks), machine=beside))
+    about = _as_searched(setting.straight.but(machine=beside))
     made = make_schedule(about.but(options=setting.callers(decision.options))).schedule
     return cross(_with_copies(setting, made))
 
@@ -208,7 +208,7 @@ def _all_staged(setting: Setting, beside: Machine) -> list[Planned]:
     They are planned with the memory that `beside` has, and may take with their copies what the setting's machine has.
     """
     # Schedulers have all parts as their matrices are stored; what is not goes through copies that are.
-    several = _unstaged(setting.but(placement=setting.placement.straight(setting.num_ranks), machine=beside))
+    several = _unstaged(setting.straight.but(machine=beside))
     fit, refusals = list[Planned](), list[CapacityError]()
     for planned in several:
         if setting.files and fit and planned.predicted_s > _FAR_BEHIND * several[0].predicted_s:

@@ -128,6 +128,17 @@ class Setting:
         """Ranks of the session."""
         return self.machine.num_ranks
 
+    @property
+    def readers(self) -> list[int]:
+        """Ranks that reach host memory of all ranks: of several nodes those of the first."""
+        found: list[int] = np.flatnonzero(self.machine.node_of == 0).tolist()
+        return found
+
+    @property
+    def straight(self) -> Setting:
+        """The same with matrices in parts as `Placement.straight` has them."""
+        return self.but(placement=self.placement.straight(self.readers))
+
     def bound_s(self, devices: Sequence[int]) -> float:
         """Return what no schedule with products on some ranks can beat (s)."""
         # The part of the whole machine's bound that fewer ranks raise: their sum of rates.

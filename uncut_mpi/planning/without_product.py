@@ -81,7 +81,7 @@ class _Passage:
 
     def __init__(self, setting: Setting) -> None:
         problem, placement, machine = setting.problem, setting.placement, setting.machine
-        devices = setting.options.computing_ranks(setting.num_ranks)
+        devices, readers = setting.options.computing_ranks(setting.num_ranks), setting.readers
         self._setting, self._problem, self._devices = setting, problem, devices
         self._build = ScheduleBuilder(machine.ranks, problem, placement, serial_copies=machine.serial_copies)
         self._buffers = Buffers(machine.ranks, problem, placement)
@@ -103,7 +103,7 @@ class _Passage:
             wanted = max(wanted, total // FEW_TASKS)
         self._slot_bytes = [min(wanted, of_rank // SLOTS - BUFFER_ALIGNMENT) for of_rank in setting.room]
         self._slots: dict[int, Iterator[_DeviceSlot]] = {}
-        self._turn = itertools.cycle(devices)
+        self._turn = itertools.cycle([rank for rank in devices if rank in readers] or readers)
         rates = machine.host_rates(devices, outward=True).min(axis=0).tolist()
         self._second_per_element = dict(zip(devices, (1 / rate for rate in rates), strict=True))
         self._busy_until = dict.fromkeys(devices, 0.0)
