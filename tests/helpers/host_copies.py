@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 from tests.helpers.by_hand import ByHand
-from tests.helpers.oracle import region, view
+from tests.helpers.oracle import region
 from uncut_mpi.model.locations import Location
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.schedule import (
@@ -66,7 +66,8 @@ def copied(schedule: Schedule, memory: list[np.ndarray]) -> list[np.ndarray]:
     """Return what contents become, one task after the other."""
     memory = [one.copy() for one in memory]
     for task in range(len(schedule.tasks)):
-        to, of = (view(memory, region(schedule, at)) for at in schedule.operands_of(task)["region"])
+        refs = [region(schedule, at) for at in schedule.operands_of(task)["region"]]
+        to, of = (memory[one.buffer][one.row : one.row + one.rows, one.col : one.col + one.cols] for one in refs)
         to[...] = of
     return memory
 

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from tests.helpers import oracle
-from tests.helpers.faults import FAULTS, changed, set_rows, spoiled
+from tests.helpers.faults import (
+    FAULTS,
+    changed,
+    places,
+    set_rows,
+    spoiled,
+    with_fields,
+    with_operations,
+    with_program,
+)
 from tests.helpers.host_copies import joined_by_hosts, random_copies
 from tests.helpers.schedules import SummaOptions, random_case, summa
 from uncut_mpi import _native
@@ -560,19 +569,6 @@ def lists_of(schedule: Schedule) -> list[OperationList]:
     return [lowering.rank_list(rank) for rank in range(schedule.num_ranks)]
 
 
-def with_program(lists: list[OperationList], program: OperationList) -> list[OperationList]:
-    return [program if one.rank == program.rank else one for one in lists]
-
-
-def with_operations(lists: list[OperationList], rank: int, operations: np.ndarray) -> list[OperationList]:
-    return with_program(lists, dataclasses.replace(lists[rank], operations=operations))
-
-
-def with_fields(lists: list[OperationList], rank: int, at: Any, **fields: Any) -> list[OperationList]:
-    """Return the lists with other values in an operation of a rank."""
-    return with_program(lists, set_rows(lists[rank], "operations", at, **fields))
-
-
 def list_refusal(schedule: Schedule, lists: list[OperationList]) -> str:
     try:
         verify_lists(schedule, lists)
@@ -599,15 +595,6 @@ def busy_case(seed: int) -> Case:
         lists = lists_of(schedule)
         if places(lists, Code.WAIT_FLAG) and places(lists, Code.WAIT_EVENT):
             return rng, schedule, lists
-
-
-def places(lists: list[OperationList], *codes: Code) -> list[tuple[int, int]]:
-    """Return (rank, operation) of every operation with one of the codes."""
-    return [
-        (program.rank, at)
-        for program in lists
-        for at in np.flatnonzero(np.isin(program.operations["code"], codes)).tolist()
-    ]
 
 
 @pytest.mark.parametrize("said", "TC")
@@ -772,6 +759,14 @@ def test_a_wait_for_a_flag_as_if_another_rank_signalled_it_is_refused() -> None:
     rank, at = places(lists, Code.WAIT_FLAG)[0]
     mutant = with_fields(lists, rank, at, peer=lists[rank].operations["peer"][at] + 1)
     assert "as if rank" in list_refusal(schedule, mutant)
+
+
+def test_a_message_to_another_rank_than_the_schedule_says_is_refused() -> None:
+    _, schedule, lists = net_case(1)
+    for code in _NET:
+        rank, at = places(lists, code)[0]
+        mutant = with_fields(lists, rank, at, peer=rank ^ 1)
+        assert "is to another rank than the schedule says" in list_refusal(schedule, mutant)
 
 
 def test_a_wait_for_a_flag_that_comes_later_is_refused() -> None:

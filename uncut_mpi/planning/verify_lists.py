@@ -19,7 +19,7 @@ from uncut_mpi import _native
 from uncut_mpi.errors import ScheduleError, reason
 from uncut_mpi.model.dtypes import ITEMSIZES
 from uncut_mpi.planning.lower import Code, OperationList, tables_in_core
-from uncut_mpi.planning.schedule import MAX_LANES, Kind, Role, Schedule, expand_ranges, rows_by_rank
+from uncut_mpi.planning.schedule import MAX_LANES, Kind, LaneKind, Role, Schedule, expand_ranges, rows_by_rank
 
 # Waits, then the body, then what tells others: the order within one task (premise P3).
 _PHASE: Final = np.full(256, -1, np.int64)
@@ -103,8 +103,11 @@ def _verify_bodies(schedule: Schedule, rank: int, program: OperationList, own: n
             f"rank {rank} does not have each of its tasks once: task {int(odd[0])} is missing or there twice"
         )
     record = tasks[expected]
+    lanes = schedule.lanes[record["lane"]]
+    peers = np.where(lanes["kind"] == LaneKind.NET, lanes["source"] + lanes["destination"] - rank, -1)
     for wrong, what in (
         (bodies["code"] != record["kind"], "is of another kind than the schedule says"),
+        (bodies["peer"] != peers, "is to another rank than the schedule says, or from another one"),
         (bodies["num_operands"] != record["num_operands"], "has another number of operands than the schedule says"),
         (
             (bodies["first_operand"] < 0) | (bodies["first_operand"] + bodies["num_operands"] > len(program.operands)),
