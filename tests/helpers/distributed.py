@@ -18,7 +18,7 @@ from tests.helpers.collective import collective_assert
 from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.numbers import op_of
 from tests.helpers.products import array_of, shows
-from tests.helpers.sessions import memories
+from tests.helpers.sessions import memories, uniform_on_nodes
 from uncut_mpi import Layout, ScheduleOptions
 from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.model.problem import GemmProblem
@@ -252,7 +252,7 @@ def random_product(session, seed):
 def shaken(comm, seed):
     """Return a session whose ranks run what is ready in random order, after random pauses, and deliver flags late."""
     backend = functools.partial(FaultyBackend, disorder=Disorder(seed, pause_s=1e-3))
-    return um.Session(comm, backend=backend, machine=um.Machine.uniform(comm.size), verify=True)
+    return um.Session(comm, backend=backend, machine=uniform_on_nodes(comm.size), verify=True)
 
 
 def uneven(extent, count):

@@ -1,33 +1,51 @@
 """
 Problems of any kind for hypothesis, and what must hold of every schedule that is made for one.
 
-Matrices are whole or in parts: of a grid with any cuts, dealt to ranks at random, or of any rectangles; in memory of
-any kind, a rectangle with one holder or several. Ranks are 1 to 64, schedules of any scheduler with any options, and
-where there are parts and no product, of what needs none.
+What a plan can be asked (`uncut_mpi.planning.setting.Setting`) is drawn here:
+
+- ranks: 1 to 64, on 1 to 64 nodes of any sizes, numbered node by node or in any other way;
+- matrices: whole or in parts, of a grid with any cuts, dealt to ranks at random, or of any rectangles; stored by rows
+  or columns, in memory of any kind and in files, a rectangle with one holder or several, some their owner's alone;
+- types: every one that A, B and C may have together, and every op;
+- products, parts of C, C that is only scaled, matrices that are copied, and batches;
+- schedulers with any options, searches, several schedules to try, and room on devices and in host memory;
+- products in chunks, as if a few tasks were too many.
+
+Not drawn: matrices larger than some hundred elements, metrics other than time, measured machines, and what rivals take
+beside their tiles. Bundles are no part of a plan: executors form them of what a list has in a row.
+
+What must hold. `verify` proves the schedule and its lists (C++, on tables). `oracle.is_wrong` executes the tasks on
+random numbers that stand for symbols. A sum that lacks one k of one element, or has one twice, is another number then,
+and so is beta C twice or never. Messages go from SEND to RECV there. It finds races by comparing all pairs, and shares
+nothing with the proof. `interpret` runs the tasks in the types that they have, in a random order.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import interpret
-from tests.helpers.planned import plan_several
+from tests.helpers import interpret, oracle
+from tests.helpers.clusters import NET
+from tests.helpers.faults import Tally, plant_all
+from tests.helpers.layouts import random_batch, random_part
 from tests.helpers.shapes import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
-from uncut_mpi.model.dtypes import MEASURED
+from uncut_mpi.errors import CapacityError
+from uncut_mpi.model.dtypes import DType, Dtypes
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import MATRICES, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning import kblocks_request, tiles, without_product
+from uncut_mpi.planning import batch, chunks, kblocks_request, tiles, without_product
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import (
     BARRIERS,
@@ -42,13 +60,25 @@ from uncut_mpi.planning.options import (
     Blocking,
     ScheduleOptions,
 )
+from uncut_mpi.planning.planner import in_chunks, plan_several
 from uncut_mpi.planning.schedule import LaneKind, Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 
 SETTINGS = settings(deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck])
 Draw = Callable[[st.SearchStrategy], object]
 MOST_TASKS_RUN = 3000
 """Of larger schedules the proof is all: numpy takes 0.1 ms for a task."""
+MOST_TASKS_COMPARED = 200
+"""Of larger ones the oracle compares no pairs."""
+TYPES: tuple[Dtypes, ...] = (
+    *((one, one, result) for one in DType for result in one.results if one is not DType.i32),
+    *((DType.e4m3, DType.e5m2, result) for result in DType.e4m3.results),
+    *((DType.e5m2, DType.e4m3, result) for result in DType.e5m2.results),
+)
+"""All that A, B and C may be together."""
+AS_IF_LARGE = {"LEAST_PIECE_BYTES": 64, "LEAST_GROUP_BYTES": 512, "AT_ONCE_BYTES": 4096, "STEP": 8, "CUT_S": 0.0}
+"""With these, small products of a batch are cut and grouped as large ones are (`uncut_mpi.planning.batch`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,61 +86,110 @@ class Case:
     """
     A problem, where its matrices are, and how it shall be computed; `scalars` are alpha and beta of a run.
 
-    `private` buffers, as the planner counts parts, are their owner's alone. Links are as fast as each other, or not.
-    `slot_bytes` is what `without_product` gives slots, and chunks and slices have `least` bytes or columns, so that
-    small matrices pass in several pieces.
+    `node_of` has the node of each rank. `private` buffers, as the planner counts parts, are their owner's alone, and
+    some of these are `files`. Links are as fast as each other, or not. `slot_bytes` is what `without_product` gives
+    slots, and chunks and slices have `least` bytes or columns, so that small matrices pass in several pieces. Of
+    products in chunks, so many tasks are `most_tasks` for a schedule; 0: none are too many.
     """
 
     problem: GemmProblem
     placement: Placement
-    num_ranks: int
+    node_of: tuple[int, ...]
     options: ScheduleOptions
     private: tuple[int, ...]
+    files: tuple[int, ...]
     serial_copies: bool
     misaligned: bool
     uneven_links: bool
     slot_bytes: int
     least: int
-    scalars: tuple[float, float]
+    most_tasks: int
+    scalars: tuple[complex, complex]
     seed: int
 
     @property
     def machine(self) -> Machine:
-        machine = Machine.uniform(self.num_ranks, memory_bytes=10**10)
+        sizes = collections.Counter(self.node_of)
+        nodes = [Machine.uniform(sizes[node], memory_bytes=10**10) for node in range(len(sizes))]
+        machine = nodes[0] if len(nodes) == 1 else Machine.joined(nodes, self.node_of, NET)
         bandwidth = machine.bandwidth_gb_per_s
         if self.uneven_links:
             bandwidth = bandwidth * np.random.default_rng(self.seed).choice((0.02, 0.3, 1), bandwidth.shape)
         machine = dataclasses.replace(machine, serial_copies=self.serial_copies, bandwidth_gb_per_s=bandwidth)
         return slow_where_misaligned(machine) if self.misaligned else machine
 
-    def schedule(self) -> Schedule:
+    @property
+    def may_lack_room(self) -> bool:
+        return bool(self.options.device_memory or self.options.host_memory)
+
+    def plans(self) -> list[tuple[Setting, Schedule]]:
+        """Return all schedules to try, of each chunk if there are several, with what was asked for."""
+        ranks, about = len(self.node_of), (self.machine, self.options, self.private, self.files)
         with (
             mock.patch.object(without_product, "SLOT_BYTES", self.slot_bytes),
             mock.patch.object(kblocks_request, "MIN_SLICE_BYTES", self.least),
             mock.patch.multiple(tiles, MIN_CHUNK_BYTES=self.least, MIN_CHUNK_COLUMNS=self.least),
+            mock.patch.multiple(batch, **(AS_IF_LARGE if self.least == 1 else {"STEP": batch.STEP})),
+            mock.patch.multiple(chunks, MOST_TASKS=self.most_tasks or chunks.MOST_TASKS, STEP=8, EVEN_STEP=2),
         ):
-            made = plan_several(self.problem, self.placement, self.num_ranks, self.machine, self.options, self.private)
-        return made[0].schedule
+            setting = Setting.of(self.problem, self.placement, ranks, *about)
+            cut = in_chunks(setting) if self.most_tasks else None
+            if cut is not None:
+                extent = (self.problem.m, self.problem.n)[cut.axis]
+                assert [at for one in cut.extents for at in range(*one)] == [*range(extent)]
+            settings: list[Setting] = chunks.of_each(setting, cut, lambda one: one)
+            return [(one, made.schedule) for one in dict.fromkeys(settings) for made in plan_several(one)]
 
 
-def check(case: Case) -> None:
-    """Plan a case, prove it, and run it on numbers in a random order, unless it is large."""
-    schedule = case.schedule()
+def check(case: Case) -> str:
+    """
+    Plan a case, prove it, and run it, unless it is large: as symbols, and on numbers in a random order.
+
+    Returns what came of it, in a word.
+    """
+    try:
+        plans = case.plans()
+    except CapacityError:
+        if not case.may_lack_room:
+            raise
+        return "without room"
+    for setting, schedule in plans:
+        check_plan(case, setting, schedule)
+    return "in chunks" if len({setting.problem for setting, _ in plans}) > 1 else "proved"
+
+
+def check_plan(case: Case, setting: Setting, schedule: Schedule) -> None:
     verify(schedule, lower(schedule))
-    for task in range(len(schedule.tasks) if case.private else 0):
-        assert may_run(schedule, task, case.private), f"task {task} uses what is its owner's alone"
+    problem, private = schedule.problem, setting.private
+    for task in range(len(schedule.tasks) if private else 0):
+        assert may_run(schedule, task, private), f"task {task} uses what is its owner's alone"
     assert Schedule.decode(schedule.encode()).digest() == schedule.digest()
     if len(schedule.tasks) > MOST_TASKS_RUN:
         return
+    assert (oracle.is_wrong if len(schedule.tasks) <= MOST_TASKS_COMPARED else oracle.wrong_result)(schedule) == ""
     alpha, beta = case.scalars
-    data = interpret.random_data(case.problem, case.seed, alpha=alpha, beta=beta)
-    if data.alpha == 0 and not case.problem.copies:
-        data = dataclasses.replace(data, a=np.full_like(data.a, np.nan), b=np.full_like(data.b, np.nan))
-    order = interpret.random_order(schedule, case.seed)
-    if case.problem.copies:
-        assert np.array_equal(interpret.interpret(schedule, data, order), data.a)
-    else:
-        assert interpret.mismatch(schedule, data, order) == ""
+    data = interpret.random_data(problem, case.seed, alpha=alpha, beta=beta)
+    assert interpret.mismatch(schedule, data, interpret.random_order(schedule, case.seed)) == ""
+
+
+def planted(how_many: settings) -> dict[str, Tally]:
+    """Plant every fault in schedules of small cases and in their lists, and return by fault what came of it."""
+    tallies = dict[str, Tally]()
+    kinds = "product", "batch", "scales", "copies"
+    small = [cases(kind, 6, 16, in_nodes=in_nodes) for kind in kinds for in_nodes in (False, True)]
+
+    @how_many
+    @given(st.one_of(cases("product", 6, 16), *small), st.integers(0, 1 << 16))
+    def run(case: Case, seed: int) -> None:
+        try:
+            schedule = case.plans()[0][1]
+        except CapacityError:
+            return
+        if len(schedule.tasks) <= MOST_TASKS_COMPARED:
+            plant_all(schedule, seed, tallies)
+
+    run()
+    return tallies
 
 
 def may_run(schedule: Schedule, task: int, private: tuple[int, ...]) -> bool:
@@ -134,53 +213,86 @@ def user_parts(problem: GemmProblem, placement: Placement) -> list[Part]:
 
 
 @st.composite
-def cases(draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: int = 48) -> Case:
+def cases(
+    draw: Draw, kind: str = "product", most_ranks: int = 64, most_extent: int = 48, *, in_nodes: bool = False
+) -> Case:
     """
     Return a strategy for any case; it shrinks to one rank, small extents and whole matrices.
 
     Parameters
     ----------
-    kind : {"product", "scales", "copies"}
-        Whether there is a product, C is only scaled, or A is copied.
+    kind : {"product", "scales", "copies", "batch"}
+        Whether there is a product, C is only scaled, A is copied, or there are several products.
     most_ranks, most_extent : int
         Limits; of k ten times as much.
+    in_nodes : bool, default False
+        Whether there are several nodes in any case.
     """
-    ranks = draw(st.one_of(st.integers(1, min(8, most_ranks)), st.integers(1, most_ranks)))
+    node_of = draw(some_nodes(most_ranks, 2 if in_nodes else 1))
+    ranks, several_nodes = len(node_of), max(node_of) > 0
     extent = st.one_of(st.integers(0, 3), *[st.integers(1, most_extent)] * 3)
-    m, n, copies = draw(extent), draw(extent), kind == "copies"
-    k = 0 if copies else draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
-    problem = GemmProblem(
-        m=m, n=n, k=k,
-        dtype=draw(st.sampled_from(MEASURED)),
-        trans_a="N" if copies else draw(st.sampled_from("NTC")),
-        trans_b="N" if copies else draw(st.sampled_from("NTC")),
-        reads_c=not copies and draw(st.booleans()),
-        scales_only=kind == "scales",
-        swapped=draw(st.booleans()),
-        copies=copies,
-    )  # fmt: skip
-    of_a, of_b, of_c = problem.a_shape, problem.b_shape, (m, n)
-    if copies:
-        placement = Placement(draw(layouts(of_a, ranks)), Location.host(), draw(layouts(of_c, ranks)))
+    dtypes = draw(st.sampled_from(TYPES))
+    if kind == "batch":
+        problem, placement = random_batch(draw(st.randoms()), ranks, dtypes, most_extent)
+    elif kind == "copies":
+        m, n = draw(extent), draw(extent)
+        problem = GemmProblem(m, n, 0, dtypes[:1] * 3, reads_c=False, copies=True, swapped=draw(st.booleans()))
+        placement = Placement(draw(layouts((m, n), ranks)), Location.host(), draw(layouts((m, n), ranks)))
     else:
-        placement = Placement(*(draw(wheres(shape, ranks)) for shape in (of_a, of_b, of_c)))
+        m, n, k = draw(extent), draw(extent), draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
+        problem = GemmProblem(
+            m=m, n=n, k=k,
+            dtype=dtypes,
+            trans_a=draw(st.sampled_from("NTC")),
+            trans_b=draw(st.sampled_from("NTC")),
+            reads_c=draw(st.booleans()),
+            scales_only=kind == "scales",
+            swapped=draw(st.booleans()),
+            part=random_part(draw(st.randoms()), m, n) if m and n and draw(st.integers(0, 4)) == 4 else None,
+        )  # fmt: skip
+        placement = Placement(*(draw(wheres(problem.shape_of(matrix), ranks)) for matrix in MATRICES))
         whole = [name for name in "abc" if isinstance(getattr(placement, name), Location) and draw(st.booleans())]
         problem = dataclasses.replace(problem, **{f"ld{name}": 10 * most_extent + ord(name) for name in whole})
-    owned = [at for at, part in enumerate(user_parts(problem, placement)) if part.location.rank is not None]
+    parts = user_parts(problem, placement)
+    owned = [at for at, part in enumerate(parts) if part.location.rank is not None]
     alone = st.lists(st.sampled_from(owned), unique=True, max_size=3) if owned else st.just([])
-    scalar = st.sampled_from((1.2345, 1.0, 0.0, -0.75))
+    private = draw(st.one_of(st.just([]), alone))
+    in_host = [at for at in private if parts[at].location.space == "host"]
+    scalar = st.sampled_from((2, 1, 0, -3) if problem.arithmetic.is_integer else (1.2345, 1.0, 0.0, -0.75))
+    options = ScheduleOptions()
+    if kind == "product" and problem.has_product:
+        options = draw(any_options(placement, ranks, in_nodes=several_nodes, in_part=problem.part is not None))
+    # A search that finds no room tries all there is, which takes seconds for many ranks.
+    searched = options.scheduler == "auto" and problem.has_product and kind != "batch"
+    room = st.just(0) if searched and ranks > 8 else st.sampled_from((0, 0, 0, 100_000, 20_000, 4_000))
+    options = dataclasses.replace(options, device_memory=draw(room), host_memory=draw(room))
     return Case(
-        problem, placement, ranks,
-        options=draw(any_options(placement, ranks)) if problem.has_product else ScheduleOptions(),
-        private=tuple(draw(st.one_of(st.just([]), alone))),
+        problem, placement, node_of, options,
+        private=tuple(private),
+        files=tuple(draw(st.lists(st.sampled_from(in_host), unique=True))) if in_host else (),
         serial_copies=draw(st.booleans()),
         misaligned=draw(st.booleans()),
         uneven_links=draw(st.booleans()),
         slot_bytes=draw(st.sampled_from((without_product.SLOT_BYTES, 64, 1000))),
         least=draw(st.sampled_from((1 << 10, 1))),
+        most_tasks=draw(st.sampled_from((0, 0, 20, 100))),
         scalars=(draw(scalar), draw(scalar)),
         seed=draw(st.integers(0, 1 << 16)),
     )  # fmt: skip
+
+
+@st.composite
+def some_nodes(draw: Draw, most_ranks: int, least: int = 1) -> tuple[int, ...]:
+    """Return the node of each rank: one for all, one for each, or nodes of any sizes, in order or not."""
+    ranks = draw(st.one_of(st.integers(least, min(8, most_ranks)), st.integers(least, most_ranks)))
+    nodes = draw(st.one_of(*[st.just(least)] * 2, st.integers(least, min(4, ranks)), st.integers(least, ranks)))
+    cuts = sorted(draw(st.sets(st.integers(1, ranks - 1), min_size=nodes - 1, max_size=nodes - 1))) if nodes > 1 else []
+    sizes = np.diff([0, *cuts, ranks])
+    node_of = np.repeat(np.arange(nodes), sizes).tolist()
+    if draw(st.integers(0, 3)) == 3:
+        node_of = draw(st.permutations(node_of))
+    names = [*dict.fromkeys(node_of)]  # a node's number is that of its first rank among those of others
+    return tuple(names.index(node) for node in node_of)
 
 
 def locations(ranks: int) -> st.SearchStrategy[Location]:
@@ -255,12 +367,14 @@ def cut_rectangles(draw: Draw, shape: tuple[int, int]) -> list[tuple[tuple[int, 
 
 
 @st.composite
-def any_options(draw: Draw, placement: Placement, ranks: int) -> ScheduleOptions:
+def any_options(draw: Draw, placement: Placement, ranks: int, *, in_nodes: bool, in_part: bool) -> ScheduleOptions:
     """Options of any scheduler that takes the matrices; mostly of the one that takes all."""
-    whole = () if placement.in_parts else ("cyclic",) if placement.in_host() else ("cyclic", "bands")
-    scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", "uncut", "auto", *whole)))
+    whole = ("cyclic",) if placement.in_host() else ("cyclic", "bands")
+    rivals = () if placement.in_parts or in_nodes else whole
+    others = ("auto",) if in_part else ("uncut", "auto", *rivals)
+    scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", *others)))
     if scheduler == "auto":
-        return ScheduleOptions()
+        return ScheduleOptions(tune=draw(st.sampled_from((0, 0, 3))), search=draw(st.sampled_from(("", "rule"))))
     tile = draw(st.sampled_from((0, 4, 8, 16, 17)))
     if scheduler in ("bands", "cyclic"):
         if scheduler == "bands":

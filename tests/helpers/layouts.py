@@ -128,7 +128,7 @@ def random_batch(rng: random.Random, ranks: int, dtype: DType, most: int = 130) 
 
     if len({*shapes}) == 1 and rng.random() < 0.7:
         return problem, Placement(*(_stacked(rng, its, ranks) for its in _shapes_of_blocks(problem)))
-    return problem, diagonal(problem, layout_of)
+    return problem, batch_placement(problem, layout_of)
 
 
 def batch_of(shapes: Sequence[tuple[int, ...]], dtype: DType = DType.f64, **about: Any) -> GemmProblem:
@@ -137,13 +137,13 @@ def batch_of(shapes: Sequence[tuple[int, ...]], dtype: DType = DType.f64, **abou
     return GemmProblem(m, n, k, dtype, batch=tuple(shapes), **about)
 
 
-def diagonal(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) -> Placement:
+def batch_placement(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) -> Placement:
     """Return where a batch lies, by the shape of each block of each matrix."""
-    return Placement(*(BoundLayout.diagonal([layout_of(one) for one in its]) for its in _shapes_of_blocks(problem)))
+    return Placement(*(diagonal([layout_of(one) for one in its]) for its in _shapes_of_blocks(problem)))
 
 
 def _shapes_of_blocks(problem: GemmProblem) -> list[list[tuple[int, ...]]]:
-    return [[tuple(stop - start for start, stop in one) for one in problem.blocks_of(matrix)] for matrix in MATRICES]
+    return [[tuple(stop - start for start, stop in one) for one in blocks_of(problem, matrix)] for matrix in MATRICES]
 
 
 def _stacked(rng: random.Random, blocks: list[tuple[int, ...]], ranks: int) -> BoundLayout:

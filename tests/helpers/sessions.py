@@ -33,21 +33,21 @@ SHARED = pytest.param("shared", marks=pytest.mark.one_node("no memory is shared 
 """One of the kinds of memory, for what is made by each of them in turn."""
 
 
+def uniform_on_nodes(size, *, _uniform=um.Machine.uniform, **about):
+    """Return a machine of equal links on nodes, as the environment has sessions take them."""
+    each = ranks_per_node(size)
+    if each == size:
+        return _uniform(size, **about)
+    node_of = [rank // each for rank in range(size)]
+    nodes = [_uniform(node_of.count(node), **about) for node in range(node_of[-1] + 1)]
+    return um.Machine.joined(nodes, node_of, Net(10.0, 5e-6))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def on_nodes():
-    """Have machines of equal links on nodes, as the environment has sessions take them."""
-    uniform = um.Machine.uniform
-
-    def made(size, **about):
-        each = ranks_per_node(size)
-        if each == size:
-            return uniform(size, **about)
-        node_of = [rank // each for rank in range(size)]
-        nodes = [uniform(node_of.count(node), **about) for node in range(node_of[-1] + 1)]
-        return um.Machine.joined(nodes, node_of, Net(10.0, 5e-6))
-
+    """Have all machines of equal links on such nodes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(um.Machine, "uniform", made)
+        patch.setattr(um.Machine, "uniform", uniform_on_nodes)
         yield
 
 

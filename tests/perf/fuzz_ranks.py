@@ -3,6 +3,9 @@ Makes random sequences of calls on all ranks (tests/helpers/sequences.py), as ma
 
     mpiexec -n 3 python3 -m mpi4py -m tests.perf.fuzz_ranks [STEPS [SEED]]
 
+Every rank runs what is ready in random order, after random pauses, and delivers flags late: each call is another
+interleaving. With UNCUT_MPI_RANKS_PER_NODE so many ranks are taken for a node, and messages go between these.
+
 They come in parts, of the seeds SEED + 0, 1, 2, … It ends with the first step that is wrong, whose seed it says, and
 status 1. One part again: STEPS 0 and its seed.
 """

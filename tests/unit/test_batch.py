@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.helpers.by_hand import ByHand
+from tests.helpers.fuzz import AS_IF_LARGE
 from tests.helpers.interpret import mismatch, random_data, random_order, reference
-from tests.helpers.layouts import blocks_of, diagonal, random_layout, user_parts
+from tests.helpers.layouts import batch_of, batch_placement, blocks_of, diagonal, random_batch, user_parts
 from uncut_mpi.api.stored import turned
 from uncut_mpi.device.cuda.warmup import gemm_signatures
 from uncut_mpi.device.files import FileWindows
@@ -41,67 +40,14 @@ from uncut_mpi.view.traffic import traffic
 MACHINES = {ranks: Machine.uniform(ranks) for ranks in range(1, 9)}
 
 
-def _problem(shapes: list[tuple[int, int, int]], dtype: DType = DType.f64, **about: Any) -> GemmProblem:
-    m, n, k = map(sum, zip(*shapes, strict=True))
-    return GemmProblem(m, n, k, dtype, batch=tuple(shapes), **about)
-
-
-def _placement(problem: GemmProblem, layout_of: Callable[[Any], BoundLayout]) -> Placement:
-    """Return where a batch lies, by the shape of each block of each matrix."""
-    blocks = ([tuple(stop - start for start, stop in one) for one in blocks_of(problem, matrix)] for matrix in MATRICES)
-    return Placement(*(diagonal([layout_of(shape) for shape in its]) for its in blocks))
-
-
-def _stacked(rng: random.Random, blocks: list[tuple[int, ...]], ranks: int) -> BoundLayout:
-    """Return a layout of blocks of one shape of which several, or single ones, lie one after another in each memory."""
-    (rows, cols), count = blocks[0], len(blocks)
-    edges = [0, *sorted(rng.choices(range(count + 1), k=rng.randint(0, 3))), count]
-    where = [*map(Location.device, range(ranks)), Location.host(), Location.host(rng.randrange(ranks))]
-    parts = [
-        Part((first * rows, stop * rows), (first * cols, stop * cols), one, "F", rows + rng.randint(0, 3), stop - first)
-        for first, stop in itertools.pairwise(edges)
-        for one in rng.sample(where, rng.choice((1, 1, 2)))
-        if first < stop and rows and cols
-    ]
-    return BoundLayout((rows * count, cols * count), tuple(parts), blocks=blocks)
-
-
-def _random(seed: int) -> tuple[GemmProblem, Placement, int]:
-    rng = random.Random(seed)
-    ranks = rng.randint(1, 8)
-    count = rng.choice((1, 2, 3, 12))
-    shapes = [tuple(rng.choice((0, 1, 5, 40, 130)) for _ in range(3)) for _ in range(count)]
-    shapes = shapes if rng.random() < 0.6 else [shapes[0]] * count
-    trans = {f"trans_{one}": rng.choice("NT") for one in "ab"}
-    about = {"reads_c": rng.random() < 0.5, "scales_only": rng.random() < 0.1, **trans}
-    problem = _problem(shapes, rng.choice((DType.f64, DType.f32, DType.bf16, DType.c128)), **about)
-    orders: tuple[Order, ...] = rng.choice((("F",), ("F",), ("F", "C")))
-    alike = rng.choice((None, Location.host(), Location.device(0)))
-
-    def layout_of(shape: tuple[int, int]) -> BoundLayout:
-        return random_layout(rng, shape, ranks, orders) if alike is None else BoundLayout.whole(shape, alike)
-
-    if len({*shapes}) == 1 and rng.random() < 0.7:
-        blocks = ([tuple(stop - start for start, stop in one) for one in blocks_of(problem, at)] for at in MATRICES)
-        return problem, Placement(*(_stacked(rng, its, ranks) for its in blocks)), ranks
-    return problem, _placement(problem, layout_of), ranks
-
-
-_AS_IF_LARGE = (
-    ("LEAST_PIECE_BYTES", 64),
-    ("LEAST_GROUP_BYTES", 512),
-    ("AT_ONCE_BYTES", 4096),
-    ("STEP", 8),
-    ("CUT_S", 0.0),
-)
-
-
 @pytest.mark.parametrize("seed", range(80))
 def test_random_batches_are_proved_and_right(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if seed % 2:  # products are cut as if they were large
-        for name, value in _AS_IF_LARGE:
+        for name, value in AS_IF_LARGE.items():
             monkeypatch.setattr(batch, name, value)
-    problem, placement, ranks = _random(seed)
+    rng = random.Random(seed)
+    ranks = rng.randint(1, 8)
+    problem, placement = random_batch(rng, ranks, rng.choice((DType.f64, DType.f32, DType.bf16, DType.c128)))
     made = plan(problem, placement, ranks, MACHINES[ranks]).schedule
     verify(made, lower(made))
     assert mismatch(made, random_data(problem, seed), random_order(made, seed)) == ""
@@ -111,8 +57,8 @@ def test_random_batches_are_proved_and_right(seed: int, monkeypatch: pytest.Monk
 def _planned(
     shapes: list[tuple[int, int, int]], where: Location, ranks: int = 2, options: ScheduleOptions | None = None
 ) -> Planned:
-    problem = _problem(shapes)
-    placement = _placement(problem, lambda shape: BoundLayout.whole(shape, where))
+    problem = batch_of(shapes)
+    placement = batch_placement(problem, lambda shape: BoundLayout.whole(shape, where))
     return plan(problem, placement, ranks, MACHINES[ranks], options)
 
 
@@ -148,15 +94,15 @@ def test_products_are_dealt_whole_where_there_are_many_and_cut_where_there_are_f
     "options", [{"grid": (2, 1)}, {"tile": 512, "scheduler": "auto"}, {"blocking": Blocking(splits=2)}]
 )
 def test_options_of_one_product_are_refused(options: dict[str, Any]) -> None:
-    problem = _problem([(8, 8, 8)] * 4)
-    placement = _placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
+    problem = batch_of([(8, 8, 8)] * 4)
+    placement = batch_placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
     with pytest.raises(ParamError, match=f"{next(iter(options))}.* was given, which is for one product and no batch"):
         plan(problem, placement, 2, MACHINES[2], ScheduleOptions(**options))
 
 
 def test_a_batch_takes_as_many_ranks_as_its_metric_is_least_of() -> None:
-    problem = _problem([(512, 512, 512)] * 16)
-    placement = _placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
+    problem = batch_of([(512, 512, 512)] * 16)
+    placement = batch_placement(problem, lambda shape: BoundLayout.whole(shape, Location.host()))
     watts = {"busy_watts": np.full(4, 700.0), "idle_watts": np.full(4, 5.0), "active_watts": np.full(4, 600.0)}
     machine = dataclasses.replace(MACHINES[4], **watts)
     values = {}
@@ -172,7 +118,7 @@ def test_a_batch_takes_as_many_ranks_as_its_metric_is_least_of() -> None:
 
 
 def test_what_lies_together_is_one_copy_and_large_groups_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = _problem([(30, 20, 10)] * 64)
+    problem = batch_of([(30, 20, 10)] * 64)
     stacks = (
         BoundLayout(
             (64 * rows, 64 * cols),
@@ -306,7 +252,7 @@ def test_values_in_a_row_are_kept_as_runs() -> None:
 @pytest.mark.parametrize("dtype", [DType.f32, DType.c128, DType.bf16], ids=str)
 @pytest.mark.parametrize("factors", [(1.0, 0.0), (0.5, 1.0), (-1.5, 0.25), (0.0, 2.0)], ids=str)
 def test_numpy_makes_products_of_one_shape_at_once(dtype: DType, factors: tuple[float, float]) -> None:
-    problem = _problem([(7, 5, 6)] * 4 + [(5, 5, 6)] * 3, dtype, trans_a="T")
+    problem = batch_of([(7, 5, 6)] * 4 + [(5, 5, 6)] * 3, dtype, trans_a="T")
     lds = {Matrix.A: 9, Matrix.B: 6, Matrix.C: 8}
     placement = Placement(
         *(
