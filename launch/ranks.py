@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import ctypes
 import importlib.util
 import itertools
 import json
@@ -13,8 +15,10 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from typing import Any, NoReturn
 
 CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
@@ -27,6 +31,9 @@ FORWARDED = re.compile("(UNCUT|CUDA|OMP|UCX|FI|MPI4PY)_|(PATH|LD_LIBRARY_PATH|PY
 # Slurm has these if a job asked for them, and then a rank sees one GPU alone.
 FENCES = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 LEVELS = ("single", "funneled", "serialized", "multiple")
+# What MPICH and Open MPI leave of a job that was killed or has aborted; a process that uses such a file has it open or mapped.
+LEFT = ("/dev/shm/mpich_*", "/dev/shm/vader_segment.*", "/dev/shm/sm_segment.*", "/tmp/hydra_hwloc_xmlfile_*")
+TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def module(path: str) -> Any:
@@ -351,7 +358,7 @@ def lines_of_map(nodes: list[tuple[dict[str, Any], int]]) -> list[str]:
 
 
 def as_rank(program: list[str]) -> NoReturn:
-    """Run by each rank: take its place, then become the program."""
+    """Run by each rank: take its place, then run the program, and see that it ends as a rank has to."""
     rank = launcher.rank_of_process(unknown=-1)
     if rank < 0:
         stop("this launcher does not tell its ranks their number (Open MPI, MPICH, MVAPICH, PMIx and srun do)")
@@ -373,10 +380,68 @@ def as_rank(program: list[str]) -> NoReturn:
             os.sched_setaffinity(0, near)
         if len(near) < len(numa.kernel_list(cores)):
             print(f"node: rank {rank} may use {len(near)} of cores {cores}", file=sys.stderr)
+    heard, said = os.pipe()
+    os.set_inheritable(said, True)
+    os.environ[launcher.ENDS] = f"{said}:{os.fstat(said).st_ino}"
     try:
-        os.execvp(program[0], program)
+        status = run(program, signal.SIGKILL)
     except OSError as error:
         stop(f"rank {rank} cannot start {program[0]}: {error.strerror}")
+    os.close(said)
+    os.set_blocking(heard, False)  # a process that the program has left may have the other end
+    with contextlib.suppress(BlockingIOError):
+        if status == 0 and os.read(heard, 2) == launcher.BEGAN:
+            stop(
+                f"rank {rank} ended with status 0 and without MPI_Finalize, as by os._exit(0): the job has failed, since "
+                "others may wait for it; leave by sys.exit, or call MPI.Finalize() before"
+            )
+    if status < 0:
+        with contextlib.suppress(OSError):  # nobody can catch this one
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)  # so that the launcher says by what it ended
+    sys.exit(status)
+
+
+def run(command: list[str], when_alone: int, *, passes_on: bool = False) -> int:
+    """
+    Run a command and return its status, negative for a signal that has ended it.
+
+    It gets a signal when this process ends before it. Those of a terminal come to both. Others come to this process
+    alone, and are passed on, or to the whole group.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*TOLD, signal.SIGCHLD})
+    control = ctypes.CDLL(None).prctl
+
+    def begin() -> None:
+        control(1, when_alone)  # PR_SET_PDEATHSIG
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    process = subprocess.Popen(command, close_fds=False, preexec_fn=begin)
+    while process.poll() is None:
+        told = signal.sigwaitinfo({*TOLD, signal.SIGCHLD})
+        if passes_on and told.si_signo != signal.SIGCHLD and told.si_pid:
+            process.send_signal(told.si_signo)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process.returncode
+
+
+def remove_left(since_s: float) -> None:
+    """Remove what a job that began then has left of its MPI on this node, and no process uses."""
+    found = [path for pattern in LEFT for path in ROOT.glob(pattern[1:])]
+    with contextlib.suppress(OSError):
+        ours = {path for path in found if path.lstat().st_uid == os.getuid() and path.lstat().st_mtime >= since_s}
+        used = {link for process in ROOT.glob("proc/[0-9]*") for link in links_of(process)} if ours else set()
+        for path in ours - used:
+            path.unlink(missing_ok=True)
+
+
+def links_of(process: pathlib.Path) -> list[pathlib.Path]:
+    """Return the files that a process has open or mapped, as far as this user may see them."""
+    found = []
+    for one in itertools.chain((process / "fd").glob("*"), (process / "map_files").glob("*")):
+        with contextlib.suppress(OSError):
+            found.append(one.readlink())
+    return found
 
 
 def parse(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -440,12 +505,20 @@ def main(words: list[str]) -> None:
     if asked.dry_run:
         print(shlex.join(["env", *(f"{name}={os.environ[name]}" for name in forwarded()), *command]))
     else:
-        os.execvp(command[0], command)
+        began_s = time.time()
+        status = run(command, signal.SIGTERM, passes_on=True)
+        remove_left(began_s)
+        if status and hosts[0][0]:
+            others = start([(host, 1) for host, _ in used], asked.slurm, sys.executable, __file__, "--tidy", str(began_s))
+            subprocess.run(["timeout", "--kill-after=5", "30", *others], check=False)
+        sys.exit(status if status >= 0 else 128 - status)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--as-rank"]:
         as_rank(sys.argv[2:])
+    elif sys.argv[1:2] == ["--tidy"]:
+        remove_left(float(sys.argv[2]))
     elif sys.argv[1:2] == ["--answer"]:
         answer("--no-gpu" in sys.argv)
     else:

@@ -79,6 +79,8 @@ def launch(what: str, words: list[str]) -> int:
             try:
                 main("python", command[1:])
             except SystemExit as end:
+                if isinstance(end.code, int):
+                    os._exit(end.code)
                 os.write(2, f"{end.code}\n".encode())
             os._exit(1)
         if os.waitpid(process, 0)[1]:

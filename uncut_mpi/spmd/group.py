@@ -13,6 +13,7 @@ import contextlib
 import logging
 import math
 import os
+import pathlib
 import pickle
 import platform
 import sys
@@ -48,6 +49,9 @@ logger = logging.getLogger("uncut_mpi")
 
 PATIENCE_S = 30.0
 """After so long a wait in which nothing happens is told, and again each time it has lasted twice as long."""
+
+_LOOK_S: Final = 1.0
+"""How often a wait past a session's limit looks whether a rank's process is stopped or gone."""
 
 _GRACE_S = 1.0
 """How long a wait for ranks goes on, some of which have left: what is awaited may have been on its way before."""
@@ -143,7 +147,8 @@ class Group:
     comm : mpi4py.MPI.Comm
         An intracommunicator; it is duplicated, so that no message of the program is touched.
     timeout_s : float, optional
-        How long this rank waits for others to make the same call; by default for ever.
+        How long this rank waits for others to make the same call; by default for ever. So long it also waits inside a
+        call for a rank whose process is stopped or gone, where it can see that (`halted`).
     ranks_per_node : int, optional
         Take the ranks of a node, in their order, for nodes of so many, which share nothing.
     check_left : callable, optional
@@ -213,6 +218,8 @@ class Group:
         self._thread = threading.get_ident()
         self.spin_s, self.oversubscribed = _SPIN_SHARED_S, True  # until it is known
         self.stalled = False
+        self._why = "an earlier collective call of this session never ended: end the program"
+        self._limit_s, self._processes = math.inf if timeout_s is None else timeout_s, [0] * comm.size
         self._freed = False
         self.bytes_broadcast = 0
         self.check_left = check_left
@@ -236,10 +243,12 @@ class Group:
             raise
 
     def _find_nodes(self, ranks_per_node: int | None) -> None:
-        own = node_identity(), os.sched_getaffinity(0), ranks_per_node, platform.node(), os.urandom(_KEY_BYTES)
-        facts = self.allgather_objects(own, OPENING, SETTLING_S)
+        about_node = node_identity(), os.sched_getaffinity(0), ranks_per_node, platform.node()
+        own = *about_node, os.urandom(_KEY_BYTES), os.getpid()
+        facts = self.allgather_objects(own, OPENING, min(SETTLING_S, self._limit_s))
         self.machines, self.hosts = tuple(fact[0] for fact in facts), tuple(fact[3] for fact in facts)
-        self._key = facts[0][4]
+        self._key, here = facts[0][4], self.machines[self.rank]
+        self._processes = [fact[5] if fact[0] == here else 0 for fact in facts]
         each, before = [fact[2] or self.size for fact in facts], collections.Counter[str]()
         names = list[tuple[object, int]]()
         for machine, most in zip(self.machines, each, strict=True):
@@ -249,8 +258,7 @@ class Group:
         cores: set[int] = set().union(
             *(fact[1] for fact, node in zip(facts, self.node_of, strict=True) if node == self.node)
         )
-        here = self.machines.count(self.machines[self.rank])  # whatever nodes they are taken for
-        self.oversubscribed = len(cores) < here
+        self.oversubscribed = len(cores) < self.machines.count(here)  # whatever nodes they are taken for
         self.spin_s = _SPIN_SHARED_S if self.oversubscribed else _SPIN_S
 
     def divide(self, parts: Sequence[int]) -> None:
@@ -279,7 +287,8 @@ class Group:
         self.barrier(OPENING)  # since nothing ends a wait in the split
         comm = self._comm.Split(self.node, self.rank)
         try:
-            return Group(comm, check_left=self.check_left)
+            limit_s = None if self._limit_s == math.inf else self._limit_s
+            return Group(comm, limit_s, check_left=self.check_left)
         finally:
             comm.Free()
 
@@ -412,6 +421,7 @@ class Group:
         backoff = Backoff(self.spin_s, self.oversubscribed)
         seen, since_s, patience_s = b"" if progress is None else progress(), 0.0, PATIENCE_S
         told = self.num_nodes == 1 or self._steps is None  # else others do not see them
+        look_s = self._limit_s  # for ranks that cannot get on
         while True:
             backoff.pause()
             if done():
@@ -430,6 +440,11 @@ class Group:
                         backoff.pause()
                     self.stalled = True
                     raise
+            if waited_s > look_s:
+                look_s += _LOOK_S
+                if halted := self.halted():
+                    waited = self._waited(what, waited_s, halted, whom, to)
+                    raise self._stall(f"{waited}: the process of {name_ranks(halted)} is stopped or gone", final)
             if waited_s <= min(patience_s, math.inf if timeout_s is None else timeout_s):
                 continue
             if progress is not None and progress() != seen:
@@ -438,13 +453,21 @@ class Group:
             self.drive()  # to hear how far others are
             absent = list(missing()) if missing is not None and told else []
             if timeout_s is not None and waited_s > timeout_s:
-                self.stalled |= final
                 waited = self._waited(what, timeout_s, absent, whom, to)
-                raise StallError(f"{waited}: see the other ranks' output, or allow more time")
+                raise self._stall(f"{waited}: see the other ranks' output, or allow more time", final)
             patience_s *= 2
             # One rank speaks for all that wait; where it is not known who does, each speaks for itself.
             if not absent or self.rank == min({*range(self.size)}.difference(absent), default=self.rank):
                 logger.warning("%s; it goes on waiting", self._waited(what, waited_s, absent, whom, to))
+
+    def _stall(self, why: str, final: bool) -> StallError:
+        if final:
+            self.stalled, self._why = True, f"{why}; end the program"
+        return StallError(why)
+
+    def halted(self) -> list[int]:
+        """Return the ranks on this machine whose process is stopped, or gone. Not collective."""
+        return [rank for rank, process in enumerate(self._processes) if process and _state(process) in "TtZX"]
 
     def _waited(self, what: str, waited_s: float, absent: Sequence[int], whom: str, to: str) -> str:
         who = name_ranks(absent) if absent else whom
@@ -487,7 +510,7 @@ class Group:
         if self._freed:
             raise ParamError("the group of this session is freed: make a new session")
         if self.stalled:
-            raise StallError("an earlier collective call of this session never ended: end the program")
+            raise StallError(self._why)
         if threading.get_ident() != self._thread:
             require_thread_multiple()
             self._thread = threading.get_ident()
@@ -605,6 +628,14 @@ class Group:
         self._freed = True
         if not self.stalled and not MPI.Is_finalized():
             self._comm.Free()
+
+
+def _state(process: int) -> str:
+    """Return the state of a process as the system calls it; X where it is gone."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
 
 
 def keep_until_over(is_over: Callable[[], bool], keep: object) -> None:

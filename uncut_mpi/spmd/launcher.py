@@ -25,6 +25,11 @@ _LAUNCHERS: Final = (
 # By these a user tells MPICH which protocol to speak, and it no longer looks at the launcher's variables.
 _MPICH_CHOICES: Final = ("MPIR_CVAR_PMI_VERSION", "MPICH_PMI_VERSION", "MPIR_PARAM_PMI_VERSION")
 
+ENDS: Final = "UNCUT_MPI_ENDS"
+"""In the environment of what launch/node starts: a descriptor, by its number and its file's, to tell it how ranks end."""
+BEGAN, ENDED = b"b", b"e"
+"""What a rank writes there when it uses MPI first, and when it ends in order."""
+
 
 def rank_of_process(environment: Mapping[str, str] | None = None, unknown: int = 0) -> int:
     """Return this process's number as its launcher gave it, or `unknown`; for what is done before MPI is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import importlib
@@ -83,7 +84,10 @@ class _Late:
     """`mpi4py.MPI`, loaded when something of it is first used: whoever only looks at a class starts no MPI."""
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(_load(), name)
+        loaded = _load()
+        if launcher.ENDS in os.environ:
+            _tell_end(loaded)
+        value = getattr(loaded, name)
         setattr(self, name, value)
         return value
 
@@ -101,6 +105,28 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+
+
+def _tell_end(mpi: Any) -> None:
+    """
+    Tell the launcher that this rank uses MPI, and later that it ends in order.
+
+    MPICH's `mpiexec` takes a process that ends with status 0 for one that has done its work, wherever it was.
+    """
+    number, _, file = os.environ.pop(launcher.ENDS).partition(":")
+
+    def tell(word: bytes) -> None:
+        with contextlib.suppress(OSError):  # this process is not that which was started
+            if os.fstat(int(number)).st_ino == int(file) and not is_fork[0]:
+                os.write(int(number), word)
+
+    def finalised(*_unused: object) -> None:
+        tell(launcher.ENDED)
+
+    tell(launcher.BEGAN)
+    atexit.register(finalised)
+    if not mpi.Is_finalized() and mpi.Is_initialized():
+        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=finalised), 0)
 
 
 def world() -> MPI.Intracomm:
