@@ -18,6 +18,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any, NoReturn
 
@@ -31,8 +32,10 @@ FORWARDED = re.compile("(UNCUT|CUDA|OMP|UCX|FI|MPI4PY)_|(PATH|LD_LIBRARY_PATH|PY
 # Slurm has these if a job asked for them, and then a rank sees one GPU alone.
 FENCES = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 LEVELS = ("single", "funneled", "serialized", "multiple")
-# What MPICH and Open MPI leave of a job that was killed or has aborted; a process that uses such a file has it open or mapped.
+# What MPICH and Open MPI leave of a job that was killed or has aborted. Who uses such a file has it open or mapped.
 LEFT = ("/dev/shm/mpich_*", "/dev/shm/vader_segment.*", "/dev/shm/sm_segment.*", "/tmp/hydra_hwloc_xmlfile_*")
+# In the environment: where the package links what it has not finished (uncut_mpi/unfinished.py).
+LINKS = "UNCUT_MPI_LEFT"
 TOLD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -392,8 +395,8 @@ def as_rank(program: list[str]) -> NoReturn:
     with contextlib.suppress(BlockingIOError):
         if status == 0 and os.read(heard, 2) == launcher.BEGAN:
             stop(
-                f"rank {rank} ended with status 0 and without MPI_Finalize, as by os._exit(0): the job has failed, since "
-                "others may wait for it; leave by sys.exit, or call MPI.Finalize() before"
+                f"rank {rank} ended with status 0 and without MPI_Finalize, as by os._exit(0): the job has failed, "
+                "since others may wait for it; leave by sys.exit, or call MPI.Finalize() before"
             )
     if status < 0:
         with contextlib.suppress(OSError):  # nobody can catch this one
@@ -423,6 +426,14 @@ def run(command: list[str], when_alone: int, *, passes_on: bool = False) -> int:
             process.send_signal(told.si_signo)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process.returncode
+
+
+def remove_unfinished(folder: str) -> None:
+    """Remove the files that a job has left without their names, to which there are links."""
+    for link in pathlib.Path(folder).iterdir():
+        with contextlib.suppress(OSError):
+            if link.stat().st_ino == int(link.name):
+                link.readlink().unlink()
 
 
 def remove_left(since_s: float) -> None:
@@ -506,10 +517,16 @@ def main(words: list[str]) -> None:
         print(shlex.join(["env", *(f"{name}={os.environ[name]}" for name in forwarded()), *command]))
     else:
         began_s = time.time()
-        status = run(command, signal.SIGTERM, passes_on=True)
+        with tempfile.TemporaryDirectory(prefix="uncut_mpi-") as folder:
+            os.environ[LINKS] = folder
+            status = run(command, signal.SIGTERM, passes_on=True)
+            if status:
+                remove_unfinished(folder)
         remove_left(began_s)
         if status and hosts[0][0]:
-            others = start([(host, 1) for host, _ in used], asked.slurm, sys.executable, __file__, "--tidy", str(began_s))
+            others = start(
+                [(host, 1) for host, _ in used], asked.slurm, sys.executable, __file__, "--tidy", str(began_s)
+            )
             subprocess.run(["timeout", "--kill-after=5", "30", *others], check=False)
         sys.exit(status if status >= 0 else 128 - status)
 

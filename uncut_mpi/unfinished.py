@@ -25,6 +25,8 @@ OVERWRITE: Final = "give --overwrite"
 """How commands are told to replace a file."""
 
 PARTIAL: Final = ".partial"
+LEFT: Final = "UNCUT_MPI_LEFT"
+"""In the environment of what launch/node starts: a folder with a link to each unfinished file, named as its inode."""
 _logger = logging.getLogger("uncut_mpi")
 _MOST_BYTES: Final = 255  # of a name in a folder
 
@@ -54,7 +56,7 @@ class Discardable:
     def __init__(self, path: str, descriptor: int) -> None:
         self.path, self.descriptor = os.path.abspath(path), descriptor
         self.is_open = self._is_there = True
-        self._process = os.getpid()
+        self._process, self._link = os.getpid(), ""
         _open.add(self)
 
     def discard(self) -> None:
@@ -66,6 +68,9 @@ class Discardable:
                 with contextlib.suppress(OSError):
                     os.unlink(self.path)
             os.close(self.descriptor)
+            if self._link and self._process == os.getpid():
+                with contextlib.suppress(OSError):
+                    os.unlink(self._link)
 
     def tell(self) -> None:
         """Say that it is left, if this process has made it."""
@@ -141,6 +146,10 @@ class UnfinishedFile(Discardable):
             self._take()
             return
         self._is_there = True
+        if folder := os.environ.get(LEFT):
+            self._link = os.path.join(folder, str(found.st_ino))
+            with contextlib.suppress(OSError):  # another node than the launcher's
+                os.symlink(self.path, self._link)
         if os.path.exists(self.final):
             os.fchmod(self.descriptor, stat.S_IRUSR | stat.S_IWUSR)
 

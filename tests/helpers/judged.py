@@ -1,10 +1,11 @@
-"""Jobs with a planted fault (`planted`), and what is judged of them: who ends when and how, what is said, what is left."""
+"""Jobs with a planted fault (`planted`), and what is judged: who ends when and how, what is said, what is left."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import json
+import operator
 import os
 import pathlib
 import re
@@ -23,11 +24,15 @@ from tests.helpers.jobs import ROOT, begin, launcher
 
 SOON_S = 15.0
 """Within so long each other rank has to end or raise."""
+SHM = "64m"
+"""What a job has of /dev/shm, as a container has."""
 TIMEOUT_S = 10.0
 """Of sessions: how long their ranks wait for one that is stopped or stays away."""
 END_S = 20.0
 """How long a job may take to end after all of its ranks have raised or ended."""
 LEFT = re.compile(r"uncut_mpi|mpich|vader|sm_segment|ompi|hydra|pmix|prte|partial")
+OF_ALL = ("file shrinks", "full disk", "full /dev/shm")
+"""Faults that any rank meets, whichever brings them about."""
 HARMLESS = ("fork",)
 """Faults after which the job has to go on, and to be right."""
 
@@ -85,6 +90,13 @@ def can_be_apart() -> bool:
     return tried.returncode == 0
 
 
+def used_on_gpus() -> list[int]:
+    """Return what is used of each GPU (in steps of 64 MiB)."""
+    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [int(line) // 64 for line in said.splitlines()]
+
+
 def is_there(pid: int) -> bool:
     """Return whether a process is there and no zombie."""
     try:
@@ -106,27 +118,35 @@ def notes_of(folder: pathlib.Path, rank: int) -> list[dict]:
     return found
 
 
-def run(case: Case, shm: str = "64m", limit_s: float = 60.0, by: tuple[str, ...] = ()) -> Outcome:
-    """Run a job and judge it."""
+def run(case: Case, *, timeout_s: float = TIMEOUT_S, limit_s: float = 60.0, by: tuple[str, ...] = ()) -> Outcome:
+    """Run a job, by a command, and judge it."""
     with tempfile.TemporaryDirectory(prefix="uncut_faults_") as name:
         folder = pathlib.Path(name)
-        for at in "ab":
-            np.save(folder / f"{at}.npy", np.ones((case.size, case.size)))
+        for at in "ab":  # where there are no files of matrices, something small
+            np.save(folder / f"{at}.npy", np.ones((case.size, case.size) if "node" not in case.scenario else 1))
         (folder / "disk").mkdir()
-        spec = {"folder": name, "timeout_s": TIMEOUT_S} | dataclasses.asdict(case)
+        spec = {"folder": name, "timeout_s": timeout_s} | dataclasses.asdict(case)
         program = [sys.executable, "-m", "mpi4py", "-m", "tests.helpers.planted"]
         started = [launcher(), "-n", case.ranks, *program]
         if case.by_launcher:
             started = [ROOT / "launch" / "node", *(["--no-gpu"] if case.backend == "host" else []), "-n", case.ranks]
             started += ["--", *program]
-        about = {planted.SPEC: json.dumps(spec), "XDG_CACHE_HOME": name}
+        of_mpi = {key: value for key, value in os.environ.items() if key.startswith("MPI4PY_")}
+        about = {planted.SPEC: json.dumps(spec), "XDG_CACHE_HOME": name, **of_mpi}
         if can_be_apart():
             shown = " ".join({str(ROOT), sys.prefix})
-            started = ["unshare", "-m", "sh", "-c", _APART, "sh", name, shm, shown, *by, *started]
+            started = ["unshare", "-m", "sh", "-c", _APART, "sh", name, SHM, shown, *by, *started]
         before = {*os.listdir("/dev/shm"), *os.listdir("/tmp")}
+        used = used_on_gpus() if case.backend == "cuda" else []
         process = begin(started, **about)
         try:
-            return _judged(case, process, folder, before, limit_s)
+            found = _judged(case, process, folder, before, limit_s)
+            until_s = time.monotonic() + SOON_S
+            while used and any(map(operator.gt, now := used_on_gpus(), used)) and time.monotonic() < until_s:
+                time.sleep(0.2)
+            if used and any(map(operator.gt, now, used)):
+                found.problems.append(f"left: memory of GPUs, {used} and now {now} times 64 MiB")
+            return found
         finally:
             for pid in _processes_of(name):
                 os.kill(pid, signal.SIGKILL)
@@ -163,7 +183,8 @@ def _judged(case: Case, process: subprocess.Popen, folder: pathlib.Path, before:
         now = time.monotonic()
         for rank in range(case.ranks):
             notes = notes_of(folder, rank)
-            pids |= {rank: note["pid"] for note in notes if note["event"] == "began"}
+            if notes:
+                pids[rank] = notes[0]["pid"]
             planted_s = next((note["s"] for note in notes if note["event"] == "planted"), planted_s)
             raised = [note["s"] for note in notes if note["event"] == "raised"]
             if rank not in over and (raised or (rank in pids and not is_there(pids[rank]))):
@@ -184,9 +205,7 @@ def _judged(case: Case, process: subprocess.Popen, folder: pathlib.Path, before:
     for reader in readers:
         reader.join(5)
     notes = {rank: notes_of(folder, rank) for rank in range(case.ranks)}
-    raised = [
-        f"[{rank}] {note['error']}" for rank in notes for note in notes[rank] if note["event"] == "raised"
-    ]
+    raised = [f"[{rank}] {note['error']}" for rank in notes for note in notes[rank] if note["event"] == "raised"]
     left = [f"process {pid}" for pid in processes]
     if (folder / "left").exists():
         left += [line for line in (folder / "left").read_text().splitlines() if LEFT.search(line)]
@@ -230,8 +249,13 @@ def _problems(found: Outcome, notes: dict[int, list[dict]], raised: list[str]) -
         if found.slowest_s > SOON_S and not (may_work and found.status == 0):
             wrong.append(f"others end after {found.slowest_s:.1f} s")
         others = [one for one in raised if not one.startswith(f"[{case.rank}]")]
+        if case.scenario == "command":  # of which rank 0 says what has come
+            others = [found.said] if others else []
         named = [re.search(rf"ranks? ([\d, -]|and)*\b{case.rank}\b", one) for one in others]
-        shares_nothing = case.point in ("open: begin", "open: at opening a session")  # yet, by which to see who is missing
-        if not all(named) and not shares_nothing:
+        shares_nothing = case.point in (
+            "open: begin",
+            "open: at opening a session",
+        )  # yet, by which to see who is missing
+        if not all(named) and not shares_nothing and case.fault not in OF_ALL:
             wrong.append("the rank is not named")
     return wrong + [f"left: {one}" for one in found.left]

@@ -21,6 +21,8 @@ from tests.helpers.sessions import (  # noqa: F401 (of every test)
 ALONE_AND_ON_THREE = (1, 3)
 """Of a file that is not named: of three ranks one neither errs or begins nor tells of it."""
 FILES = {
+    # Jobs of their own.
+    (1,): "faults",
     # What is of each rank itself, or between two; commands, whose ranks do the same.
     (2,): """api_arguments api_arrays api_measure api_references api_tuning bench chunks command
         complex gemm_files gradients messages odd_arguments out_of_core spmd_abort""",

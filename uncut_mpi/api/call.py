@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R")
 
+_AFTER_STALL_S: Final = 1.0
+"""How long a rank that has stalled waits for the others to say so too, at least."""
+
 
 class CallResult(NamedTuple):
     """
@@ -170,8 +173,11 @@ class Call:
         report = self.report
         calls.counters.add(report.tasks, report.copy_bytes)
         error = report.error
+        limit_s = self._patience_s
+        if isinstance(error, StallError):  # nothing has got on for so long anywhere, so the others have had their time
+            limit_s = min(limit_s, max(_AFTER_STALL_S, limit_s / 4))
         try:
-            verdict = gate.close(error, self._patience_s)
+            verdict = gate.close(error, limit_s)
         except StallError as missing:
             gate.broken = True
             # What this rank awaited in vain says more than that the barrier was not reached, but not than who gave up.

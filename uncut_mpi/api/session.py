@@ -66,7 +66,8 @@ class Session(Multiplies):
     arrival_timeout_s : float, optional
         A call, the opening of this session too, fails when a rank begins no call for so long after this one. By default
         ranks wait for each other as in any MPI call. `gather_values` and `together` wait for what ranks do on their
-        own, and have no limit.
+        own, and have no limit. Inside a call it ends a wait for a rank of this machine whose process is stopped, or
+        gone.
     max_plans : int, default 32
         Plans that one-shot calls keep; the least recently used goes first.
     verify : bool, default False

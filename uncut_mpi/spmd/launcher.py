@@ -26,7 +26,7 @@ _LAUNCHERS: Final = (
 _MPICH_CHOICES: Final = ("MPIR_CVAR_PMI_VERSION", "MPICH_PMI_VERSION", "MPIR_PARAM_PMI_VERSION")
 
 ENDS: Final = "UNCUT_MPI_ENDS"
-"""In the environment of what launch/node starts: a descriptor, by its number and its file's, to tell it how ranks end."""
+"""In the environment of what launch/node starts: a descriptor, by its number and its file's, to say how ranks end."""
 BEGAN, ENDED = b"b", b"e"
 """What a rank writes there when it uses MPI first, and when it ends in order."""
 
