@@ -272,6 +272,7 @@ def products(planter, **about):
         if session._group.num_nodes == 1:
             multiply(planter, "in flight", a, b, c, wait=False)
         planter.phase = "check"
+        session.barrier()  # which has a limit
         with session.together("checking"):
             if not (np.asarray(c.local if BACKEND == "host" else c.local.get()) == SIZE).all():
                 raise AssertionError("C is wrong")

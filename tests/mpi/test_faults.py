@@ -8,6 +8,7 @@ from tests.helpers.collective import carried
 from tests.helpers.judged import Case, run
 
 CASES = [
+    Case(fault="never calls", point="open: begin", rank=0),
     Case(fault="exception", point="first call: in binding the plan", rank=1),
     Case(fault="kill", point="repeated call: task GEMM", rank=0),
     Case(fault="stop", point="close: at freeing the SoftBuf", rank=1),

@@ -220,7 +220,9 @@ class Group:
         self.stalled = False
         self._why = "an earlier collective call of this session never ended: end the program"
         self._limit_s, self._processes = math.inf if timeout_s is None else timeout_s, [0] * comm.size
-        self._freed = False
+        self._freed = (
+            True  # until there is a communicator: Open MPI crashes where messages of such a one are looked for
+        )
         self.bytes_broadcast = 0
         self.check_left = check_left
         self._steps: memoryview | None = None
@@ -235,6 +237,7 @@ class Group:
         self.rank, self.size = comm.rank, comm.size
         self._comm, request = comm.Idup()
         self.wait(lambda: request, OPENING, timeout_s, self._comm)
+        self._freed = False
         try:
             self.wait(self._comm.Ibarrier, OPENING, SETTLING_S if timeout_s is None else timeout_s, None)
             self._find_nodes(ranks_per_node)
@@ -438,8 +441,9 @@ class Group:
                         if done():
                             return
                         backoff.pause()
-                    self.stalled = True
-                    raise
+                    self.stalled, look_s = True, 0.0
+                    if not self.halted("Tt"):  # else they have left for these
+                        raise
             if waited_s > look_s:
                 look_s += _LOOK_S
                 if halted := self.halted():
@@ -462,12 +466,12 @@ class Group:
 
     def _stall(self, why: str, final: bool) -> StallError:
         if final:
-            self.stalled, self._why = True, f"{why}; end the program"
+            self.stalled, self._why = True, f"an earlier collective call of this session never ended: {why}"
         return StallError(why)
 
-    def halted(self) -> list[int]:
-        """Return the ranks on this machine whose process is stopped, or gone. Not collective."""
-        return [rank for rank, process in enumerate(self._processes) if process and _state(process) in "TtZX"]
+    def halted(self, states: str = "TtZX") -> list[int]:
+        """Return the ranks on this machine whose process is stopped (Tt), or gone. Not collective."""
+        return [rank for rank, process in enumerate(self._processes) if process and _state(process) in states]
 
     def _waited(self, what: str, waited_s: float, absent: Sequence[int], whom: str, to: str) -> str:
         who = name_ranks(absent) if absent else whom
