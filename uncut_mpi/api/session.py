@@ -248,7 +248,12 @@ class Session(Multiplies):
 
     @public_call
     def gather_values(self, value: Any) -> list[Any]:
-        """Return a small picklable value of every rank, in rank order. Collective."""
+        """
+        Return a small value of every rank, in rank order. Collective.
+
+        None, numbers, texts, bytes, arrays, values of this package, and lists, tuples, sets and dicts of these: no
+        objects of other classes, whose code would run on other ranks.
+        """
         with self._gate.exclusive():
             self._gate.open("gather_values", waits_for_ever=True)
             return self._group.allgather_objects(value)

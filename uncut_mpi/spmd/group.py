@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import pathlib
-import pickle
 import platform
 import sys
 import threading
@@ -27,6 +26,7 @@ import numpy as np
 from uncut_mpi.errors import ParamError, PeerFailedError, StallError, agreed, from_wire, to_wire
 from uncut_mpi.segments import node_identity
 from uncut_mpi.spmd.runtime import MPI, check_launcher, require_mpi, require_thread_multiple
+from uncut_mpi.spmd.values import decoded, encoded
 from uncut_mpi.units import name_ranks
 
 # Spinning costs nothing while every rank has a core; with fewer cores it keeps the awaited rank
@@ -555,14 +555,14 @@ class Group:
 
     def allgather_objects(self, value: Any, what: str = "allgather", timeout_s: float | None = None) -> list[Any]:
         """
-        Gather one picklable object of every rank; for small control data, never for matrices.
+        Gather one value of every rank (`values`); for small control data, never for matrices.
 
-        PeerFailedError on all ranks, if one rank's object cannot be pickled.
+        PeerFailedError on all ranks, if one rank's object is none.
         """
         try:
-            data = pickle.dumps((value, None), pickle.HIGHEST_PROTOCOL)
+            data = encoded((value, None))
         except Exception as error:  # it must reach the other ranks, which already wait
-            data = pickle.dumps((None, to_wire(error)))
+            data = encoded((None, to_wire(error)))
         begun = self.allgather_bytes(_begun(data, _EACH_BYTES), what, timeout_s)
         sizes = begun[:, :8].copy().view(np.int64)[:, 0]
         parts = [one[8 : 8 + size] for one, size in zip(begun, sizes, strict=True)]
@@ -571,12 +571,17 @@ class Group:
             of_ranks = everyone, sizes.tolist(), (ends - sizes).tolist(), MPI.BYTE
             self.wait(lambda: self._comm.Iallgatherv(mine, of_ranks), what, timeout_s, (mine, of_ranks))
             parts = np.split(everyone, ends[:-1])
-        found = [pickle.loads(part.data) for part in parts]
-        for rank, (_, wire) in enumerate(found):
+        found = []
+        for rank, part in enumerate(parts):
+            try:
+                value, wire = decoded(part.data)
+            except ParamError as error:  # on all ranks, since all read the same bytes
+                wire = to_wire(error)
             if wire is not None:
                 said = ": ".join(wire)
                 raise agreed(PeerFailedError(f"rank {rank} could not send its part of {what}: {said}"))
-        return [value for value, _ in found]
+            found.append(value)
+        return found
 
     def from_root(self, function: Callable[[], _T]) -> _T:
         """
@@ -585,7 +590,7 @@ class Group:
         Parameters
         ----------
         function : callable
-            Returns what can be pickled; called on rank 0 only.
+            Returns a value (`values`); called on rank 0 only.
 
         Raises
         ------
@@ -598,9 +603,9 @@ class Group:
         data = b""
         if self.rank == 0:
             try:
-                data = pickle.dumps((function(), None), pickle.HIGHEST_PROTOCOL)
+                data = encoded((function(), None))
             except BaseException as error:  # the others wait for the result or the error
-                failed, data = error, pickle.dumps((None, to_wire(error)))
+                failed, data = error, encoded((None, to_wire(error)))
         first = _begun(data, _FIRST_BYTES)
         self.wait(lambda: self._comm.Ibcast(first, root=0), "broadcast", None, first)
         length = int(first[:8].view(np.int64)[0])
@@ -609,7 +614,7 @@ class Group:
             body = np.frombuffer(data, np.uint8) if self.rank == 0 else np.empty(length, np.uint8)
             self.wait(lambda: self._comm.Ibcast(body, root=0), "broadcast", None, body)
         self.bytes_broadcast += len(body)
-        value, wire = pickle.loads(body.data)
+        value, wire = decoded(body.data)
         if wire is not None:
             raise agreed(failed or from_wire(*wire, rank=0))
         found: _T = value
