@@ -19,6 +19,7 @@ import mmap
 import os
 import pathlib
 import platform
+import re
 import secrets
 import time
 import weakref
@@ -42,6 +43,7 @@ schedules only if all know where lines begin; and the system may use its large p
 _ACCESS = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000  # of Linux
 _SHM = "/dev/shm"
+_NAME = re.compile(rf"{_SHM}/uncut_mpi-[0-9]+-[0-9a-f]+")
 
 # Memory left to the rest of the node when a segment is reserved: the kernel kills processes before
 # it runs out to the last page.
@@ -448,11 +450,14 @@ class _HandleParts(NamedTuple):
 
 
 def _unpack(handle: bytes) -> _HandleParts:
-    try:
-        return _HandleParts(*json.loads(handle))
-    except (ValueError, TypeError):
-        mend = "pass Segment.handle unchanged"
-        raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: {mend}") from None
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        parts = _HandleParts(*json.loads(handle))
+        *numbers, path = parts[1:]
+        plain = [type(one) for one in parts] == [str, *[int] * len(numbers), str] and min(numbers) >= 0
+        # No other file is opened, whatever a handle says.
+        if plain and parts.nbytes <= parts.mapped and (not path or _NAME.fullmatch(path)):
+            return parts
+    raise ParamError(f"{len(handle)} bytes that are no handle of shared memory: pass Segment.handle unchanged")
 
 
 def _refused(parts: _HandleParts, path: str, error: OSError) -> TopologyError:

@@ -209,6 +209,7 @@ def test_a_damaged_byte_raises_nothing_but_schedule_errors(at: int, flip: int) -
         ("buffers", "location", 0, 7, "location does not exist"),
         ("buffers", "location", 0, -1, "location does not exist"),
         ("locations", "node", 1, 1, "is not that of 3 ranks on some nodes"),
+        ("locations", "node", 1, 1 << 30, "is not that of 3 ranks on some nodes"),  # of which no table is made
         ("locations", "rank", 3, 0, "is not that of 3 ranks on some nodes"),
         ("buffers", "ld", 0, 11, "leading dimension is below its rows"),
         ("buffers", "dtype", 0, len(DType), "is unknown"),

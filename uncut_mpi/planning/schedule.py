@@ -271,6 +271,12 @@ class Schedule(Remade):
                 inside = (start >= 0) & (length >= 0) & (length <= buffers[extent][at] - start)
                 require(inside, f"a {what} leaves its buffer")
 
+        # Looked at before tables of so many ranks and nodes are made, which could be any number.
+        counted = isinstance(self.num_ranks, int) and 0 < self.num_ranks <= len(self.locations)
+        nodes = self.locations["node"][: self.num_ranks if counted else 0]
+        counted = counted and bool(((nodes >= 0) & (nodes < self.num_ranks)).all())
+        if not (counted and np.array_equal(self.locations, location_table(self.ranks))):
+            raise ScheduleError(f"the table of locations is not that of {self.num_ranks} ranks on some nodes")
         first = tasks["first_await"].astype(np.int64)
         stop = first + tasks["num_awaits"]
         require((first >= 0) & (tasks["num_awaits"] >= 0) & (stop <= len(self.awaits)), "awaits outside their table")
@@ -310,8 +316,6 @@ class Schedule(Remade):
             "a buffer's dtype, role or matrix is unknown",
         )
         require((buffers["rows"] >= 0) & (buffers["cols"] >= 0), "a buffer's extent is negative")
-        if not np.array_equal(self.locations, location_table(self.ranks)):
-            raise ScheduleError(f"the table of locations is not that of {self.num_ranks} ranks on some nodes")
         require(
             (buffers["location"] >= 0) & (buffers["location"] < len(self.locations)),
             "a buffer's location does not exist",

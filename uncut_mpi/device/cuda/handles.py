@@ -60,4 +60,4 @@ class MemoryHandle:
                 "all ranks need the same backend and the same uncut_mpi"
             )
         _, _, pid, node, *others = _LAYOUT.unpack(data)
-        return cls(pid, node.rstrip(b"\0").decode(), *others)
+        return cls(pid, node.rstrip(b"\0").decode(errors="replace"), *others)
