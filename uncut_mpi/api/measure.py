@@ -354,5 +354,5 @@ def _read(path: str | os.PathLike[str]) -> Machine | None:
 def _keep(path: pathlib.Path, text: str) -> None:
     # Best effort: a read-only home directory costs a measurement per session and nothing else.
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(0o700, parents=True, exist_ok=True)
         replace_file(str(path), text.encode())
