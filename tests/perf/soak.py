@@ -58,6 +58,7 @@ def mix(session):
     held = [[session.empty_host((edge, edge), dtype) for _ in range(3)] for edge, dtype in kinds]
     dealt = session.empty((30, 30), "f64", um.Layout.rows(), memory="device")
     mine, plans = np.ones((20, 20)), [session.plan(*of_kind) for of_kind in held]
+    views = held[0][0][:8, :9], held[0][1][:9, :7]  # once: 256 calls are known again
 
     def refused(call, *arguments, **named):
         try:
@@ -77,7 +78,7 @@ def mix(session):
         *(functools.partial(plan.execute, 2.0) for plan in plans),
         *(functools.partial(session.gemm, *of_kind, trans_a="T") for of_kind in held),
         lambda: session.gemm(*held[0][:2]),
-        lambda: session.gemm(held[0][0][:8, :9], held[0][1][:9, :7]),
+        lambda: session.gemm(*views),
         lambda: session.gather(dealt, root=0),
         lambda: session.redistribute(dealt, um.Layout.cols()),
         lambda: session.scatter(mine if rank == 0 else None, um.Layout.rows(), 0),
