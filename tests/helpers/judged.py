@@ -131,7 +131,9 @@ def run(case: Case, *, timeout_s: float = TIMEOUT_S, limit_s: float = 60.0, by: 
         if case.by_launcher:
             started = [ROOT / "launch" / "node", *(["--no-gpu"] if case.backend == "host" else []), "-n", case.ranks]
             started += ["--", *program]
-        of_mpi = {key: value for key, value in os.environ.items() if key.startswith("MPI4PY_")}
+        # What a user sets for Open MPI; within a job there is more, of that job's.
+        said = ("MPI4PY_", "MPI4PY_" if "OMPI_COMM_WORLD_SIZE" in os.environ else "OMPI_MCA_")
+        of_mpi = {key: value for key, value in os.environ.items() if key.startswith(said)}
         about = {planted.SPEC: json.dumps(spec), "XDG_CACHE_HOME": name, **of_mpi}
         if can_be_apart():
             shown = " ".join({str(ROOT), sys.prefix})

@@ -3,7 +3,7 @@ Plants faults in jobs, at every point that a call passes, on each rank, and tell
 
     python3 -m tests.perf.faults [--scenarios node,nodes,files,command] [--faults LIST] [--points TEXT] [--ranks 2]
                                  [--every N] [--first N] [--json FILE] [--at-once 2] [--mpiexec]
-    python3 -m tests.perf.faults --gpus [--ranks 2] [--json FILE]
+    python3 -m tests.perf.faults --gpus [--ranks 2] [--every N] [--first N] [--json FILE]
 
 Points come from a job without a fault, which lists what the core names (tests/helpers/planted.py). --points takes those
 that hold a text, --every each N-th case. Jobs are started by launch/node, with --mpiexec by the MPI alone. The second
@@ -101,13 +101,19 @@ def main() -> int:
     faults = [one for one in asked.faults.split(",") if one]
     scenarios = [] if asked.gpus else asked.scenarios.split(",")
     several = (cases_of(scenario, asked.ranks, faults, asked.points, not asked.mpiexec) for scenario in scenarios)
-    cases = cases_of_gpus(asked.ranks) if asked.gpus else [*itertools.chain(*several)][asked.first :: asked.every]
+    cases = cases_of_gpus(asked.ranks) if asked.gpus else [*itertools.chain(*several)]
+    cases = cases[asked.first :: asked.every]
     outcomes: list[Outcome] = []
     with concurrent.futures.ThreadPoolExecutor(1 if asked.gpus else asked.at_once) as pool:
         timeout_s = 4.0 if asked.gpus else TIMEOUT_S
         for one in pool.map(functools.partial(run, timeout_s=timeout_s), cases):
             case = one.case
             outcomes.append(one)
+            if asked.gpus:
+                print(
+                    f"{case.fault} on rank {case.rank} at '{case.point}': {one.status}, {one.slowest_s:.1f} s",
+                    flush=True,
+                )
             if one.problems and (one.planted or asked.gpus):
                 print(f"{case.scenario}, {case.fault} on rank {case.rank} at '{case.point}': {'; '.join(one.problems)}")
                 print("    " + one.said.strip()[-1200:].replace("\n", "\n    "), flush=True)
