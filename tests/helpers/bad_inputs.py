@@ -135,7 +135,7 @@ def kinds(folder: str) -> Iterator[dict[str, Callable[[random.Random], Read]]]:
     )
     segment = Segment.create(4096, "a test")
     device = MemoryHandle(7, "node", b"u" * 16, 1 << 20, 4096, 9, b"i" * 64).encode()
-    sent = encoded([None, (1, 2.5), {"a": {3}}, "text", b"bytes", um.Layout.rows(), DType.f64])
+    sent = encoded([None, (1, 2.5), {"a": {3}}, "text" * 40, b"bytes", um.Layout.rows(), DType.f64])
     whole = io.BytesIO()
     np.lib.format.write_array(whole, np.ones((5, 4)))
     path = os.path.join(folder, "A.npy")

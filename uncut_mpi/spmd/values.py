@@ -46,6 +46,8 @@ def decoded(data: bytes | memoryview[Any]) -> Any:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Return a class by its name, or a function of numpy's that makes an array."""
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         if module.partition(".")[0] in _PACKAGES or name in _BUILTINS.get(module, ()):
             found = super().find_class(module, name)
             if module in _BUILTINS or _is_value(found):
@@ -54,6 +56,13 @@ class _Unpickler(pickle.Unpickler):
             f"{module}.{name} is not sent from rank to rank: send None, numbers, texts, bytes, arrays, or lists, "
             "tuples, sets and dicts of these"
         )
+
+
+def _member(kind: object, name: str) -> Any:
+    """Return a member of an enumeration, which Python 3.11 took from its class by `getattr` at first."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        raise ParamError(f"{name} of {kind!r} is not sent from rank to rank: send the value itself")
+    return kind[name]
 
 
 def _is_value(found: object) -> bool:
