@@ -148,7 +148,7 @@ def test_an_exception_from_a_run_ends_the_session_for_all(comm, open_session, mo
     repeated = Repeated(comm, session)
     with monkeypatch.context() as patch:
         if repeated.odd:
-            patch.setattr(repeated.session._calls._going, "runner", interrupt)
+            patch.setattr(repeated.session._calls._going.executable, "runner", interrupt)
         said = outcome(repeated.make)
     wanted = "KeyboardInterrupt" if repeated.odd else "left the session by KeyboardInterrupt"
     collective_assert(comm, wanted in said, said)
