@@ -21,7 +21,7 @@ def test_who_is_awaited_is_told_at_a_signal_and_the_call_goes_on(comm, mpi_tmp_p
     monkeypatch.setattr(watchdog, "report", lambda held: told.append(report(held)) or told[-1])
     monkeypatch.setattr(watchdog, "_ONCE_MS", 0)
     seen, last = mpi_tmp_path / "seen", comm.size - 1
-    wanted = f"wait for rank {last} to begin call"
+    wanted = f"for rank {last} to begin call"
 
     def ask():
         until_s = time.monotonic() + 20

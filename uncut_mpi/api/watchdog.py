@@ -55,10 +55,11 @@ def _tell_always(descriptor: int) -> None:
     while os.read(descriptor, 64):
         for held in sessions():
             try:
-                if _is_first(held):
-                    print(report(held), file=sys.stderr, flush=True)  # noqa: T201
+                text = report(held) if _is_first(held) else ""
             except Exception as error:  # the session may close meanwhile
-                print(f"uncut_mpi: no report: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+                text = f"uncut_mpi: no report: {error!r}"
+            sys.stderr.write(text and f"{text}\n")
+            sys.stderr.flush()
 
 
 def _is_first(held: Holdings) -> bool:
@@ -92,7 +93,8 @@ def report(held: Holdings) -> str:
         lines += waits(bound.schedule, words, group.here, by_host=by_host, before=before)
     if behind:
         others = [rank for rank in group.here if rank not in behind]
-        lines.append(f"{name_ranks(others)} wait for {name_ranks(behind)} to begin call {max(begun.values())}")
+        wait = "wait" if len(others) > 1 else "waits"
+        lines.append(f"{name_ranks(others)} {wait} for {name_ranks(behind)} to begin call {max(begun.values())}")
     return "\n  ".join(lines + _program())
 
 

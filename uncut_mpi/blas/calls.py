@@ -24,8 +24,8 @@ from uncut_mpi.errors import ParamError, RankMismatchError, UncutError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.problem import Trans
-from uncut_mpi.spmd.blacs import Blacs, before_end, blacs, can_begin
-from uncut_mpi.spmd.runtime import MPI, is_fork
+from uncut_mpi.spmd.blacs import Blacs, blacs, can_begin
+from uncut_mpi.spmd.runtime import MPI, before_end, is_fork
 
 DEFAULT_GFLOP: Final = 2.0
 """As of the shared library, whose source says why."""
@@ -139,8 +139,12 @@ def say(what: str, *, always: bool = False) -> None:
     logs = os.environ.get("UNCUT_MPI_BLAS_LOG", "").lower() not in ("", "0", "false", "no", "off")
     if what not in _said and (logs or always):
         _said.add(what)
-        sys.stderr.write(f"uncut_mpi: {what}; BLAS calls go on as without it\n")
-        sys.stderr.flush()
+        _write(f"{what}; BLAS calls go on as without it")
+
+
+def _write(what: str) -> None:
+    sys.stderr.write(f"uncut_mpi: {what}\n")  # at once, so that lines of ranks stay apart
+    sys.stderr.flush()
 
 
 def least_flop() -> float:
@@ -170,7 +174,7 @@ def _open(comm: Callable[[], Any], grid: Any = None) -> Door | None:
         return None
     if not _ends:
         _ends.append(True)
-        before_end(functools.partial(forget, -1))
+        before_end(MPI, functools.partial(forget, -1))
     return Door(session, grid)
 
 
@@ -254,6 +258,6 @@ def _end_by_mismatch(door: Door, passed: Sequence[Any], error: RankMismatchError
     at = next((at for at, values in enumerate(zip(*every, strict=True)) if len({*values}) > 1), 0)
     number = _NUMBERS[at]
     library, routine, context = blacs(passed[1]), f"P{chr(passed[0]).upper()}GEMM", passed[10]
-    print(f"uncut_mpi: {routine}: {error}", file=sys.stderr, flush=True)  # noqa: T201
+    _write(f"{routine}: {error}")
     library.tell(context, routine, number)
     library.abort(context, number)

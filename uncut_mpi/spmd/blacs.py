@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from uncut_mpi.errors import TopologyError
@@ -97,13 +96,3 @@ def can_begin() -> str:
     if not flag.value and level.value < MPI.THREAD_MULTIPLE:
         return "another thread than the main one calls, and the program has begun MPI without MPI_THREAD_MULTIPLE"
     return ""
-
-
-def before_end(call: Callable[[], object]) -> None:
-    """Have something done at the beginning of MPI's end, however the program ends it. Local."""
-
-    def now(*_: object) -> None:
-        call()
-
-    # What is kept with this communicator goes first (MPI 4.1, section 11.2.4).
-    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=now), 0)

@@ -9,6 +9,7 @@ import importlib
 import os
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from uncut_mpi import _native
@@ -120,13 +121,20 @@ def _tell_end(mpi: Any) -> None:
             if os.fstat(int(number)).st_ino == int(file) and not is_fork[0]:
                 os.write(int(number), word)
 
-    def finalised(*_unused: object) -> None:
-        tell(launcher.ENDED)
-
     tell(launcher.BEGAN)
-    atexit.register(finalised)
+    atexit.register(tell, launcher.ENDED)
     if not mpi.Is_finalized() and mpi.Is_initialized():
-        mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=finalised), 0)
+        before_end(mpi, lambda: tell(launcher.ENDED))
+
+
+def before_end(mpi: Any, call: Callable[[], object]) -> None:
+    """Have something done at the beginning of the end of `mpi4py.MPI`, however the program ends it. Local."""
+
+    def now(*_unused: object) -> None:
+        call()
+
+    # What is kept with this communicator goes first (MPI 4.1, section 11.2.4).
+    mpi.COMM_SELF.Set_attr(mpi.Comm.Create_keyval(delete_fn=now), 0)
 
 
 def world() -> MPI.Intracomm:
