@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import math
 import os
 import pathlib
@@ -19,6 +20,7 @@ from tests.helpers import interpret
 from tests.helpers.layouts import user_parts
 from tests.helpers.pushed import Pushed
 from uncut_mpi import _native
+from uncut_mpi.api.watchdog import explain
 from uncut_mpi.device.cuda.executable import CudaExecutable
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.interface import Chain, ExecutionReport, FlagTable, ProgressBoard, Run
@@ -187,6 +189,8 @@ class FakeCluster:
             )
             for rank, program in enumerate(self.programs)
         ]
+        for one in self.executables:
+            one.explain = functools.partial(explain, schedule, range(count), False)
 
     @staticmethod
     def _device(fake: FakeCuda, tune_from: float, copies_bytes: int) -> _native.CudaDevice:

@@ -5,6 +5,7 @@
 // 2^48 + its signature. Every call can be made to fail, and what was issued is logged.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <complex>
 #include <cstdio>
@@ -101,8 +102,12 @@ Code at_once(const char *name, Body body) {
 
 std::string number(std::uint64_t value) { return std::to_string(value); }
 
+std::atomic_ref<std::uint32_t> word_at(Address address) {
+    return std::atomic_ref(*reinterpret_cast<std::uint32_t *>(address));
+}
+
 bool wait_is_over(const MemOp::Value &wait) {
-    const std::uint32_t flag = *reinterpret_cast<volatile std::uint32_t *>(wait.address);
+    const std::uint32_t flag = word_at(wait.address).load(std::memory_order_acquire);
     return static_cast<std::int32_t>(flag - wait.value) >= 0;
 }
 
@@ -312,7 +317,7 @@ Code f_cuStreamWaitEvent(Stream stream, Event event, unsigned) {
 }
 Code f_cuStreamWriteValue32(Stream stream, Address address, std::uint32_t value, unsigned) {
     return enqueue("cuStreamWriteValue32", stream, "signal " + number(value), [=] {
-        *reinterpret_cast<volatile std::uint32_t *>(address) = value;
+        word_at(address).store(value, std::memory_order_release);
         return true;
     });
 }
@@ -331,7 +336,7 @@ Code f_cuStreamBatchMemOp(Stream stream, unsigned count, MemOp *ops, unsigned) {
             const MemOp::Value &op = todo[*next];
             if (op.operation == mem_op_wait_value_32 && !wait_is_over(op)) return false;
             if (op.operation == mem_op_write_value_32)
-                *reinterpret_cast<volatile std::uint32_t *>(op.address) = op.value;
+                word_at(op.address).store(static_cast<std::uint32_t>(op.value), std::memory_order_release);
         }
         return true;
     });

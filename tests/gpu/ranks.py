@@ -8,6 +8,7 @@ every rank between two barriers and reads the buffers back.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from uncut_mpi.api.watchdog import explain
 from uncut_mpi.device.cuda import CudaBackend, preparation
 from uncut_mpi.device.interface import ExecutionReport, FlagTable, ProgressBoard
 from uncut_mpi.errors import StallError
@@ -81,6 +83,8 @@ class Rank:
         self.addresses, self.table = addresses, FlagTable(self.flags.address, peers, of_host)
         self.progress = ProgressBoard(self.board, self.rank)
         self.executable = self.backend.executable(self.program, addresses, self.table, self.progress)
+        ranks = range(len(exports))
+        self.executable.explain = functools.partial(explain, self.schedule, ranks, False)
 
     def write(self, index: int, values: np.ndarray) -> None:
         """Fill a buffer that this rank owns."""

@@ -152,7 +152,7 @@ def lack_device_memory(planter):
     while size >= 1 << 20:
         try:
             kept.append(cupy.cuda.Memory(size))
-        except cupy.cuda.memory.OutOfMemoryError:
+        except cupy.cuda.runtime.CUDARuntimeError:
             size //= 2
 
 

@@ -6,11 +6,11 @@ import collections
 import functools
 import itertools
 
-import numpy as np
 import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert
+from tests.helpers.distributed import made_of, on_host
 from tests.helpers.faulty import Disorder, FaultyBackend
 from tests.helpers.products import random_matrix
 from uncut_mpi.model.dtypes import DType
@@ -31,30 +31,40 @@ OPTIONS = None, um.ScheduleOptions("kblocks", blocking=Blocking(splits=2, block=
 M, N, K = 37, 41, 90
 
 
-def results(session, dtype, layouts, options):
+def results(session, dtype, layouts, options, times=1):
     """Return the bits of C on this rank, of several calls in which tasks run in other orders."""
-    matrices, found = [], []
-    for number, (shape, layout) in enumerate(zip(((M, K), (K, N), (M, N)), layouts, strict=True)):
-        matrix = session.empty(shape, dtype.name, layout)
-        here = np.ix_(*layout.indices(shape, session.rank, num_ranks=session.size))
-        matrix.local[...] = random_matrix(*shape, dtype, (3, number))[here]
-        matrices.append(matrix)
-    first = matrices[2].local.copy()
-    with session.plan(*matrices, reads_c=True, options=options) as plan:
+    m, n, k = M * times, N * times, K * times
+    operands = zip(((m, k), (k, n), (m, n)), layouts, strict=True)
+    a, b, c = (
+        made_of(session, random_matrix(*shape, dtype, (3, number)), layout)
+        for number, (shape, layout) in enumerate(operands)
+    )
+    first, found = c.local.copy(), []
+    with session.plan(a, b, c, reads_c=True, options=options) as plan:
         for _ in range(4):
-            matrices[2].local[...] = first
+            c.local[...] = first
             plan.execute(1.2345, 1.1154)
-            found.append(matrices[2].local.tobytes())
+            found.append(on_host(c.local).tobytes())
     return found
+
+
+def check_repeatable(comm, sessions, layouts, dtypes, times=1):
+    """Fail if sessions, or calls of one, have other bits of the same products."""
+    found = collections.defaultdict(set)
+    for opened in sessions:
+        with opened() as session:
+            for dtype, options in itertools.product(dtypes, OPTIONS):
+                bits = results(session, dtype, LAYOUTS[layouts](comm.size), options, times)
+                found[dtype.name, str(options)].update(bits)
+    several = {what: len(bits) for what, bits in found.items() if len(bits) > 1}
+    collective_assert(comm, not several, f"{several}")
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS)
 def test_results_are_the_same_whatever_order_tasks_run_in(comm, layouts):
-    machine, found = um.Machine.uniform(comm.size), collections.defaultdict(set)
-    for seed in (1, 2):
+    def opened(seed):
         made = functools.partial(FaultyBackend, disorder=Disorder(seed, pause_s=5e-4))
-        with um.Session(comm, backend=made, machine=machine, timeout_s=60) as session:
-            for dtype, options in itertools.product((DType.f64, DType.f32, DType.bf16), OPTIONS):
-                found[dtype.name, str(options)].update(results(session, dtype, LAYOUTS[layouts](comm.size), options))
-    several = {what: len(bits) for what, bits in found.items() if len(bits) > 1}
-    collective_assert(comm, not several, f"{several}")
+        return um.Session(comm, backend=made, machine=um.Machine.uniform(comm.size), timeout_s=60)
+
+    sessions = [functools.partial(opened, seed) for seed in (1, 2)]
+    check_repeatable(comm, sessions, layouts, (DType.f64, DType.f32, DType.bf16))

@@ -36,12 +36,13 @@ def test_a_lane_is_where_its_word_says() -> None:
     )
     lists = lower(schedule).lists
     words = np.zeros((schedule.num_ranks + 1, 64), np.uint32)
-    text = "\n".join(watchdog.waits(schedule, words, range(schedule.num_ranks), by_host=True, before=words))
+    told = watchdog.waits(schedule, words, range(schedule.num_ranks), by_host=True, before=words)
+    text = "\n".join("\n".join([head, *lanes]) for head, lanes in told)
     for rank, program in lists.items():
         assert f"rank {rank} has" in text
         words[rank, : len(program.lanes)] = np.bincount(program.operations["lane"], minlength=len(program.lanes))
     over = list(watchdog.waits(schedule, words, range(schedule.num_ranks), by_host=True))
-    assert over == [f"rank {rank} has finished its part" for rank in lists]
+    assert over == [(f"rank {rank} has finished its part", []) for rank in lists]
     assert "waits for task" in text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 
 import numpy as np
@@ -15,6 +16,7 @@ from uncut_mpi.api.matrix import Name, concerns
 from uncut_mpi.api.memory import Arena, Flags, HostArena
 from uncut_mpi.api.plans import AnyPlan, Plan
 from uncut_mpi.api.request import Operands, Scalars, infos_of
+from uncut_mpi.api.watchdog import explain
 from uncut_mpi.device.interface import Backend, Executable
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
@@ -112,6 +114,8 @@ class Binder:
                 executable = self._backend.executable(
                     plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
+                by_host = self._backend.takes_host_memory
+                executable.explain = functools.partial(explain, plan.schedule, self._group.here, by_host)
                 with_files = any(one.info.file for one in matrices)
                 binding = Binding(
                     executable, bool(plan.summary.staged), digest_of(plan, matrices), with_files, plan.schedule

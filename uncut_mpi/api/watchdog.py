@@ -1,13 +1,14 @@
 """
-What all ranks of a node do, and who waits for which task of whom, told when somebody sends the signal SIGUSR2.
+What all ranks of a node do, and who waits for which task of whom: told with a stall, and at the signal SIGUSR2.
 
-It may come at any time, to one rank or all, and the job goes on. A thread listens, so it is heard even while the
-program waits in MPI or for a device. What other ranks do stands on the board that they share; of what it means the
+The signal may come at any time, to one rank or all, and the job goes on. A thread listens, so it is heard even while
+the program waits in MPI or for a device. What other ranks do stands on the board that they share; of what it means the
 schedule tells. (SIGUSR1 is MPICH's own.) A program that handles SIGUSR2 itself keeps it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -21,8 +22,9 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.device.interface import lane_name
+from uncut_mpi.errors import ScheduleError
 from uncut_mpi.planning.lower import Code, OperationList, lower
-from uncut_mpi.planning.schedule import LaneKind, Schedule
+from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule
 from uncut_mpi.units import name_ranks
 from uncut_mpi.view.parts import make_labels
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.3  # between two looks at the board, which tell who gets on
 _ONCE_MS: Final = 2000  # a launcher passes a signal on to all ranks
 _MOST_LANES: Final = 6  # of a rank, that are told
+_FEW_LANES: Final = 2  # and in an error
 
 _mutex = threading.Lock()
 _listens = False
@@ -90,7 +93,10 @@ def report(held: Holdings) -> str:
         before = words.copy()
         time.sleep(_LOOK_S)
         by_host = held.calls.backend.takes_host_memory
-        lines += waits(bound.schedule, words, group.here, by_host=by_host, before=before)
+        for head, lanes in waits(bound.schedule, words, group.here, by_host=by_host, before=before):
+            lines += [head, *(f"  {one}" for one in lanes[:_MOST_LANES])]
+            if len(lanes) > _MOST_LANES:
+                lines.append(f"  and {len(lanes) - _MOST_LANES} lanes more")
     if behind:
         others = [rank for rank in group.here if rank not in behind]
         wait = "wait" if len(others) > 1 else "waits"
@@ -106,11 +112,19 @@ def _program() -> list[str]:
     return [f"its program is at {one.filename}:{one.lineno}, in {one.name}: {one.line}" for one in outside[-1:]]
 
 
+def explain(schedule: Schedule, ranks: Sequence[int], by_host: bool, words: np.ndarray) -> Iterator[str]:
+    """Yield for each rank that is not through what its first lanes wait for; parameters as of `waits`."""
+    for head, lanes in waits(schedule, words, ranks, by_host=by_host):
+        if lanes:
+            more = [f"and {len(lanes) - _FEW_LANES} lanes more"] if len(lanes) > _FEW_LANES else []
+            yield f"{head}: {', '.join(lanes[:_FEW_LANES] + more)}"
+
+
 def waits(
     schedule: Schedule, words: np.ndarray, ranks: Sequence[int], *, by_host: bool, before: np.ndarray | None = None
-) -> Iterator[str]:
+) -> Iterator[tuple[str, list[str]]]:
     """
-    Yield for each rank what its lanes do or wait for, a line each.
+    Yield for each rank whether it gets on, and what each of its lanes does or waits for.
 
     Parameters
     ----------
@@ -125,24 +139,22 @@ def waits(
     before : ndarray, optional
         The words a little earlier.
     """
-    lists, labels = lower(schedule).lists, make_labels(schedule)
+    lists = lower(schedule).lists
+    labels = [f", {Kind(kind).name}" for kind in schedule.tasks["kind"].tolist()]
+    with contextlib.suppress(ScheduleError):  # of one that is wrong, and was not proved
+        labels = [f", {name}" if name else other for name, other in zip(make_labels(schedule), labels, strict=True)]
     for rank in ranks:
-        found = list(_lanes(lists, labels, rank, words[rank], by_host))
-        waiting = [line for line, waits_ in found if waits_]
-        lines = waiting + [line for line, waits_ in found if not waits_]
+        found = _lanes(lists, labels, rank, words[rank], by_host)
+        lines = [line for line, _ in sorted(found, key=lambda one: one[1])]
         gets_on = before is not None and bool((words[rank] != before[rank]).any())
-        yield f"rank {rank} " + (
-            "has finished its part" if not lines else "gets on" if gets_on else f"has not got on for {_LOOK_S} s"
-        )
-        yield from (f"  {line}" for line in lines[:_MOST_LANES])
-        if len(lines) > _MOST_LANES:
-            yield f"  and {len(lines) - _MOST_LANES} lanes more"
+        over = "has not got on" + (f" for {_LOOK_S} s" if before is not None else "")
+        yield f"rank {rank} {'has finished its part' if not lines else 'gets on' if gets_on else over}", lines
 
 
 def _lanes(
     lists: dict[int, OperationList], labels: list[str], rank: int, words: np.ndarray, by_host: bool
-) -> Iterator[tuple[str, bool]]:
-    """Yield what each lane of a rank that is not through does, and whether it waits."""
+) -> Iterator[tuple[str, int]]:
+    """Yield what each lane of a rank that is not through does; 0 if it waits for another rank, 1 for this, 2 if not."""
     program = lists[rank]
     operations = program.operations
     for lane, record in enumerate(program.lanes):
@@ -157,12 +169,15 @@ def _lanes(
         if at < 0:
             continue
         task, code = int(operations["task"][at]), int(operations["code"][at])
-        name = f"{lane_name(program, record)}: task {task}, {labels[task]}"
+        name = f"{lane_name(program, record)}: task {task}{labels[task]}"
         awaited = _awaited(lists, operations[at], rank) if code in (Code.WAIT_FLAG, Code.WAIT_EVENT) else None
         if awaited is None:
-            yield f"{name}, or behind it", False
+            yield f"{name}, or behind it", 2
         else:
-            yield f"{name}, waits for task {awaited[1]} of rank {awaited[0]}, {labels[awaited[1]]}", True
+            yield (
+                f"{name}, waits for task {awaited[1]} of rank {awaited[0]}{labels[awaited[1]]}",
+                int(awaited[0] == rank),
+            )
 
 
 def _awaited(lists: dict[int, OperationList], wait: Any, rank: int) -> tuple[int, int] | None:

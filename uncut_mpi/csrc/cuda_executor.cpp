@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -22,6 +23,13 @@ constexpr std::chrono::microseconds look_interval{1000};
 constexpr std::size_t steps_per_poll = 32;  // a product takes 8 us to issue, the others 1 us
 constexpr int polls_per_yield = 16;
 constexpr std::int64_t more_per_checkpoint = 64;
+
+// Words that devices or other processes write, or look at, meanwhile.
+template <class Word>
+Word seen(Word &word) {
+    return std::atomic_ref(word).load(std::memory_order_acquire);
+}
+void show(std::uint32_t &word, std::uint32_t value) { std::atomic_ref(word).store(value, std::memory_order_release); }
 
 }  // namespace
 
@@ -69,9 +77,9 @@ void Run::begin() {
     set_ = device_.next_set();
     std::memset(device_.progress(set_), 0, max_lanes * sizeof(std::uint32_t));
     *device_.end_word(set_) = epoch_;
-    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
+    std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
     for (std::size_t l = 0; l < max_lanes && !follows_; ++l)  // of lanes that an earlier list had, too
-        if (row[l] != 0) row[l] = 0;
+        if (seen(row[l]) != 0) show(row[l], 0);
     const DeviceState::Scope scope(device_);
     scope.check();
     device_.in_flight().push_back(this);
@@ -195,7 +203,7 @@ const RunResult &Run::finish() {
 
 void Run::advance(std::size_t most_steps) {
     const std::size_t all = executor_->steps_.size();
-    const std::uint64_t failed = *const_cast<volatile std::uint64_t *>(abort_word());
+    const std::uint64_t failed = seen(*abort_word());
     // Of this call, or of the one before, which this one may follow.
     const auto since = static_cast<std::int32_t>(static_cast<std::uint32_t>(call_ - failed));
     if ((failed & context_lost) != 0 && since >= 0) {
@@ -445,8 +453,7 @@ void Run::fail(const char *call, Code code, const Step *step, bool blas) {
 void Run::see_progress(std::size_t number) {
     Lane &lane = lanes_[number];
     const std::vector<Executor::Checkpoint> &checkpoints = executor_->lanes_[number].checkpoints;
-    const volatile std::uint32_t *words = device_.progress(set_);
-    const std::uint32_t word = words[number];
+    const std::uint32_t word = seen(device_.progress(set_)[number]);
     std::size_t &next = lane.next_checkpoint;
     for (; next < checkpoints.size() && word > 2 * checkpoints[next].operation; ++next)
         lane.completed = std::max(lane.completed, checkpoints[next].issued);
@@ -479,7 +486,7 @@ bool Run::may_issue() {
     }
     full_ = outstanding_ > most_outstanding_ / 2;
     if (outstanding_ < before) last_move_ = Clock::now();
-    if (full_ && !result_.fatal && !moved()) give_up();
+    if (full_ && !result_.fatal && !moved()) result_.stalled = true;
     return !full_ && !result_.fatal;
 }
 
@@ -491,20 +498,19 @@ bool Run::drain() {
     // Lane after lane: once one is empty the others mostly are, and each is asked once.
     for (; next_lane_ < lanes_.size(); ++next_lane_) {
         if (lanes_[next_lane_].issued > 0 && !is_empty(next_lane_)) {
-            if (!result_.fatal && !moved()) give_up();
+            if (!result_.fatal && !moved()) result_.stalled = true;
             return result_.fatal || result_.stalled;
         }
         last_move_ = Clock::now();
     }
     if (executor_->host_lanes_.empty() || device_.host_worker().is_done()) return true;
-    if (!moved()) give_up();
+    if (!moved()) result_.stalled = true;
     return result_.stalled;
 }
 
 // Mostly the word is looked at alone: to ask the driver keeps it from a thread that issues.
 bool Run::has_ended() {
-    const volatile std::uint32_t *word = device_.end_word(set_);
-    if (*word == epoch_ + executor_->span_ &&
+    if (seen(*device_.end_word(set_)) == epoch_ + executor_->span_ &&
         (!preceding_ || device_.driver().cuEventQuery(device_.chain_event(1 + set_)) == success))
         return true;
     const auto now = Clock::now();
@@ -512,15 +518,14 @@ bool Run::has_ended() {
     const Code code = device_.driver().cuStreamQuery(joint());
     result_.fatal = code != success && code != error_not_ready;
     if (result_.fatal) fail("cuStreamQuery", code);
-    if (!moved()) give_up();
+    if (!moved()) result_.stalled = true;
     return false;
 }
 
 void Run::mirror() {
-    const volatile std::uint32_t *words = device_.progress(set_);
-    volatile std::uint32_t *row = executor_->board_ + executor_->rank_ * max_lanes;
+    std::uint32_t *words = device_.progress(set_), *row = executor_->board_ + executor_->rank_ * max_lanes;
     for (std::size_t l = 0; l < lanes_.size(); ++l)
-        if (row[l] != words[l]) row[l] = words[l];
+        if (const std::uint32_t word = seen(words[l]); seen(row[l]) != word) show(row[l], word);
 }
 
 bool Run::moved() {
@@ -528,30 +533,15 @@ bool Run::moved() {
     if (now - last_look_ < look_interval) return true;
     last_look_ = now;
     mirror();
-    const volatile std::uint32_t *board = executor_->board_;
     seen_.resize(executor_->board_words_);
     bool changed = false;
     for (std::size_t i = 0; i < executor_->board_words_; ++i) {
-        const std::uint32_t word = board[i];
+        const std::uint32_t word = seen(executor_->board_[i]);
         changed = changed || word != seen_[i];
         seen_[i] = word;
     }
     if (changed) last_move_ = now;
     return now - last_move_ < timeout_;
-}
-
-void Run::give_up() {
-    result_.stalled = true;
-    const volatile std::uint32_t *words = device_.progress(set_);
-    for (std::size_t l = 0; l < lanes_.size(); ++l)
-        if (lanes_[l].issued > 0 && !is_empty(l)) result_.stuck.push_back({static_cast<int>(l), words[l]});
-    for (std::size_t i = 0; i < executor_->host_lanes_.size(); ++i) {
-        const HostLane &lane = executor_->host_lanes_[i];
-        const std::size_t at = device_.host_worker().at(i);
-        if (at == lane.steps.size()) continue;
-        const HostStep &step = lane.steps[at];
-        result_.stuck.push_back({lane.number, 2 * step.operation + (step.code == code_wait_flag ? 1 : 0)});
-    }
 }
 
 }  // namespace uncut::cuda

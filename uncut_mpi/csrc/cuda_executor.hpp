@@ -81,8 +81,6 @@ struct RunResult : HostWorker::Result {
     std::string error;   // empty if every call succeeded
     bool fatal = false;  // no flag could be written any more: the context is unusable, or the run never began
     bool stalled = false;
-    // Lanes that had not finished when the run gave up, and their progress words.
-    std::vector<std::pair<int, std::uint32_t>> stuck;
     // Of a traced run; after an error, a stall or an abort incomplete, of other runs empty.
     std::vector<double> times_s;  // start and end of each body of a stream, in list order, on the monotonic clock
 };
@@ -314,7 +312,6 @@ class Run {
         return reinterpret_cast<std::uint64_t *>(executor_->board_ + executor_->board_words_);
     }
     void fail(const char *call, Code code, const Step *step = nullptr, bool blas = false);
-    void give_up();
     void end();
     void stop_worker();
 

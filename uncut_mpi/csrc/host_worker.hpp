@@ -85,8 +85,6 @@ class HostWorker {
     bool is_done() const { return busy_.load(std::memory_order_acquire) == 0; }
     // Leave what is left, and return when nothing is touched any more.
     Result stop();
-    // Which step a lane is at.
-    std::size_t at(std::size_t lane) const { return lanes_[lane].at; }
 
   private:
     struct Lane {

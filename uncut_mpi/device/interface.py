@@ -12,7 +12,7 @@ import abc
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from uncut_mpi.device.checking import check_program
 from uncut_mpi.device.files import FileWindows
 from uncut_mpi.device.views import strided
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import ParamError, StallError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import end_name
@@ -343,12 +343,15 @@ class Executable(abc.ABC):
         What each lane's word of the board is when the lane is through, and its part of the work; parts sum to 1.
     running : context manager
         Turns what a run may raise into errors of ours.
+    explain : callable
+        Takes the words of the board and says in lines what ranks wait for; set by who knows the schedule.
     runner : callable
         Takes the parameters of `run`, all by their places, and returns an outcome that `report_of` understands: what
         `run` does, without words.
     """
 
     running: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    explain: Callable[[np.ndarray], Iterable[str]] = staticmethod(lambda words: ())
     runner: Callable[[Number, Number, int, float, bool], Outcome]
 
     def __init__(
@@ -430,6 +433,13 @@ def _parts_of_lanes(program: OperationList) -> np.ndarray:
             break
     parts: np.ndarray = counts / max(1, counts.sum())
     return parts
+
+
+def stall_error(timeout_s: float, waits: Iterable[str]) -> StallError:
+    """Return the error of a run in which nothing has finished for `timeout_s`, and what is waited for."""
+    return StallError(
+        ": ".join(filter(None, (f"no task finished on any rank for {timeout_s:.4g} s", "; ".join(waits))))
+    )
 
 
 def lane_name(program: OperationList, record: np.void) -> str:

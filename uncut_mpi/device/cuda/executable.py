@@ -22,7 +22,7 @@ from uncut_mpi.device.interface import (
     ProgressBoard,
     Run,
     TaskTimes,
-    lane_name,
+    stall_error,
 )
 from uncut_mpi.device.net_lanes import NetLanes, NetRun, messages_left
 from uncut_mpi.errors import DataFileError, DeviceError, StallError, release_frames
@@ -149,7 +149,7 @@ class CudaExecutable(Executable):
                     self.board.fail(epoch)
                 messages.finish(timeout_s)
             elif over and time.monotonic() - moved_s > timeout_s:
-                raise StallError(f"nothing finished for {timeout_s:.4g} s: {'; '.join(messages.waits())}")
+                raise stall_error(timeout_s, [*messages.waits(), *self.explain(self.board.words)])
             else:
                 os.sched_yield()
 
@@ -207,7 +207,7 @@ class CudaExecutable(Executable):
                 return NoFlagsError(f"{text}; this rank can write no flags, and the job has to end")
             return DeviceError(text)
         if result.stalled:
-            return StallError(self._stall_text(result.stuck, timeout_s))
+            return stall_error(timeout_s, self.explain(self.board.words))
         return None
 
     def _times_of(self, result: _native.CudaRunResult) -> TaskTimes | None:
@@ -227,23 +227,6 @@ class CudaExecutable(Executable):
             return ""
         record = self._program.operations[operation]
         return f", task {record['task']} ({Code(record['code']).name})"
-
-    def _stall_text(self, stuck: list[tuple[int, int]], timeout_s: float) -> str:
-        rank = self._program.rank
-        head = f"nothing finished on any rank for {timeout_s:.4g} s; rank {rank} ({self._description}) still has "
-        waits, others = [], []
-        for lane, word in stuck:
-            name = lane_name(self._program, self._program.lanes[lane])
-            if word % 2:
-                record = self._program.operations[word // 2]
-                flag = f"{'lane' if record['in_host'] else 'flag slot'} {record['slot']}"
-                waits.append(
-                    f"{name}: task {record['task']} awaits rank {record['peer']} ({flag}), or is past that and not done"
-                )
-            else:
-                after = self._task_of(word // 2 - 1) if word else ", before its first wait"
-                others.append(f"{name}: unfinished{after.replace(', task', ' after task')}")
-        return head + "; ".join(waits + others)
 
 
 def _ends_of_lanes(program: OperationList) -> np.ndarray:

@@ -35,7 +35,7 @@ from uncut_mpi.device.interface import (
     Run,
     TaskTimes,
     Transport,
-    lane_name,
+    stall_error,
 )
 from uncut_mpi.device.net_lanes import BounceBuffers, NetLanes, NetRun, messages_left
 from uncut_mpi.device.views import Array, words_at
@@ -129,20 +129,6 @@ class HostExecutable(Executable):
     def advance(self, lane: int) -> None:
         """Let the other ranks see that this one has done something in a lane."""
         self.counts[lane] += 1
-
-    def describe_wait(self, lane: int, index: int) -> str:
-        """Say what a lane waits for."""
-        program, slot, peer = self._program, self.slots[index], self.peers[index]
-        if self.codes[index] != Code.WAIT_FLAG:
-            producer = f"its own {lane_name(program, program.lanes[peer])}"
-        elif program.operations["in_host"][index]:
-            producer = f"lane {slot} of rank {peer}"
-        else:
-            producer = f"{lane_name(program, program.flag_lanes[slot])} of rank {peer} (slot {slot})"
-        return (
-            f"rank {program.rank} waits in {lane_name(program, program.lanes[lane])}, before task {self.tasks[index]}, "
-            f"for task {self.values[index]} of {producer}"
-        )
 
     def close(self) -> None:
         """Let go of every view; the memory belongs to others."""
@@ -310,16 +296,7 @@ class HostRun(Run):
     # -- failure -----------------------------------------------------------------------------
 
     def _waits(self) -> list[str]:
-        heads = self._heads()
-        program = self._program
-        # A lane that waits for another of this rank is not the cause, unless there is no other.
-        of_peers = {
-            lane: index
-            for lane, index in heads.items()
-            if program.codes[index] == Code.WAIT_FLAG and program.peers[index] != program.rank
-        }
-        waits = self._net.waits()
-        return waits or [program.describe_wait(lane, index) for lane, index in (of_peers or heads).items()]
+        return [*self._net.waits(), *self._program.explain(self._program.board.words)]
 
     def _write_remaining_flags(self) -> None:
         """Write every flag not yet written, so that no peer waits for ever."""
@@ -375,4 +352,4 @@ class _Patience:
             if not np.array_equal(self._seen, self._board.words):
                 self._seen, self._changed_s = self._board.words.copy(), now
             elif now - self._changed_s > self._timeout_s:
-                raise StallError(f"no task finished on any rank for {self._timeout_s:.4g} s: {'; '.join(describe())}")
+                raise stall_error(self._timeout_s, describe())
