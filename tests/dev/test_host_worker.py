@@ -10,12 +10,17 @@ import pytest
 from tests.dev.fake import HERE, SOURCES
 
 
-@pytest.fixture(scope="module")
-def worker(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+@pytest.fixture(scope="module", params=["", "-fsanitize=address,undefined", "-fsanitize=thread"])
+def worker(compiler: str, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> pathlib.Path:
+    """The program, also with the sanitizers: launch/sanitize has the rest of the core with them."""
     made = tmp_path_factory.mktemp("worker") / "worker"
     sources = [HERE / "host_worker.cpp", SOURCES / "host_worker.cpp", SOURCES / "host_files.cpp"]
-    command = [compiler, "-std=c++20", "-O1", "-pthread", f"-I{SOURCES}", "-o", made, *sources, "-ldl"]
-    subprocess.run([str(part) for part in command], check=True, timeout=120)
+    how = ["-std=c++20", "-O1", "-pthread", *filter(None, [request.param]), "-fno-sanitize-recover=undefined"]
+    command = [compiler, *how, f"-I{SOURCES}", "-o", made, *sources, "-ldl"]
+    done = subprocess.run([str(part) for part in command], check=False, timeout=120, capture_output=True, text=True)
+    if request.param and "cannot find" in done.stderr:
+        pytest.skip(f"this compiler has no library for {request.param}")
+    done.check_returncode()
     return made
 
 

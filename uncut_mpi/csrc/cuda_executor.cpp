@@ -83,6 +83,7 @@ void Run::begin() {
     const DeviceState::Scope scope(device_);
     scope.check();
     device_.in_flight().push_back(this);
+    begun_ = true;
     if (!executor_->host_lanes_.empty())
         device_.host_worker().start(
             {&executor_->host_lanes_, epoch_, abort_word(), call_, device_.progress(set_), traced_});
@@ -94,7 +95,9 @@ void Run::begin() {
 Run::~Run() { forget(); }
 
 void Run::forget() {
-    if (over_ || std::erase(device_.in_flight(), this) == 0) return;
+    if (over_ || !begun_) return;
+    const std::lock_guard held(device_.issuing());
+    std::erase(device_.in_flight(), this);
     // Its work may go on for ever, and its peers wait.
     stop_worker();
     device_.abandon();
@@ -103,11 +106,12 @@ void Run::forget() {
 // Premise P1, and one run at a time, or one behind another.
 std::unique_lock<std::mutex> Run::hold(bool beginning) const {
     std::unique_lock<std::mutex> held(device_.issuing(), std::try_to_lock);
-    const std::vector<const void *> &others = device_.in_flight();
-    const bool may = !beginning ? std::ranges::find(others, this) != others.end()
-                                : others.empty() || (follows_ && others.size() == 1 &&
-                                                     static_cast<const Run *>(others.front())->may_be_followed());
-    if (!held.owns_lock() || !may)
+    const auto may = [&, &others = device_.in_flight()] {
+        if (!beginning) return std::ranges::find(others, this) != others.end();
+        return others.empty() ||
+               (follows_ && others.size() == 1 && static_cast<const Run *>(others.front())->may_be_followed());
+    };
+    if (!held.owns_lock() || !may())
         throw Failure(
             "two threads run operation lists on one device backend at once, or one began a run before its last one "
             "had ended; give each thread its own session");

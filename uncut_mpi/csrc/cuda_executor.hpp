@@ -335,7 +335,7 @@ class Run {
     bool full_ = false, signals_only_ = false;
     std::size_t next_lane_ = 0;  // those before it are empty
     std::vector<std::uint32_t> seen_;
-    bool over_ = false, tail_issued_ = false, preceding_ = false;
+    bool begun_ = false, over_ = false, tail_issued_ = false, preceding_ = false;
     std::size_t set_ = 0;  // of the words
 };
 
