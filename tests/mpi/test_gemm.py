@@ -11,7 +11,7 @@ import pytest
 
 import uncut_mpi as um
 from tests.helpers.collective import collective_assert, expect
-from tests.helpers.distributed import on_host
+from tests.helpers.distributed import made_of, on_host
 from tests.helpers.products import (
     Case,
     Operands,
@@ -284,10 +284,7 @@ def test_every_type_is_multiplied_in_every_layout(comm, session, dtype):
             random_matrix(*shape, kind, (number, at))
             for at, (shape, kind) in enumerate(zip(shapes, types, strict=True))
         ]
-        made = [
-            session.scatter(one if session.rank == 0 else None, dealt[layout])
-            for one, layout in zip(data, layouts, strict=True)
-        ]
+        made = [made_of(session, one, dealt[layout]) for one, layout in zip(data, layouts, strict=True)]
         session.gemm(*made, **case.how)
         result, bound = expected(case, Operands(*made, *data, [], session.backend_name == "cuda"))
         place = np.ix_(*made[2].local_indices)

@@ -242,11 +242,11 @@ def test_a_rank_that_waits_hears_that_another_node_gets_on(comm, open_nodes, mon
     slow = []
 
     def later(run, lane, index):
-        if busy and len(slow) < 12:
-            slow.append(time.sleep(0.3))  # each in time, all together not
+        if busy and len(slow) < 8:
+            slow.append(time.sleep(0.2))  # each in time, all together not
         step(run, lane, index)
 
-    with open_nodes(timeout_s=1.5) as session:
+    with open_nodes(timeout_s=1.0) as session:
         last = um.Layout.whole(comm.size - 1)
         a, c = (session.empty((24, 24), "f64", layout) for layout in (um.Layout.rows(), last))
         a.local[...] = 1.0
@@ -255,7 +255,7 @@ def test_a_rank_that_waits_hears_that_another_node_gets_on(comm, open_nodes, mon
             patch.setattr(HostRun, "_step", later)
             said = outcome(plan.execute)
         right = comm.rank != comm.size - 1 or bool((c.array == 24.0).all())
-    collective_assert(comm, right and (len(slow) == 12) == busy, f"{said}, {len(slow)}")
+    collective_assert(comm, right and (len(slow) == 8) == busy, f"{said}, {len(slow)}")
 
 
 def test_ranks_that_call_differently_are_told(comm, open_nodes):

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.parts import Rectangle, common
+from uncut_mpi.model.parts import Extent, Rectangle, common
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +55,12 @@ class PartOfC:
     def transposed(self) -> PartOfC:
         """The same of the transposed C: of a lower triangle the upper one."""
         return PartOfC(tuple((cols, rows) for rows, cols in self.rectangles))
+
+    def within(self, rows: Extent, cols: Extent) -> PartOfC:
+        """Return what of it lies in some rows and columns of C, counted from the first of these."""
+        found = (common(one, (rows, cols)) for one in self.rectangles)
+        top, left = rows[0], cols[0]
+        return PartOfC(tuple(((a - top, b - top), (c - left, d - left)) for (a, b), (c, d) in filter(None, found)))
 
     def beside(self, rows: int, cols: int) -> Iterator[Rectangle]:
         """Yield rectangles that together are the rest of a C of so many rows and columns."""

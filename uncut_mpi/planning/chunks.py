@@ -101,9 +101,10 @@ def chunks_of(setting: Setting) -> Chunks | None:
 def chunk_of(problem: GemmProblem, placement: Placement, axis: int, extent: Extent) -> tuple[GemmProblem, Placement]:
     """Return the product that forms some rows (`axis` 0) or columns (1) of C, and where its matrices lie."""
     size = extent[1] - extent[0]
+    part = problem.part and problem.part.within(*_seen(problem, Matrix.C, axis, extent))
     found = [placement.seen(matrix, *_seen(problem, matrix, axis, extent)) for matrix in MATRICES]
     m, n = (size, problem.n) if axis == 0 else (problem.m, size)
-    return dataclasses.replace(problem, m=m, n=n), Placement(*found)
+    return dataclasses.replace(problem, m=m, n=n, part=part), Placement(*found)
 
 
 def of_each(setting: Setting, chunks: Chunks | None, value_of: Callable[[Setting], _Value]) -> list[_Value]:
