@@ -230,6 +230,8 @@ Code bundle(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m,
 void combine(const CombineArguments &a, std::uint64_t signature) {
     for (std::int64_t j = 0; j < a.cols; ++j)
         for (std::int64_t i = 0; i < a.rows; ++i) {
+            if (a.triangle != uncut::op_n && !uncut::is_in_triangle(static_cast<int>(a.triangle), i - j + a.diagonal))
+                continue;
             Number sum = 0.0;
             int source = 0;
             for (std::uint64_t rest = signature >> 4; rest != 0; rest >>= 4, ++source)

@@ -7,7 +7,7 @@ What a plan can be asked (`uncut_mpi.planning.setting.Setting`) is drawn here:
 - matrices: whole or in parts, of a grid with any cuts, dealt to ranks at random, or of any rectangles; stored by rows
   or columns, in memory of any kind and in files, a rectangle with one holder or several, some their owner's alone;
 - types: every one that A, B and C may have together, and every op;
-- products, parts of C, C that is only scaled, matrices that are copied, and batches;
+- products, parts and triangles of C, C that is only scaled, matrices that are copied, and batches;
 - schedulers with any options, searches, several schedules to try, and room on devices and in host memory;
 - products in chunks, as if a few tasks were too many.
 
@@ -243,6 +243,8 @@ def cases(
         placement = Placement(draw(layouts((m, n), ranks)), Location.host(), draw(layouts((m, n), ranks)))
     else:
         m, n, k = draw(extent), draw(extent), draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
+        some = draw(st.integers(0, 4)) == 4 and m and n
+        part = random_part(draw(st.randoms()), m, n) if some else None
         problem = GemmProblem(
             m=m, n=n, k=k,
             dtype=dtypes,
@@ -251,7 +253,7 @@ def cases(
             reads_c=draw(st.booleans()),
             scales_only=kind == "scales",
             swapped=draw(st.booleans()),
-            part=random_part(draw(st.randoms()), m, n) if m and n and draw(st.integers(0, 4)) == 4 else None,
+            part=part,
         )  # fmt: skip
         placement = Placement(*(draw(wheres(problem.shape_of(matrix), ranks)) for matrix in MATRICES))
         whole = [name for name in "abc" if isinstance(getattr(placement, name), Location) and draw(st.booleans())]

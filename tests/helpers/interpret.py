@@ -19,7 +19,7 @@ from tests.helpers.numbers import of_both_parts, op_of, poison_of, random_values
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
+from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, Matrix, Op, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +41,7 @@ def random_data(problem: GemmProblem, seed: int = 0, *, alpha: complex = 1.2345,
     a, b, c = (random_values(rng, shape, dtype) for shape, dtype in zip(shapes, problem.dtypes, strict=True))
     if not problem.reads_c or beta == 0:
         beta = 0.0
-        for rows, cols in problem.rectangles:
-            c[slice(*rows), slice(*cols)] = poison_of(problem.dtypes[Matrix.C])
+        c[computed(problem)] = poison_of(problem.dtypes[Matrix.C])
     if problem.scales_only and not problem.copies:
         alpha = 0.0
     if alpha == 0 and not problem.copies:
@@ -79,8 +78,8 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
     bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * of_c.unit_roundoff * np.abs(result)
     least = 0.0 if of_c.is_integer else float(ml_dtypes.finfo(of_c.real.numpy).smallest_subnormal)
     bound = of_both_parts(problem.arithmetic) * (bound + least)
-    for rows, cols in problem.part.beside(problem.m, problem.n) if problem.part is not None else ():
-        beside = slice(*rows), slice(*cols)
+    if problem.part is not None:
+        beside = ~computed(problem)
         result[beside], bound[beside] = data.c[beside], 0.0
     return result.astype(of_c.numpy).astype(wide) if of_c.is_integer else result, bound  # whole numbers wrap around
 
@@ -91,6 +90,20 @@ def there(problem: GemmProblem, matrix: Matrix) -> np.ndarray:
     for (top, bottom), (left, right) in blocks_of(problem, matrix):
         mask[top:bottom, left:right] = True
     return mask
+
+
+def computed(problem: GemmProblem) -> np.ndarray:
+    """Return which elements of C are computed, or scaled."""
+    mask = np.zeros((problem.m, problem.n), bool)
+    for rows, cols in problem.rectangles:
+        mask[slice(*rows), slice(*cols)] = True
+    return mask & in_triangle(mask.shape, TRIANGLES[problem.triangle], problem.diagonal)
+
+
+def in_triangle(shape: tuple[int, ...], op: int, diagonal: int) -> np.ndarray:
+    """Return which elements of a region are in a triangle, whose diagonal is so far above the first; N: all."""
+    below = np.subtract.outer(np.arange(shape[0]), np.arange(shape[1])) + diagonal
+    return below >= 0 if op == Op.LOWER else below <= 0 if op == Op.UPPER else np.ones(shape, bool)
 
 
 def global_order(schedule: Schedule) -> np.ndarray:
@@ -177,7 +190,7 @@ class _Steps:
     """Tables of a schedule as lists, which are read much faster."""
 
     tasks: list[tuple[int, int, int]]
-    operands: list[tuple[int, str, complex]]
+    operands: list[tuple[int, str, complex, int]]
     regions: list[tuple[int, int, int, int, int]]
     accumulator: np.dtype
     messages: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by the SEND
@@ -189,8 +202,8 @@ class _Steps:
         return cls(
             schedule.tasks[["kind", "first_operand", "num_operands"]].tolist(),
             [
-                (region, ops[op], factors[factor])
-                for region, op, factor in schedule.operands[["region", "op", "factor"]].tolist()
+                (region, ops[op], factors[factor], diagonal)
+                for region, op, factor, diagonal in schedule.operands[["region", "op", "factor", "diagonal"]].tolist()
             ],
             schedule.regions[["buffer", "row", "col", "rows", "cols"]].tolist(),
             schedule.problem.accumulator.numpy,
@@ -199,9 +212,10 @@ class _Steps:
     def run(self, memory: list[np.ndarray], task: int) -> None:
         code, first, count = self.tasks[task]
         operands = []
-        for number, op, scalar in self.operands[first : first + count]:
+        for number, op, scalar, _ in self.operands[first : first + count]:
             buffer, row, col, rows, cols = self.regions[number]
-            operands.append((op_of(op, memory[buffer][row : row + rows, col : col + cols]), scalar))
+            part = memory[buffer][row : row + rows, col : col + cols]
+            operands.append((part if op in ("LOWER", "UPPER") else op_of(op, part), scalar))
         kind = Kind(code)
         if kind is Kind.JOIN:
             return
@@ -233,7 +247,8 @@ class _Steps:
             assert array.shape == target.shape
             if factor != 0:
                 total += accumulator.type(factor) * array.astype(accumulator)
-        target[...] = total.astype(target.dtype)
+        _, op, _, diagonal = self.operands[first]
+        np.copyto(target, total.astype(target.dtype), where=in_triangle(target.shape, Op[op], diagonal))
 
 
 def _same(left: np.ndarray, right: np.ndarray) -> bool:

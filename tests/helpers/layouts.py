@@ -106,10 +106,11 @@ def random_layout(
 
 
 def random_part(rng: random.Random, rows: int, cols: int) -> PartOfC:
-    """Return some cells of a random grid over a C that has elements."""
+    """Return some cells of a random grid over a C that has elements, or what of them is in some triangle."""
     edges = [sorted({0, extent, *(rng.randrange(extent + 1) for _ in range(2))}) for extent in (rows, cols)]
     cells = [*itertools.product(*map(itertools.pairwise, edges))]
-    return PartOfC(tuple(rng.sample(cells, rng.randint(1, len(cells)))))
+    some = tuple(rng.sample(cells, rng.randint(1, len(cells))))
+    return PartOfC(some, rng.choice(("", "lower", "upper")), rng.choice((0, rng.randint(-rows, cols))))
 
 
 def random_batch(rng: random.Random, ranks: int, dtype: DType, most: int = 130) -> tuple[GemmProblem, Placement]:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tests.helpers.interpret import there
+from tests.helpers.interpret import computed, in_triangle, there
 from tests.helpers.layouts import user_parts
 from tests.helpers.numbers import op_of, random_values
 from uncut_mpi.errors import ScheduleError
@@ -31,7 +31,7 @@ from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
 
 ALPHA, BETA = 2**0.5, 3**0.5
 VALUE = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: ALPHA, Factor.BETA: BETA}
-Operand: TypeAlias = tuple[RegionRef, Factor, Op]
+Operand: TypeAlias = tuple[RegionRef, Factor, Op, int]
 Access: TypeAlias = tuple[int, RegionRef, bool]
 
 
@@ -89,8 +89,7 @@ class Memory:
         for matrix in MATRICES:
             values = random_values(rng, problem.shape_of(matrix), DType.parse(wide))
             if matrix is Matrix.C and not problem.reads_c:
-                for rows, cols in problem.rectangles:
-                    values[slice(*rows), slice(*cols)] = np.nan
+                values[computed(problem)] = np.nan
             elif matrix is not Matrix.C and not (problem.has_product or problem.copies):
                 values[...] = np.nan
             self._before[matrix] = values
@@ -104,8 +103,8 @@ class Memory:
             result += ALPHA * op_of(problem.trans_a, a) @ op_of(problem.trans_b, b)
         if problem.reads_c:
             result += BETA * c
-        for rows, cols in problem.part.beside(problem.m, problem.n) if problem.part is not None else ():
-            result[slice(*rows), slice(*cols)] = c[slice(*rows), slice(*cols)]
+        if problem.part is not None:
+            result[~computed(problem)] = c[~computed(problem)]
         self._result = result
 
     def view(self, ref: RegionRef) -> np.ndarray:
@@ -133,8 +132,8 @@ class Memory:
 
     def run(self, kind: int, operands: Sequence[Operand]) -> str:
         """Run a COPY, a GEMM or a COMBINE; return what is wrong with it."""
-        refs = [ref for ref, _, _ in operands]
-        terms = [(VALUE[factor], op_of(op.name, self.view(ref))) for ref, factor, op in operands[1:]]
+        refs = [ref for ref, *_ in operands]
+        terms = [(VALUE[factor], op_of(op.name, self.view(ref))) for ref, factor, op, _ in operands[1:]]
         if kind == Kind.GEMM and len(refs) == 4 and refs[3] != refs[0]:
             return "a GEMM accumulates elsewhere than it writes"
         # A COMBINE may change a region in place; op(A) and op(B) lie apart from what a GEMM writes.
@@ -156,15 +155,16 @@ class Memory:
         for factor, part in terms:
             if factor:
                 result = result + factor * part
-        target[...] = result
+        _, _, op, diagonal = operands[0]
+        np.copyto(target, result, where=in_triangle(target.shape, op, diagonal))
         return ""
 
 
 def operands_of(schedule: Schedule, task: int) -> list[Operand]:
     """Return what a task touches, what it writes (or sends) first."""
     return [
-        (region(schedule, number), Factor(factor), Op(op))
-        for number, factor, op, _ in schedule.operands_of(task).tolist()
+        (region(schedule, number), Factor(factor), Op(op), diagonal)
+        for number, factor, op, _, diagonal in schedule.operands_of(task).tolist()
     ]
 
 
@@ -174,7 +174,7 @@ def race(schedule: Schedule) -> str:
     accesses = (
         (task, ref, place == 0 and kinds[task] != Kind.SEND)
         for task in range(len(kinds))
-        for place, (ref, _, _) in enumerate(operands_of(schedule, task))
+        for place, (ref, *_) in enumerate(operands_of(schedule, task))
     )
     found = unordered(accesses, ordered(schedule))
     return f"race of tasks {found[0]} and {found[1]}" if found else ""
@@ -330,14 +330,14 @@ class ListRun:
     def _bound(self, program: OperationList, bound: np.ndarray) -> list[Operand]:
         """Return operands by where their bytes lie."""
         found = []
-        for buffer, _, factor, op, _, offset, rows, cols, ld in bound.tolist():
+        for buffer, _, factor, op, _, offset, rows, cols, ld, diagonal in bound.tolist():
             about = program.buffers[buffer]
             at, lost = divmod(offset, int(ITEMSIZES[about["dtype"]]))
             col, row = divmod(at, int(about["ld"]))
             inside = row + rows <= about["rows"] and col + cols <= about["cols"]
             if lost or not inside or (cols > 1 and ld != about["ld"]):
                 self.fault = "an operand is no region of its buffer"
-            found.append((RegionRef(buffer, row, col, rows, cols), Factor(factor), Op(op)))
+            found.append((RegionRef(buffer, row, col, rows, cols), Factor(factor), Op(op), diagonal))
         return found
 
     def _step(self, step: _Step, reached: int) -> int | None:
@@ -356,7 +356,7 @@ class ListRun:
         self.task_of.append(step.task)
         self.before.append(reached)
         reads_first = step.code == Code.SEND
-        self.accesses += [(body, ref, not (at or reads_first)) for at, (ref, _, _) in enumerate(step.operands)]
+        self.accesses += [(body, ref, not (at or reads_first)) for at, (ref, *_) in enumerate(step.operands)]
         over = reached | 1 << body
         if step.code == Code.SEND:
             self._messages[step.key].append((over, self.memory.view(step.operands[0][0]).copy()))

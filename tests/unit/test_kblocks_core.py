@@ -93,6 +93,8 @@ PROBLEM = {
     "num_ranks": 2,
     **dict.fromkeys(("serial_copies", "reads_c"), False),
     **dict.fromkeys(("op_a", "op_b"), Op.N),
+    "triangle": Op.N,
+    "diagonal": 0,
     "dtypes": (DType.f64,) * 3,
     "locations": with_ends(location_table(2)),
     "buffers": user_table(2, GemmProblem(64, 48, 512, DType.f64), Placement.parse("0,0,0")),

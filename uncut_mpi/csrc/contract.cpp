@@ -32,14 +32,15 @@ nb::str format_of() {
 nb::dict records() {
     nb::dict found;
     LAYOUT("tasks", TaskRecord, kind, pad, num_operands, rank, lane, group, first_operand, first_await, num_awaits)
-    LAYOUT("operands", OperandRecord, region, factor, op, pad)
+    LAYOUT("operands", OperandRecord, region, factor, op, pad, diagonal)
     LAYOUT("regions", RegionRecord, buffer, pad, row, col, rows, cols)
     LAYOUT("locations", LocationRecord, space, rank, node, end)
     LAYOUT("lanes", LaneRecord, rank, kind, source, destination)
     LAYOUT("buffers", BufferRecord, location, role, matrix, dtype, medium, rows, cols, ld, offset)
     LAYOUT("pieces", PieceRecord, buffer, turned, row, col, rows, cols, top, left)
     LAYOUT("operations", OperationRecord, code, in_host, num_operands, lane, task, slot, value, peer, first_operand)
-    LAYOUT("bound_operands", BoundOperandRecord, buffer, dtype, factor, op, spare_rows, offset, rows, cols, ld)
+    LAYOUT("bound_operands", BoundOperandRecord, buffer, dtype, factor, op, spare_rows, offset, rows, cols, ld,
+           diagonal)
     return found;
 }
 
@@ -103,10 +104,13 @@ void bind_contract(nb::module_ &m) {
         .value("ALPHA", alpha)
         .value("BETA", beta);
     nb::enum_<OpCode>(m, "Op", nb::is_arithmetic(),
-                      "Whether an operand is used as stored, transposed, or conjugated too.")
+                      "Whether an operand is used as stored, transposed, or conjugated too; of one that is written, "
+                      "which triangle of C is.")
         .value("N", op_n)
         .value("T", op_t)
-        .value("C", op_c);
+        .value("C", op_c)
+        .value("LOWER", op_lower)
+        .value("UPPER", op_upper);
     nb::enum_<Role>(m, "Role", nb::is_arithmetic(), "What a buffer is for.")
         .value("USER", user_role)
         .value("PANEL", panel_role)

@@ -119,8 +119,7 @@ void bind_cuda(nb::module_ &m) {
         .def("close", &DeviceState::close, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<RunResult> result(m, "CudaRunResult");
-    FOR_EACH(FIELD, RunResult, error, operation, file_error, descriptor, fatal, stalled, aborted, times_s,
-             host_times)
+    FOR_EACH(FIELD, RunResult, error, operation, file_error, descriptor, fatal, stalled, aborted, times_s, host_times)
     result.def("add", [](RunResult &self, std::int64_t tasks, std::int64_t copy_bytes) {
         self.tasks += tasks;
         self.copy_bytes += copy_bytes;

@@ -45,8 +45,9 @@ struct CombineArguments {
     Address source[max_summands];
     std::int64_t source_ld[max_summands];
     double factor[max_summands], imaginary[max_summands];  // parts of the factors; of real types the latter are 0
+    std::int64_t triangle, diagonal;                       // of C, that is written: OpCode; all of it: op_n
 };
-static_assert(sizeof(CombineArguments) == 288);
+static_assert(sizeof(CombineArguments) == 304);
 
 // Signatures tell kernels apart. That of a COMBINE has 4 bits for the written type, then 4 bits (code + 1) per source.
 // That of a COPY that transposes on a device has this, and the bytes of an element. It takes the arguments of a COMBINE

@@ -448,8 +448,9 @@ std::int32_t Executor::add_copy_of(const Program &program, Operand from, Address
 
 void Executor::add_combine(const Program &program, const Operation &operation) {
     const Operand *operands = &program.operands[operation.first_operand];
-    const std::span all(operands, operation.num_operands);
-    if (std::ranges::any_of(all, [](const Operand &one) { return one.op != 0; }))
+    const std::span reads(operands + 1, operation.num_operands - std::size_t{1});
+    if (operands->op == op_t || operands->op == op_c ||
+        std::ranges::any_of(reads, [](const Operand &one) { return one.op != op_n; }))
         refuse(operation, "a COMBINE does not transpose");
     combines_.push_back(make_combine(program, operands, operation.num_operands));
 }
@@ -469,6 +470,12 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
     arguments.ld = operands[0].ld;
     arguments.rows = operands[0].rows;
     arguments.cols = operands[0].cols;
+    const std::int64_t highest = operands[0].diagonal - (operands[0].cols - 1),
+                       lowest = operands[0].diagonal + operands[0].rows - 1;
+    // What lies in the triangle with both of its corners is written as any other region.
+    if (operands[0].op >= op_lower &&
+        !(is_in_triangle(operands[0].op, highest) && is_in_triangle(operands[0].op, lowest)))
+        arguments.triangle = operands[0].op, arguments.diagonal = operands[0].diagonal;
     for (std::size_t i = 1; i < count; ++i) {
         signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);
         arguments.source[i - 1] = address_of(program, operands[i]);

@@ -58,6 +58,7 @@ std::string why_wrong(const Content &found, const Content &expected) {
     if (!found.is_zero() && (found.row != expected.row || found.col != expected.col))
         return "the values of elements displaced by " + std::to_string(found.row - expected.row) + " rows and " +
                std::to_string(found.col - expected.col) + " columns";
+    if (found.triangle != expected.triangle) return "another part of it than the triangle that is asked for";
     if (found.summed == expected.summed && found.c_in == expected.c_in && found.alpha == expected.alpha) return "";
     std::string why;
     const auto add = [&why](const std::string &what) { why += (why.empty() ? "" : "; ") + what; };
@@ -75,6 +76,7 @@ using Range = std::pair<std::int64_t, std::int64_t>;
 struct FollowedProblem {
     std::uint8_t op_a = 0, op_b = 0;
     std::array<std::uint8_t, 3> dtypes{};  // of A, B and C
+    std::int64_t diagonal = 0;             // of a triangle: how far the first element of C is below it
 };
 
 // What an operand's region holds, or a part of it: a rectangle of a matrix, as that is stored.
@@ -120,11 +122,12 @@ class Follower {
     // What a rectangle of the caller's C must hold at the end: a `ResultPart` of model/problem.py. It holds C_in of the
     // same elements at first, if that takes part. RuleBroken if some of it has been said before or is no part of C.
     void expect(std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, bool turned,
-                const std::vector<Range> &summed, bool alpha, int takes_c_in, bool copied) {
+                const std::vector<Range> &summed, bool alpha, int takes_c_in, bool copied, std::uint8_t triangle) {
         const Rect rect{rows.first, cols.first, rows.second, cols.second};
         Content content{.kind = copied ? Content::Kind::piece : Content::Kind::partial,
                         .turned = turned,
                         .alpha = alpha,
+                        .triangle = triangle,
                         .c_in = static_cast<CIn>(takes_c_in),
                         .row = by.first,
                         .col = by.second};
@@ -219,6 +222,7 @@ class Follower {
         std::int32_t buffer;
         Rect rect;
         std::uint8_t factor, op;
+        std::int64_t diagonal;
         bool operator==(const Operand &other) const { return buffer == other.buffer && rect == other.rect; }
         bool overlaps(const Operand &other) const { return buffer == other.buffer && rect.overlaps(other.rect); }
     };
@@ -243,13 +247,15 @@ class Follower {
             const Buffer &buffer = part_of(std::span<const Buffer>(buffers_), region.buffer, 1)[0];
             const Rect rect{region.row, region.col, region.row + region.rows, region.col + region.cols};
             if (!contains(buffer.all, rect)) throw std::invalid_argument("a region leaves its buffer");
-            operands_.push_back({region.buffer, rect, operand.factor, operand.op});
+            operands_.push_back({region.buffer, rect, operand.factor, operand.op, operand.diagonal});
         }
     }
 
     void check_issuer(const TaskRecord &task) const {
         demand(!operands_.empty(), "it writes nothing");
-        demand(operands_[0].factor == one && operands_[0].op == not_transposed,
+        demand(operands_[0].factor == one &&
+                   (operands_[0].op == not_transposed ||
+                    (task.kind == combine_task && (operands_[0].op == op_lower || operands_[0].op == op_upper))),
                "the written operand has a factor or is transposed");
         const std::string rank = "rank " + std::to_string(task.rank);
         const bool over_net = task.kind == send_task || task.kind == receive_task;
@@ -392,12 +398,26 @@ class Follower {
             }
         }
         const bool rounded = rounds(to);
+        if (to.op != not_transposed) require_c_beyond(to);
         sums.find(to.rect, cells_);
         for (const auto &[cell, total] : cells_) {
             total->content.rounded = rounded && (!total->content.summed.empty() || total->content.c_in == CIn::scaled);
+            total->content.triangle = to.op;
             parts_.push_back({cell, std::move(total->content)});
         }
         write(to);
+    }
+
+    // What a triangle leaves as it was is C_in, and the diagonal is where it is in C.
+    void require_c_beyond(const Operand &to) {
+        read(to);
+        for (const auto &[rect, fragment] : tiles_) {
+            const Content &there = fragment->content;
+            demand(there.c_in == CIn::raw && there.summed.empty() && !there.turned,
+                   "beyond a triangle there is something else than C_in");
+            demand(to.rect.top + there.row - to.rect.left - there.col + problem_.diagonal == to.diagonal,
+                   "the diagonal of a triangle is not that of C");
+        }
     }
 
     // Pieces have the problem's type wherever they are: they come from the caller by copies, which keep it.
@@ -609,10 +629,10 @@ void bind_follower(nb::module_ &m) {
     nb::class_<Follower>(m, "Follower",
                          "What memory holds while tasks run, derived from them alone, and whether each task is ordered "
                          "after what it needs.")
-        .def(
-            "__init__",
-            [](Follower *self, const HeldTables &tables, std::uint8_t op_a, std::uint8_t op_b,
-               const std::array<std::uint8_t, 3> &dtypes) { new (self) Follower({op_a, op_b, dtypes}, tables.view()); })
+        .def("__init__",
+             [](Follower *self, const HeldTables &tables, std::uint8_t op_a, std::uint8_t op_b,
+                const std::array<std::uint8_t, 3> &dtypes,
+                std::int64_t diagonal) { new (self) Follower({op_a, op_b, dtypes, diagonal}, tables.view()); })
         .def("give", &Follower::give)
         .def("expect", &Follower::expect)
         // From then on what every operand holds is kept, of written ones after their tasks. The global order is trusted

@@ -99,10 +99,13 @@ class Maker {
                 }
     }
 
+    // A triangle is what COMBINE writes, and no product.
+    bool may_be_direct() const { return problem_.triangle == op_n; }
+
     // All parts of C alike: in rings C is fetched before its products, and all of these have all of k or none has.
     std::vector<KStep> mark_in_rings(std::vector<KStep> steps) {
-        const bool at_once = how_.block >= asked_.k_starts[1] - asked_.k_starts[0];
-        direct_[0].any = problem_.rounds_c() ? at_once : problem_.reads_c;
+        const bool at_once = may_be_direct() && how_.block >= asked_.k_starts[1] - asked_.k_starts[0];
+        direct_[0].any = problem_.sums_apart() ? at_once : problem_.reads_c;
         direct_[1].any = problem_.rounds_c() && at_once;
         for (KStep &step : steps)
             step.direct = direct_[0].any, step.direct_at_home = direct_[1].any;
@@ -120,11 +123,12 @@ class Maker {
             if (partial.empty() || !partial.back().has_same_c(step)) partial.push_back(step);
         }
         const auto at_once = [&](const KStep &part) {
-            return std::none_of(partial.begin(), partial.end(), [&](const KStep &step) { return meet(step, part); });
+            return may_be_direct() &&
+                   std::none_of(partial.begin(), partial.end(), [&](const KStep &step) { return meet(step, part); });
         };
         direct_[0] = mark(steps, &KStep::direct, [&](const KStep &part) {
             const bool there = part.early && part.first >= first;
-            return problem_.rounds_c() ? (there || !problem_.reads_c) && at_once(part) : problem_.reads_c && there;
+            return problem_.sums_apart() ? (there || !problem_.reads_c) && at_once(part) : problem_.reads_c && there;
         });
         direct_[1] = mark(steps, &KStep::direct_at_home,
                           [&](const KStep &part) { return problem_.rounds_c() && at_once(part); });
@@ -287,7 +291,7 @@ class Maker {
         made.is_direct = direct_[c_is_here].any && !alignment.apart && (once || !problem_.rounds_c());
         const bool resident = made.panel[matrix_a] < 0 && made.panel[matrix_b] < 0;
         const bool in_place = c_is_here && unsplit() && !alignment.apart;
-        if (!in_place || (problem_.rounds_c() && !(resident && once))) add_sums(made, block);
+        if (!in_place || (problem_.sums_apart() && !(resident && once && may_be_direct()))) add_sums(made, block);
         return made;
     }
 

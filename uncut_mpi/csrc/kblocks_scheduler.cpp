@@ -291,6 +291,10 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     const std::size_t most = max_summands - (problem_.reads_c ? 1 : 0);
     auto sum_up = [&](std::size_t count, const Region &into, const Region *c, const TaskList &c_copies) {
         summed_.assign(1, {into});
+        if (c && problem_.triangle != op_n) {
+            summed_[0].op = problem_.triangle;
+            summed_[0].diagonal = problem_.diagonal + rows.first - slice.cols.first;
+        }
         awaits_.clear();
         for (std::size_t s = 0; s < count; ++s) {
             summed_.push_back({summands[s].region});
@@ -311,7 +315,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     }
     const Region c = adder.home ? store_.users(matrix_c, *adder.home, rows, slice.cols)
                                 : in_staging(adder.staging, adder, rows, slice);
-    const Region out = adder.home || problem_.rounds_c() ? c : summands.front().region;
+    const Region out = adder.home || problem_.sums_apart() ? c : summands.front().region;
     return {out,
             {sum_up(summands.size(), out, problem_.reads_c ? &c : nullptr,
                     blocks_[number].c_in[a][block.cell(step.top, slice.block)]),

@@ -175,6 +175,7 @@ class Lowerer {
             made.rows = region.rows;
             made.cols = region.cols;
             made.ld = buffer.ld;
+            made.diagonal = operand.diagonal;
         }
     }
 

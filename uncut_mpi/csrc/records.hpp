@@ -16,10 +16,11 @@ namespace uncut {
 // within the issuing rank's device. GEMM reads op(A), op(B) and, if it accumulates, the region it writes: write :=
 // f_A op(A) op(B) + f_C C. There f_A is the factor of operand 1, operand 2 carries `one` and f_C is the factor of
 // operand 3 (absent: the written region is not read). COMBINE writes the sum of factor × region over its reads,
-// converted to the written buffer's type and rounded once; without reads it writes zeros. An operand whose factor is 0
-// at run time is not read, so NaN stays out. JOIN has no operands: it awaits many and is awaited by many. SEND and RECV
-// are the halves of a copy between nodes, one behind the other. SEND has the region that it reads, RECV the one of
-// equal shape that it writes, and awaits its SEND. No other await is from node to node.
+// converted to the written buffer's type and rounded once; without reads it writes zeros. If op of operand 0 is a
+// triangle of C, it leaves what is beyond that as it was. An operand whose factor is 0 at run time is not read, so NaN
+// stays out. JOIN has no operands: it awaits many and is awaited by many. SEND and RECV are the halves of a copy
+// between nodes, one behind the other. SEND has the region that it reads, RECV the one of equal shape that it writes,
+// and awaits its SEND. No other await is from node to node.
 enum Kind : std::uint8_t {
     copy_task = 0,
     gemm_task = 1,
@@ -30,8 +31,11 @@ enum Kind : std::uint8_t {
 };
 // A scalar factor as a symbol, so that new values of alpha and beta need no new schedule.
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
-// Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone).
-enum OpCode : std::uint8_t { op_n = 0, op_t = 1, op_c = 2 };
+// Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone). Of what
+// is written, whether all of it is or a triangle of C with the diagonal.
+enum OpCode : std::uint8_t { op_n = 0, op_t = 1, op_c = 2, op_lower = 3, op_upper = 4 };
+// Whether a triangle has an element so many rows below the diagonal.
+constexpr bool is_in_triangle(int op, std::int64_t below) { return op == op_lower ? below >= 0 : below <= 0; }
 inline constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2, no_matrix = 255;
 // What a buffer is for: a matrix of the caller, one block of a matrix in a SoftBuf, copies kept for later readers, what
 // is passed through.
@@ -113,6 +117,7 @@ struct OperandRecord {
     std::int32_t region = 0;
     std::uint8_t factor = 0, op = 0;
     std::uint16_t pad = 0;
+    std::int64_t diagonal = 0;  // of a triangle: how far the region's first element is below the diagonal of C
 };
 struct RegionRecord {
     std::int32_t buffer = 0, pad = 0;
@@ -158,11 +163,11 @@ struct BoundOperandRecord {
     std::int32_t buffer = 0;
     std::uint8_t dtype = 0, factor = 0, op = 0;
     std::uint8_t spare_rows = 0;  // rows behind the region that belong to nobody
-    std::int64_t offset = 0, rows = 0, cols = 0, ld = 0;
+    std::int64_t offset = 0, rows = 0, cols = 0, ld = 0, diagonal = 0;
 };
-static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 8 && sizeof(RegionRecord) == 40 &&
+static_assert(sizeof(TaskRecord) == 28 && sizeof(OperandRecord) == 16 && sizeof(RegionRecord) == 40 &&
               sizeof(LaneRecord) == 16 && sizeof(LocationRecord) == 16 && sizeof(BufferRecord) == 40 &&
-              sizeof(OperationRecord) == 28 && sizeof(BoundOperandRecord) == 40 && sizeof(PieceRecord) == 56);
+              sizeof(OperationRecord) == 28 && sizeof(BoundOperandRecord) == 48 && sizeof(PieceRecord) == 56);
 
 // Some tasks that follow one another, and the tables that they point into.
 struct TaskTables {

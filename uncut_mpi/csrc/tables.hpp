@@ -63,6 +63,7 @@ struct Operand {
     Region region;
     std::uint8_t factor = one;
     std::uint8_t op = op_n;
+    std::int64_t diagonal = 0;
 };
 
 using Tasks = std::span<const std::int32_t>;
@@ -152,7 +153,7 @@ class TableWriter {
         if (!out_) return next();
         const std::size_t first = out_->operands.size();
         for (const Operand &one : operands)
-            out_->operands.push_back({region(one.region), one.factor, one.op, 0});
+            out_->operands.push_back({region(one.region), one.factor, one.op, 0, one.diagonal});
         return add(kind, on, -1, first, awaits, more_awaits);
     }
     // Of a group, with regions by their numbers.

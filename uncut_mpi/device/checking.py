@@ -32,7 +32,7 @@ def check_program(program: OperationList, addresses: np.ndarray) -> None:
     whose = np.repeat(np.arange(len(bodies)), count)
     # Every operand as it is used, body after body, and with it the one that its body writes.
     used = program.operands[expand_ranges(first, count)]
-    turned = used["op"] != Op.N
+    turned = (used["op"] == Op.T) | (used["op"] == Op.C)
     rows, cols = (np.where(turned, used[one], used[other]) for one, other in (("cols", "rows"), ("rows", "cols")))
     start = np.cumsum(count) - count
 

@@ -1,13 +1,28 @@
-"""Which part of C a product computes: rectangles, each its rows of op(A) times its columns of op(B)."""
+"""
+Which part of C a product computes: rectangles, each its rows of op(A) times its columns of op(B), or a triangle of C.
+
+A triangle is in rectangles too: those along the diagonal are computed whole, and what is beyond it is not written.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, TypeAlias
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.parts import Extent, Rectangle, common
+
+Triangle: TypeAlias = Literal["", "lower", "upper"]
+OTHER: Final[Mapping[str, Triangle]] = {"": "", "lower": "upper", "upper": "lower"}
+"""The same triangle of the transposed matrix."""
+BLOCKS: Final = 8
+"""
+Rectangles of a triangle, if nobody says how many: with r of them 1/r more is computed than the triangle has.
+
+Each of them is dealt to all ranks, in blocks that are the smaller the more there are.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -19,6 +34,10 @@ class PartOfC:
     ----------
     rectangles : tuple of ((int, int), (int, int))
         First row and the one after the last, first column and the one after the last, of each; no two overlap.
+    triangle : {"", "lower", "upper"}
+        Of C, with its diagonal: beyond it nothing is written in the rectangles either.
+    diagonal : int
+        How many rows below the diagonal the first element of C is: 0, unless this C is a part of another.
 
     Raises
     ------
@@ -27,8 +46,12 @@ class PartOfC:
     """
 
     rectangles: tuple[Rectangle, ...]
+    triangle: Triangle = ""
+    diagonal: int = 0
 
     def __post_init__(self) -> None:
+        if self.triangle not in OTHER:
+            raise ParamError(f"triangle {self.triangle!r}: use 'lower' or 'upper', or '' for none")
         for (top, bottom), (left, right) in self.rectangles:
             if not (0 <= top < bottom and 0 <= left < right):
                 raise ParamError(f"C [{top}:{bottom}, {left}:{right}] has no elements: name rectangles that have some")
@@ -37,30 +60,37 @@ class PartOfC:
                 raise ParamError(f"the rectangles {one} and {other} of C overlap: compute each element once")
 
     @classmethod
-    def lower(cls, extent: int, step: int) -> PartOfC:
+    def lower(cls, extent: int, step: int = 0, triangle: Triangle = "") -> PartOfC:
         """Return the lower triangle of a square C by blocks: in each `step` rows all up to the diagonal's block."""
-        edges = [*range(0, extent, step), extent]
-        return cls(tuple((rows, (0, rows[1])) for rows in itertools.pairwise(edges)))
+        edges = [*range(0, extent, step or max(1, -(-extent // BLOCKS))), extent]
+        return cls(tuple((rows, (0, rows[1])) for rows in itertools.pairwise(edges)), triangle)
 
     @classmethod
-    def decoded(cls, told: Sequence[Sequence[Sequence[int]]]) -> PartOfC:
-        """Return what `encoded` was made of; ValueError or TypeError if it is nothing such."""
-        return cls(tuple(((int(top), int(bottom)), (int(left), int(right))) for (top, bottom), (left, right) in told))
+    def decoded(cls, told: Mapping[str, Any]) -> PartOfC:
+        """Return what `encoded` was made of; ValueError, LookupError or TypeError if it is nothing such."""
+        rectangles = told["rectangles"]
+        return cls(
+            tuple(((int(top), int(bottom)), (int(left), int(right))) for (top, bottom), (left, right) in rectangles),
+            told["triangle"],
+            int(told["diagonal"]),
+        )
 
-    def encoded(self) -> list[list[list[int]]]:
+    def encoded(self) -> dict[str, Any]:
         """Return it as JSON holds it."""
-        return [[[*rows], [*cols]] for rows, cols in self.rectangles]
+        rectangles = [[[*rows], [*cols]] for rows, cols in self.rectangles]
+        return {"rectangles": rectangles, "triangle": self.triangle, "diagonal": self.diagonal}
 
     @property
     def transposed(self) -> PartOfC:
         """The same of the transposed C: of a lower triangle the upper one."""
-        return PartOfC(tuple((cols, rows) for rows, cols in self.rectangles))
+        return PartOfC(tuple((cols, rows) for rows, cols in self.rectangles), OTHER[self.triangle], -self.diagonal)
 
     def within(self, rows: Extent, cols: Extent) -> PartOfC:
         """Return what of it lies in some rows and columns of C, counted from the first of these."""
         found = (common(one, (rows, cols)) for one in self.rectangles)
         top, left = rows[0], cols[0]
-        return PartOfC(tuple(((a - top, b - top), (c - left, d - left)) for (a, b), (c, d) in filter(None, found)))
+        moved = tuple(((a - top, b - top), (c - left, d - left)) for (a, b), (c, d) in filter(None, found))
+        return PartOfC(moved, self.triangle, self.diagonal + top - left)
 
     def beside(self, rows: int, cols: int) -> Iterator[Rectangle]:
         """Yield rectangles that together are the rest of a C of so many rows and columns."""

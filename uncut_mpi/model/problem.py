@@ -27,7 +27,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
-from uncut_mpi.model.part_of_c import PartOfC
+from uncut_mpi.model.part_of_c import PartOfC, Triangle
 from uncut_mpi.model.parts import Extent, Rectangle, common, elements_of
 from uncut_mpi.model.parts import Order as Order
 from uncut_mpi.model.placement import Matrix
@@ -116,6 +116,8 @@ class ResultPart:
         How the same element of C, as the caller gave it, is added; ABSENT: it is not read.
     copied : bool
         Whether it is the same element of A, and no sum.
+    triangle : {"", "lower", "upper"}
+        Of C, beyond which each element is as it was (`PartOfC`).
     """
 
     rows: tuple[int, int]
@@ -124,6 +126,7 @@ class ResultPart:
     alpha: bool
     c_in: CIn
     copied: bool = False
+    triangle: Triangle = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -142,7 +145,7 @@ class GemmProblem:
     lda, ldb, ldc : int
         Leading dimensions of the stored column-major matrices (elements).
     reads_c : bool
-        Whether beta may be other than 0. False: C is never read, so NaN in it does not matter.
+        Whether beta may be other than 0. False: C is never read, so NaN in it does not matter. True of a triangle.
     scales_only : bool
         True when alpha is 0: A and B are never read. Implied by an extent of 0 (see `has_product`).
     swapped : bool
@@ -188,6 +191,8 @@ class GemmProblem:
             raise ParamError(f"C := A has no k and does not read C, but k = {self.k} and reads_c = {self.reads_c}")
         if self.part is not None and self.copies:
             raise ParamError("C := A has all of C: copy a view of it instead")
+        if self.triangle:  # whose rest stays as it was
+            object.__setattr__(self, "reads_c", True)
         if not isinstance(self.batch, Alike):
             if type(self.batch) is not tuple or not all(map(_is_shape, self.batch)):
                 raise ParamError(f"batch = {shown(self.batch)}: pass a tuple with (m, n, k) of each product")
@@ -291,6 +296,21 @@ class GemmProblem:
         return self.dtypes[Matrix.C] is not self.accumulator
 
     @property
+    def triangle(self) -> Triangle:
+        """Which triangle of C is computed; empty: all of it, or rectangles."""
+        return "" if self.part is None else self.part.triangle
+
+    @property
+    def diagonal(self) -> int:
+        """How many rows below the diagonal of a triangle the first element of C is."""
+        return 0 if self.part is None else self.part.diagonal
+
+    @property
+    def sums_apart(self) -> bool:
+        """Whether sums are formed apart from C, which is written when they are whole."""
+        return self.rounds_c or bool(self.triangle)
+
+    @property
     def has_product(self) -> bool:
         """Whether A and B are read at all (no extent is 0, nor alpha)."""
         return self.flops > 0 and not self.scales_only
@@ -305,7 +325,7 @@ class GemmProblem:
             ends = itertools.pairwise(itertools.accumulate((k for _, _, k in self.batch), initial=0))
             ranges = ((k,) if product and k[0] < k[1] else () for k in ends)
             return tuple(ResultPart(*one, k, bool(k), c_in) for one, k in zip(self.rectangles, ranges, strict=True))
-        computed = [ResultPart(*one, summed, product, c_in, copied=self.copies) for one in self.rectangles]
+        computed = [ResultPart(*one, summed, product, c_in, self.copies, self.triangle) for one in self.rectangles]
         beside = () if self.part is None else self.part.beside(self.m, self.n)
         return (*computed, *(ResultPart(*one, (), False, CIn.RAW) for one in beside))
 

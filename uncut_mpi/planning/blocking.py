@@ -39,7 +39,7 @@ def count_blocks(blocks: int) -> int:
 
 def forms_sums(problem: GemmProblem, splits: int) -> bool:
     """Return whether something is formed apart from products: C beside them, a conversion, or partial sums of k."""
-    return problem.reads_c or problem.rounds_c or splits > 1
+    return problem.reads_c or problem.sums_apart or splits > 1
 
 
 def blocking_of(how: Blocking, *, far_apart: bool) -> _native.KBlocking:

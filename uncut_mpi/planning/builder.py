@@ -62,7 +62,7 @@ class ScheduleBuilder:
         self._rank_of_lane: list[int] = []
         self._regions: dict[RegionRef, int] = {}
         self._tasks: list[tuple[Any, ...]] = []
-        self._operands: list[tuple[int, int, int, int]] = []
+        self._operands: list[tuple[int, int, int, int, int]] = []
         self._awaits: list[int] = []
 
     def buffer(
@@ -117,14 +117,15 @@ class ScheduleBuilder:
         reads: Sequence[tuple[RegionRef, Factor, Op]] = (),
         awaits: Iterable[int] = (),
         group: int = -1,
+        triangle: tuple[Op, int] = (Op.N, 0),
     ) -> int:
-        """Append a task at the end of the global order and return its index."""
+        """Append a task at the end of the global order and return its index; `triangle`: op and diagonal of `write`."""
         awaited = sorted(set(awaits))
         first_operand, first_await = len(self._operands), len(self._awaits)
         if write is not None:
-            self._operands.append((self._region(write), Factor.ONE, Op.N, 0))
+            self._operands.append((self._region(write), Factor.ONE, triangle[0], 0, triangle[1]))
         for region, factor, op in reads:
-            self._operands.append((self._region(region), factor, op, 0))
+            self._operands.append((self._region(region), factor, op, 0, 0))
         self._awaits += awaited
         rank = self._rank_of_lane[lane]
         self._tasks.append(

@@ -74,6 +74,7 @@ BOUND_OPERAND_DTYPE: Final = np.dtype(
         ("rows", "<i8"),
         ("cols", "<i8"),
         ("ld", "<i8"),  # elements
+        ("diagonal", "<i8"),  # of a triangle that is written: how far below its diagonal the first element is
     ]
 )
 

@@ -170,7 +170,7 @@ class _Model:
     def bytes_of(self, depth: int, slots: int, c_slots: int) -> tuple[int, int, int]:
         """Return what an element of a block of C takes, a row of the k-blocks of A, and a column of those of B."""
         item_a, item_b, item_c = self._items
-        of_c = self._sum + (item_c if self._problem.rounds_c else 0)
+        of_c = self._sum + (item_c if self._problem.sums_apart else 0)
         return c_slots * of_c, slots * depth * item_a, (self._b_slots or slots) * depth * item_b
 
     def largest(self, panels: tuple[int, int, int]) -> tuple[float, float]:

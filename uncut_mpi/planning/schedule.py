@@ -63,6 +63,8 @@ Schedules may have more, to be studied: one for 1,024 ranks may have a lane to e
 TASK_DTYPE, OPERAND_DTYPE, REGION_DTYPE, BUFFER_DTYPE, LANE_DTYPE, PIECE_DTYPE = (
     np.dtype(_CORE["records"][name]) for name in ("tasks", "operands", "regions", "buffers", "lanes", "pieces")
 )
+TRIANGLES: Final = {"": Op.N, "lower": Op.LOWER, "upper": Op.UPPER}
+"""What the written operand of a COMBINE says of which triangle of C is."""
 AWAIT_DTYPE: Final = np.dtype("<i4")
 
 _TABLES: Final = (
@@ -76,7 +78,7 @@ _TABLES: Final = (
     ("pieces", PIECE_DTYPE),
 )
 _MAGIC: Final = b"UNCUTSCH"
-FORMAT_VERSION: Final = 5
+FORMAT_VERSION: Final = 6
 _HEADER: Final = struct.Struct(f"<8sIIQ{len(_TABLES)}Q")
 
 
@@ -302,10 +304,13 @@ class Schedule(Remade):
         )
         require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
+        is_triangle = np.zeros(len(operands), bool)
+        combines = tasks[tasks["kind"] == Kind.COMBINE]["first_operand"]
+        is_triangle[combines] = np.isin(operands["op"][combines], (Op.LOWER, Op.UPPER))
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
             (operands["factor"] <= max(Factor))
-            & (operands["op"] <= (Op.C if self.problem.arithmetic.is_complex else Op.T)),
+            & ((operands["op"] <= (Op.C if self.problem.arithmetic.is_complex else Op.T)) | is_triangle),
             "an operand's factor or op is unknown, or conjugates what is real",
         )
         require_inside(regions, "region")

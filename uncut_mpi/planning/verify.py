@@ -26,7 +26,7 @@ from uncut_mpi.model.parts import ByRows, Part
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.buffers import pieces_of
 from uncut_mpi.planning.lower import Lowering, tables_in_core
-from uncut_mpi.planning.schedule import Kind, Matrix, Op, Role, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import TRIANGLES, Kind, Matrix, Op, Role, Schedule, buffer_bytes
 from uncut_mpi.planning.verify_lists import verify_lists, verify_spare_rows
 
 HELD_DTYPE: Final = np.dtype(
@@ -102,7 +102,8 @@ def verify(schedule: Schedule, lowering: Lowering | None = None) -> Proof:
 def follower_of(schedule: Schedule) -> _native.Follower:
     """Return a follower for the tasks of `schedule`, which has followed none of them yet."""
     problem, buffers = schedule.problem, schedule.buffers
-    follower = _native.Follower(tables_in_core(schedule), Op[problem.trans_a], Op[problem.trans_b], problem.dtypes)
+    how = Op[problem.trans_a], Op[problem.trans_b], problem.dtypes, problem.diagonal
+    follower = _native.Follower(tables_in_core(schedule), *how)
     for part in problem.result:
         if not (0 <= part.rows[0] <= part.rows[1] <= problem.m and 0 <= part.cols[0] <= part.cols[1] <= problem.n):
             (top, bottom), (left, right) = part.rows, part.cols
@@ -120,7 +121,8 @@ def follower_of(schedule: Schedule) -> _native.Follower:
             rows = max(row, down[0]), min(row + height, down[1])
             cols = max(col, along[0]), min(col + width, along[1])
             if rows[0] < rows[1] and cols[0] < cols[1]:
-                follower.expect(at, rows, cols, by, bool(turned), part.summed, part.alpha, part.c_in, part.copied)
+                wanted = part.summed, part.alpha, part.c_in, part.copied, TRIANGLES[part.triangle]
+                follower.expect(at, rows, cols, by, bool(turned), *wanted)
     return follower
 
 

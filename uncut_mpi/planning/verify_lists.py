@@ -129,6 +129,7 @@ def _verify_bodies(schedule: Schedule, rank: int, program: OperationList, own: n
         "rows": region["rows"],
         "cols": region["cols"],
         "ld": buffer["ld"],
+        "diagonal": operand["diagonal"],
     }
     of_task = np.repeat(expected, record["num_operands"])
     for name, values in wanted.items():

@@ -41,6 +41,7 @@ struct arguments {
     unsigned long long source[MAX_SUMMANDS];
     long long source_ld[MAX_SUMMANDS];
     double factor[MAX_SUMMANDS], imaginary[MAX_SUMMANDS];
+    long long triangle, diagonal;
 };
 struct half_bits { unsigned short bits; };
 struct bfloat_bits { unsigned short bits; };
@@ -149,17 +150,21 @@ extern "C" __global__ void {name}(const arguments a) {{
     const long long step = (long long)gridDim.x * blockDim.x;
     const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     // Four rows a thread: neighbours, moved at once, where every region allows it; else rows `step` apart.
-    const bool aligned = fits<{written}>(a.destination, a.ld){aligned};
+    const bool aligned = a.triangle == 0 && fits<{written}>(a.destination, a.ld){aligned};
     const long long apart = aligned ? 1 : step;
     for (long long col = (long long)blockIdx.y * blockDim.y + threadIdx.y; col < a.cols;
-         col += (long long)gridDim.y * blockDim.y)
-        for (long long row = aligned ? 4 * thread : thread; row < a.rows; row += 4 * step) {{
-            const long long left = a.rows - row;
+         col += (long long)gridDim.y * blockDim.y) {{
+        // Of a triangle (OpCode of csrc/records.hpp) the rows from the diagonal on, or up to it.
+        const long long first = a.triangle == 3 ? max(0ll, col - a.diagonal) : 0;
+        const long long last = a.triangle == 4 ? min(a.rows, col - a.diagonal + 1) : a.rows;
+        for (long long row = first + (aligned ? 4 * thread : thread); row < last; row += 4 * step) {{
+            const long long left = last - row;
             const bool whole = aligned && left >= 4;
             {sum} sum[4] = {{}};
 {reads}
             put(({written} *)a.destination + col * a.ld + row, apart, left, whole, sum);
         }}
+    }}
 }}
 """
 

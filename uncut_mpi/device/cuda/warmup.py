@@ -178,4 +178,4 @@ class WarmupList:
     def _add(self, code: Code, operands: Sequence[tuple[int, ...]], lane: int) -> None:
         task = len(self._operations)
         self._operations.append((code, 0, len(operands), lane, task, -1, 0, -1, len(self._operands)))
-        self._operands += operands
+        self._operands += [(*one, 0) for one in operands]  # no triangle

@@ -45,6 +45,8 @@ class BodyOperand:
     factor: Factor
     place: tuple[int, ...]
     conjugated: bool = False
+    triangle: Op = Op.N  # of what is written, and how far below its diagonal the first element is
+    diagonal: int = 0
 
 
 class Scratch:
@@ -299,6 +301,8 @@ class Combine(Summing):
         self._reads = sorted(reads, key=lambda read: read.place != write.place)
         for name in ("total", "term"):
             scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
+        if write.triangle is not Op.N:
+            scratch.reserve("triangle", write.dtype, write.array.shape[0] * self._columns)
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
@@ -308,7 +312,15 @@ class Combine(Summing):
         for start in range(0, target.shape[1], self._columns):
             columns = slice(start, start + self._columns)
             part = target[:, columns]
-            self._write(part, [(part if one is target else one[:, columns], factor) for one, factor in terms])
+            here = [(part if one is target else one[:, columns], factor) for one, factor in terms]
+            if self.write.triangle is Op.N:
+                self._write(part, here)
+                continue
+            whole = self._scratch.matrix("triangle", self.write.dtype, *part.shape)
+            self._write(whole, here)
+            rows, cols = np.ogrid[: part.shape[0], start : start + part.shape[1]]
+            below = rows - cols + self.write.diagonal
+            np.copyto(part, whole, where=below >= 0 if self.write.triangle is Op.LOWER else below <= 0)
 
     def _detached(self, read: BodyOperand) -> Array:
         """Return the array of a read: the written one, if that is read first, else a copy of what shares its memory."""
@@ -423,8 +435,11 @@ _DTYPES, _OPS, _FACTORS = tuple(DType), tuple(Op), tuple(Factor)  # which are ca
 
 
 def _operand(record: tuple[int, ...], addresses: list[int]) -> BodyOperand:
-    buffer, code, number, how, _, offset, rows, cols, ld = record  # of BOUND_OPERAND_DTYPE
+    buffer, code, number, how, _, offset, rows, cols, ld, diagonal = record  # of BOUND_OPERAND_DTYPE
     dtype, op, address = _DTYPES[code], _OPS[how], addresses[buffer] + offset
     array = matrix_at(address, rows, cols, ld, dtype.numpy)
+    if op > Op.C:
+        place = address, rows, cols, ld, dtype, Op.N
+        return BodyOperand(array, dtype, _FACTORS[number], place, triangle=op, diagonal=diagonal)
     place = address, rows, cols, ld, dtype, op
     return BodyOperand(array if op is Op.N else array.T, dtype, _FACTORS[number], place, conjugated=op is Op.C)
