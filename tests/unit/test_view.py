@@ -27,6 +27,8 @@ from uncut_mpi.planning.schedule import Factor, Kind, Op
 from uncut_mpi.view import Activity, Timeline, check_drawable, draw_transfers, render, to_perfetto, to_text, traffic
 from uncut_mpi.view.figure import draw_timelines
 
+NODE_SEVEN = dataclasses.replace(Machine.uniform(4), name="node seven")
+
 
 def make(place="h,h,h", m=3000, n=2600, k=2000, ranks=4, swapped=False, trans="NN", **options):
     problem = GemmProblem(m, n, k, DType.f64, *trans, reads_c=True)
@@ -288,7 +290,7 @@ def texts_of(drawn):
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_figure_of_timelines_says_what_of_which_problem_it_shows(kept, swapped):
     schedule = make("h,2,0", swapped=swapped)
-    shown = Timeline.of(schedule, *invented_times(schedule), "predicted", machine="node seven")
+    shown = Timeline.of(schedule, *invented_times(schedule), "predicted", NODE_SEVEN)
     draw_timelines([shown])
     words, sizes = texts_of(kept[0])
     problem = "2600×3000×2000, f64, A, B, C at 2,h,0" if swapped else "3000×2600×2000, f64, A, B, C at h,2,0"
@@ -346,7 +348,7 @@ def test_without_matplotlib_a_png_is_an_error_that_says_what_to_install_and_the_
 
 def test_files_of_every_kind_say_which_problem_they_show():
     schedule = make("h,2,0")
-    shown = Timeline.of(schedule, *invented_times(schedule), "predicted", machine="node seven")
+    shown = Timeline.of(schedule, *invented_times(schedule), "predicted", NODE_SEVEN)
     title = "m×n×k = 3000×2600×2000, f64, A, B, C at h,2,0; scheduler uncut; machine node seven"
     assert render("x.txt", [shown]).decode().splitlines()[0] == title
     assert json.loads(render("x.json", [shown]))["otherData"]["title"] == title

@@ -235,7 +235,7 @@ def _draw_trace(session: Session, plan: GemmPlan, trace: Trace, path: str) -> tu
     with session.together("drawing the trace"):
         if session.rank == 0:
             simulation = simulate(plan.schedule, session.machine)
-            machine = session.machine.name
+            machine = session.machine
             predicted = Timeline.of(plan.schedule, simulation.start_s, simulation.end_s, "predicted", machine)
             measured = Timeline.of(plan.schedule, trace.start_s, trace.end_s, "measured", machine)
             content = render(path, [predicted, measured])

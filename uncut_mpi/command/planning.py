@@ -146,7 +146,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
     simulation = found.result.best.simulation
     schedule = simulation.schedule
     held = held_by_operands(schedule)
-    timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine.name)
+    timeline = Timeline.of(schedule, simulation.start_s, simulation.end_s, "predicted", machine)
     if (power_s := simulation.seconds - timeline.seconds) > 0.001 * timeline.seconds:
         # What lack of power takes counts at the end, and is of no task.
         timeline = dataclasses.replace(timeline, name=f"predicted, without {time_text(power_s)} for lack of power")

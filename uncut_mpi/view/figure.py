@@ -12,7 +12,7 @@ from uncut_mpi.errors import ParamError, reason
 from uncut_mpi.view.parts import title_of
 from uncut_mpi.view.timeline import Activity, Timeline
 
-_COLOURS: Final = {
+COLOURS: Final = {
     Activity.GEMM: "#3b6ea5",
     Activity.COMBINE: "#7d5ba6",
     Activity.HOST_IN: "#e08a2e",
@@ -21,6 +21,8 @@ _COLOURS: Final = {
     Activity.LOCAL: "#9aa5b1",
     Activity.NET: "#c9a227",
 }
+"""Of what tasks do, in figures and on pages."""
+
 _DOTS_PER_INCH: Final = 120
 _WIDTH_INCHES: Final = 14.0
 _LANE_INCHES: Final = 0.19
@@ -53,7 +55,7 @@ def draw_timelines(timelines: Sequence[Timeline]) -> bytes:
     Lanes are rows, grouped by rank; a rank's share of time without computing stands at its right. The title is that
     of the first timeline's problem.
     """
-    rows = [_used_lanes(timeline) for timeline in timelines]
+    rows = [timeline.used_lanes for timeline in timelines]
     heights = [max(2, len(lanes)) * _LANE_INCHES for lanes in rows]
     height = min(_MOST_INCHES, sum(heights) + 0.8 * len(timelines) + 1.2)
     figure = import_figure()(figsize=(_WIDTH_INCHES, height), dpi=_DOTS_PER_INCH, layout="constrained")
@@ -70,7 +72,7 @@ def draw_timelines(timelines: Sequence[Timeline]) -> bytes:
     if seen:
         from matplotlib.patches import Patch
 
-        handles = [Patch(color=_COLOURS[Activity(one)], label=Activity(one).label) for one in seen]
+        handles = [Patch(color=COLOURS[Activity(one)], label=Activity(one).label) for one in seen]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(seen), fontsize="medium", frameon=False)
     return to_png(figure)
 
@@ -82,12 +84,6 @@ def to_png(figure: Any) -> bytes:
     return target.getvalue()
 
 
-def _used_lanes(timeline: Timeline) -> list[int]:
-    """Return the lanes that have tasks, by rank, computing ones first."""
-    used = np.unique(timeline.lane).tolist()
-    return sorted(used, key=lambda lane: (timeline.lanes[lane].rank, not timeline.lanes[lane].computes, lane))
-
-
 def _draw(axis: Any, timeline: Timeline, lanes: Sequence[int]) -> None:
     axis.set_title(f"{timeline.name}, {timeline.seconds * 1e3:.4g} ms", loc="left", fontsize="medium")
     start, length = timeline.start_s * 1e3, (timeline.end_s - timeline.start_s) * 1e3
@@ -97,7 +93,7 @@ def _draw(axis: Any, timeline: Timeline, lanes: Sequence[int]) -> None:
             if which.any():
                 spans = np.column_stack((start[which], length[which]))
                 axis.broken_barh(
-                    spans, (row + 0.1, 0.8), facecolors=_COLOURS[activity], edgecolor="white", linewidth=0.2
+                    spans, (row + 0.1, 0.8), facecolors=COLOURS[activity], edgecolor="white", linewidth=0.2
                 )
     axis.set_ylim(max(1, len(lanes)), 0)
     axis.set_yticks([row + 0.5 for row in range(len(lanes))])

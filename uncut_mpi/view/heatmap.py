@@ -60,5 +60,5 @@ def draw_transfers(schedule: Schedule, machine: Machine) -> bytes:
     axis.set_xlabel("destination")
     axis.set_ylabel("source")
     axis.set_title(f"numbers: bytes moved, {bytes_text(int(moved.sum()))} in all", fontsize="medium")
-    figure.suptitle(title_of(schedule, machine.name).replace("; scheduler", "\nscheduler"), fontsize="medium")
+    figure.suptitle(title_of(schedule, machine).replace("; scheduler", "\nscheduler"), fontsize="medium")
     return to_png(figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from uncut_mpi.model.locations import end_name
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.schedule import Kind, Matrix, Schedule
 from uncut_mpi.planning.verify import held_by_operands
@@ -98,10 +99,10 @@ def _chunks(schedule: Schedule, held: np.ndarray) -> dict[int, str]:
     return {task: f".{order[of][row, col]}" for task, of, row, col in listed if len(order[of]) > 1}
 
 
-def title_of(schedule: Schedule, machine: str = "") -> str:
+def title_of(schedule: Schedule, machine: Machine | None) -> str:
     """Return the problem, as the caller wrote it, the scheduler and, if it is known, the machine."""
     problem, place = schedule.problem, schedule.placement
     a, b = (place.b, place.a) if problem.swapped else (place.a, place.b)
     where = f"A, B, C at {a},{b},{place.c}"
     title = f"m×n×k = {problem.shape_text}, {problem.arithmetic.name}, {where}; scheduler {schedule.scheduler}"
-    return f"{title}; machine {machine}" if machine else title
+    return f"{title}; machine {machine.name}" if machine else title

@@ -11,6 +11,7 @@ import numpy as np
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.locations import between_nodes, end_name, in_host
+from uncut_mpi.model.machine import Machine
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.schedule import Kind, LaneKind, Schedule, rows_by_rank
 from uncut_mpi.view.parts import make_labels
@@ -81,8 +82,8 @@ class Timeline:
         What ran.
     ends_s : ndarray of float64, shape (number of tasks,)
         As it was given: JOINs and tasks without times included.
-    machine : str
-        Name of the machine; empty if it is not known.
+    machine : Machine or None
+        What it ran on, or would run on; None if it is not known.
     """
 
     name: str
@@ -98,10 +99,12 @@ class Timeline:
     end_s: np.ndarray
     schedule: Schedule
     ends_s: np.ndarray
-    machine: str = ""
+    machine: Machine | None = None
 
     @classmethod
-    def of(cls, schedule: Schedule, start_s: np.ndarray, end_s: np.ndarray, name: str, machine: str = "") -> Timeline:
+    def of(
+        cls, schedule: Schedule, start_s: np.ndarray, end_s: np.ndarray, name: str, machine: Machine | None = None
+    ) -> Timeline:
         """
         Return the timeline of a simulation or of a real run.
 
@@ -113,8 +116,8 @@ class Timeline:
             From the start of the call; NaN for a task that has no time.
         name : str
             What it shows.
-        machine : str, optional
-            Name of the machine, for the title of a figure.
+        machine : Machine, optional
+            What it ran on, for titles, and for the load of links on a page.
 
         Raises
         ------
@@ -166,6 +169,12 @@ class Timeline:
     def rows_of_rank(self) -> list[np.ndarray]:
         """The tasks of each rank, as ascending rows."""
         return rows_by_rank(self.rank, self.num_ranks)
+
+    @property
+    def used_lanes(self) -> list[int]:
+        """The lanes that have tasks, by rank, computing ones first."""
+        used = np.unique(self.lane).tolist()
+        return sorted(used, key=lambda lane: (self.lanes[lane].rank, not self.lanes[lane].computes, lane))
 
     @property
     def seconds(self) -> float:
