@@ -89,7 +89,7 @@ _MOST_USED_OF_PLAN: Final = (
 _PLAN_EPILOG: Final = """\
 examples:
   python -m uncut_mpi.plan -m 16384 --ranks 4
-  python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.png
+  python -m uncut_mpi.plan -m 30000 -k 5000 --place 0,0,0 --machine measured.json --timeline plan.html
   python -m uncut_mpi.plan -m 65536 --place rows,cols,rows --machine karolina-8xa100 --nodes 4 --net 25:2:4
 """
 
@@ -221,7 +221,8 @@ def make_plan_parser() -> argparse.ArgumentParser:
     add(
         "--timeline FILE",
         picture,
-        "write the chosen plan's timeline there: .json (ui.perfetto.dev), .png or .txt; default: nowhere",
+        "write the chosen plan's timeline there: .html (a page to zoom in), .json (ui.perfetto.dev), .png or .txt; "
+        "default: nowhere",
     )
     add("--transfers FILE.png", path, "draw its transfers over each link there; default: nowhere")
     add_json(add, "the facts")
@@ -440,8 +441,8 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     add(
         "--trace FILE",
         picture,
-        "measure one more call task by task and write its timeline there: .json (ui.perfetto.dev), .png or .txt; "
-        "default: nowhere",
+        "measure one more call task by task and write its timeline there: .html (a page to zoom in), "
+        ".json (ui.perfetto.dev), .png or .txt; default: nowhere",
     )
     add("--seed N", whole(0, MOST_EXTENT), "of random data; default %(default)s", default=0)
 

@@ -222,14 +222,17 @@ def speeds_of(candidate: Candidate) -> np.ndarray | None:
 
 def products_flops(schedule: Schedule) -> np.ndarray:
     """Return the operations of each rank's products, float64 of shape (num_ranks,)."""
-    gemms = schedule.tasks[schedule.tasks["kind"] == Kind.GEMM]
-    first = gemms["first_operand"]
+    tasks, flops = flops_of_tasks(schedule)
+    return np.bincount(schedule.tasks["rank"][tasks], flops, schedule.num_ranks)
+
+
+def flops_of_tasks(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Return which tasks are products, and the operations of each, int64."""
+    tasks = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)
+    first = schedule.tasks["first_operand"][tasks]
     c, a = (schedule.regions[schedule.operands["region"][first + which]] for which in (0, 1))
     depth = np.where(schedule.operands["op"][first + 1] != 0, a["rows"], a["cols"])
-    elements = np.zeros(schedule.num_ranks, np.int64)
-    np.add.at(elements, gemms["rank"], c["rows"] * c["cols"] * depth)
-    flops: np.ndarray = 2.0 * elements
-    return flops
+    return tasks, 2 * c["rows"].astype(np.int64) * c["cols"] * depth
 
 
 def varied(candidates: Sequence[Candidate], count: int) -> list[Candidate]:

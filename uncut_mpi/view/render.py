@@ -8,12 +8,13 @@ from typing import Final
 
 from uncut_mpi.errors import ParamError
 from uncut_mpi.view.figure import draw_timelines, import_figure
+from uncut_mpi.view.page import to_page
 from uncut_mpi.view.parts import title_of
 from uncut_mpi.view.perfetto import to_perfetto
 from uncut_mpi.view.text import to_text
 from uncut_mpi.view.timeline import Timeline
 
-SUFFIXES: Final = (".json", ".png", ".txt")
+SUFFIXES: Final = (".html", ".json", ".png", ".txt")
 _TEXT_WIDTH: Final = 160
 
 
@@ -28,8 +29,8 @@ def check_suffix(path: str) -> None:
     """
     if pathlib.PurePath(path).suffix not in SUFFIXES:
         raise ParamError(
-            f"{path} does not say which picture is wanted: let it end in .json (a trace for ui.perfetto.dev), "
-            ".png or .txt"
+            f"{path} does not say which picture is wanted: let it end in .html (a page for any browser), "
+            ".json (a trace for ui.perfetto.dev), .png or .txt"
         )
 
 
@@ -56,12 +57,14 @@ def render(path: str, timelines: Sequence[Timeline]) -> bytes:
     path : str
         Its name, which says what to make: see `check_drawable`, which raises the same errors.
     timelines : sequence of Timeline
-        At least one.
+        At least one; on a page all of one schedule.
     """
     check_suffix(path)
     suffix = pathlib.PurePath(path).suffix
     if suffix == ".png":
         return draw_timelines(timelines)
+    if suffix == ".html":
+        return to_page(timelines).encode()
     if suffix == ".json":
         return to_perfetto(timelines).encode()
     return f"{title_of(timelines[0].schedule, timelines[0].machine)}\n{to_text(timelines, _TEXT_WIDTH)}".encode()

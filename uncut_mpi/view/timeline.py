@@ -173,8 +173,11 @@ class Timeline:
     @property
     def used_lanes(self) -> list[int]:
         """The lanes that have tasks, by rank, computing ones first."""
-        used = np.unique(self.lane).tolist()
-        return sorted(used, key=lambda lane: (self.lanes[lane].rank, not self.lanes[lane].computes, lane))
+        return sorted(np.unique(self.lane).tolist(), key=self.lane_order)
+
+    def lane_order(self, lane: int) -> tuple[int, bool, int]:
+        """Return where a lane stands in pictures, to sort by."""
+        return self.lanes[lane].rank, not self.lanes[lane].computes, lane
 
     @property
     def seconds(self) -> float:
