@@ -29,7 +29,7 @@ from uncut_mpi.plan import main
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.simulate import Simulation, simulate
-from uncut_mpi.units import bytes_text
+from uncut_mpi.units import bytes_text, time_text
 
 SMALL = "-m 3000 -n 2600 -k 2000 --place 0,h,h --trans-b T --metric pdp"
 
@@ -115,6 +115,7 @@ def test_alpha_of_zero_is_a_plan_without_a_product():
         ("--timeline t.pdf", "does not say which picture"),
         ("--transfers t.json", r"let the name end in \.png"),
         ("--timeline x.json --json x.json", "--timeline and --json both name x.json"),
+        ("--compare-places --alpha 0", "is for products, and alpha is 0"),
         ("--ranks 0", "at least 1"),
         ("-n 5", "without -m"),
         ("A.npy B.npy", "unrecognized arguments"),
@@ -486,3 +487,53 @@ def test_of_many_ranks_one_line_says_what_holds_for_several_and_the_file_has_the
     lines = plan_report._of_ranks(enumerate("abcdefghij" + "a" * 100))
     assert lines == ["ranks 0, 10-109: a", *(f"rank {at}: {text}" for at, text in enumerate("bcdefgh", 1)), lines[-1]]
     assert lines[-1] == "2 more ranks: --json has them"
+
+
+def compare(words, tmp_path):
+    path = tmp_path / "facts.json"
+    assert main([*words.split(), "--compare-places", "--scheduler", "kblocks", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["places"]
+    assert len({one["place"] for one in found}) == len(found)
+    return found
+
+
+def test_places_are_compared_by_what_is_planned_for_each(capsys, tmp_path) -> None:
+    words, ranks, machine = "-m 3000 -n 2000 -k 1000 --trans-b T --beta 0 --ranks 4", 4, Machine.uniform(4)
+    found = compare(f"{words} --place 0,h,1", tmp_path)
+    said = capsys.readouterr().out
+    table = said[said.index("\nplaces") + 1 : said.index("\n\n")].splitlines()
+    assert len(table) == len(found) + 1 <= 13
+    assert [one["predicted_s"] for one in found] == sorted(one["predicted_s"] for one in found)
+    problem = GemmProblem(3000, 2000, 1000, DType.f64, "N", "T", reads_c=False)
+    options = ScheduleOptions(scheduler="kblocks")
+    for line, one in zip(table[1:], found, strict=True):
+        placement = Places.parse(one["place"]).bind(problem, ranks)
+        assert one["predicted_s"] == plan(problem, placement, ranks, machine, options).predicted_s
+        limit = bound(problem, placement, machine)
+        assert (one["bound_s"], one["limited_by"]) == (limit.seconds, limit.limited_by)
+        cells = re.split(r" {3,}", line.removeprefix("places").strip())
+        busy = f"{one['busiest']}, {one['busy_share']:.0%}".replace("%", " %")
+        place = one["place"] + " (as asked)" * (one["place"] == "0,h,1")
+        assert cells == [time_text(one["predicted_s"]), time_text(limit.seconds), limit.limited_by, busy, place]
+    assert {"h,h,h", "0,0,0", "rows,rows,rows", "0,h,1"} < {one["place"] for one in found}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "m", "block"), [(2, 3000, 0), (4, 3000, 1024), (6, 3000, 1000), (4, 100, 0), (4, 128, 64)]
+)
+def test_blocks_are_dealt_to_grids_of_rows_and_columns_with_a_block_for_each(ranks, m, block, tmp_path) -> None:
+    found = compare(f"-m {m} --ranks {ranks}", tmp_path)
+    dealt = [one["place"] for one in found if "cyclic" in one["place"]]
+    layout = f"block_cyclic({block},{block};2,{ranks // 2})"
+    assert dealt == ([",".join([layout] * 3)] if block else [])
+
+
+def test_a_place_without_room_stands_last_and_says_why(capsys, tmp_path) -> None:
+    small = dataclasses.replace(Machine.uniform(2), memory_bytes=np.full(2, 20_000_000))
+    path = tmp_path / "small.json"
+    path.write_text(small.to_json())
+    found = compare(f"-m 1000 --machine {path}", tmp_path)
+    assert [one["place"] for one in found if one["error"]] == ["0,0,0"]
+    assert found[-1]["predicted_s"] is None
+    assert "needs" in found[-1]["error"]
+    assert re.search(r"^ +none +0,0,0: rank 0 needs", capsys.readouterr().out, re.MULTILINE)

@@ -217,7 +217,10 @@ def make_plan_parser() -> argparse.ArgumentParser:
         "of the machine's, shared by the ranks, or as much as they take where that is not known",
     )
     add_schedule(parser)
-    add = adder(parser.add_argument_group("search and report"))
+    group = parser.add_argument_group("search and report")
+    text = "say what other places of A, B and C would take, whole and dealt to ranks, the fastest first"
+    group.add_argument("--compare-places", action="store_true", help=text)
+    add = adder(group)
     add(
         "--timeline FILE",
         picture,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,7 @@ from uncut_mpi.view.timeline import Timeline
 from uncut_mpi.view.traffic import Movement, PortTraffic, Traffic
 
 if TYPE_CHECKING:  # which makes this report
-    from uncut_mpi.command.planning import Found, PlanArguments
+    from uncut_mpi.command.planning import Compared, Found, PlanArguments
 
 _RUNNERS_UP: Final = 5
 _OF_RANKS: Final = 8
@@ -57,6 +58,7 @@ class PlanFacts:
     timeline: Timeline  # of the simulation
     explanation: Explanation  # what stays, what moves, and what limits the time
     warning: str = ""  # of a place that costs more than half of the time; empty if none does
+    compared: Sequence[Compared] | None = None  # what other places would take, the fastest first; None: not asked for
 
     @property
     def product(self) -> Asked:
@@ -97,6 +99,7 @@ def to_text(facts: PlanFacts, width: int) -> str:
         *labelled("nodes", _nodes(facts)),
         *labelled("ports", _of_ranks((one.rank, _port(one)) for one in facts.traffic.ports)),
         *labelled("memory", _memory(facts)),
+        *labelled("places", _places(facts)),
         "",
     ]
     return "\n".join(lines) + "\n" + timeline_text([facts.timeline], width)
@@ -108,8 +111,8 @@ def to_json(facts: PlanFacts) -> str:
 
     Times are in seconds, energies in joules. `transfers` and `transferred_bytes` are per [source, destination] with the
     hosts last. `ports` are the bytes into and out of every rank's device, `nodes` those of every node. `candidates` are
-    the schedules tried, the best first. Of a product in chunks, `predicted_s`, `bound_s` and what the problem is are of
-    all of it; all else is of the first chunk.
+    the schedules tried, the best first; `places` what others would take, if they were compared. Of a product in chunks,
+    `predicted_s`, `bound_s` and what the problem is are of all of it; all else is of the first chunk.
     """
     best = facts.found.result.best
     value: dict[str, Any] = {
@@ -136,6 +139,7 @@ def to_json(facts: PlanFacts) -> str:
         "least_bytes_of_a_node": facts.found.least_of_a_node,
         "explanation": dataclasses.asdict(facts.explanation),
         "warning": facts.warning or None,
+        "places": None if facts.compared is None else [_without_infinity(one) for one in facts.compared],
         "transfers": facts.simulation.transfers().tolist(),
         "transferred_bytes": facts.simulation.transferred_bytes().tolist(),
         "memory_bytes": facts.memory_bytes.tolist(),
@@ -315,6 +319,27 @@ def _memory(facts: PlanFacts) -> list[str]:
     host = [f"host memory for copies of matrices: {bytes_text(most)}{of} on each rank at most"] if most else []
     pairs = zip(facts.memory_bytes.tolist(), facts.machine.memory_bytes.tolist(), strict=True)
     return host + _of_ranks(enumerate(f"{bytes_text(needed)} of {bytes_text(there)}" for needed, there in pairs))
+
+
+def _places(facts: PlanFacts) -> list[str]:
+    """Return a table of what other places would take."""
+    if facts.compared is None:
+        return []
+    rows = [("expected", "bound", "set by", "busiest", "--place")]
+    for one in facts.compared:
+        place = f"{one.place} (as asked)" if one.place == facts.product.place else one.place
+        if one.error:
+            rows.append(("none", "", "", "", f"{place}: {one.error}"))
+            continue
+        busy = f"{one.busiest}, {one.busy_share:.0%}".replace("%", " %")
+        rows.append((time_text(one.predicted_s), time_text(one.bound_s), one.limited_by, busy, place))
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return ["   ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows]
+
+
+def _without_infinity(one: Compared) -> dict[str, Any]:
+    """Return its fields as JSON has them: what there is not as null."""
+    return {name: None if value in ("", math.inf) else value for name, value in dataclasses.asdict(one).items()}
 
 
 def _of_ranks(texts: Iterable[tuple[int, str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -15,11 +16,12 @@ from uncut_mpi.command.artifacts import check_paths, write_file, written_by
 from uncut_mpi.command.entry import Say
 from uncut_mpi.command.flags import join_negative_values, make_plan_parser
 from uncut_mpi.command.plan_report import PlanFacts, to_json, to_text
-from uncut_mpi.errors import CapacityError, ParamError, UncutError
+from uncut_mpi.errors import CapacityError, ParamError, UncutError, reason
 from uncut_mpi.free_memory import usual_room
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.bounds import Bound, bound, bound_of_files, least_bytes_of_a_node
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.machine_files import load_machine
@@ -30,6 +32,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import user_table
 from uncut_mpi.planning.candidates import Candidate, Simulated
 from uncut_mpi.planning.chunks import Chunks, of_each
+from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.metrics import metric_of
 from uncut_mpi.planning.options import ScheduleOptions, changed
 from uncut_mpi.planning.planner import Planned, expected_seconds, in_chunks, plan_several
@@ -47,6 +50,13 @@ from uncut_mpi.view.traffic import traffic
 
 _EDGE: Final = 8192
 _RANKS: Final = 4
+_PLACES: Final = (
+    "h,h,h", "h,h,0", "0,0,0", "h,h,rows", "rows,h,rows", "h,cols,cols", "rows,rows,rows", "cols,cols,cols",
+    "rows,cols,rows", "rows,replicated,rows",
+)  # fmt: skip
+"""What is compared, and what is dealt by blocks to a grid: from all in host memory to all on devices."""
+_BLOCK: Final = 1024
+_LEAST_BLOCK: Final = 64
 _WIDEST: Final = 500  # of a timeline in characters, whatever COLUMNS says
 
 UNIFORM: Final = "uniform"
@@ -74,6 +84,7 @@ class PlanArguments:
     timeline: str | None
     transfers: str | None
     json: str | None
+    compare_places: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +96,26 @@ class Found:
     least_of_a_node: int  # bytes into and out of one of several nodes, in any schedule of the whole product
     predicted_s: float  # what the whole product is expected to take
     chunks: Chunks | None  # blocks of C, one after another; None: one schedule does all
+    machine: Machine  # with the memory that a plan may take of each device
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compared:
+    """What a product is expected to take with its matrices in some places; why there is no plan, if there is none."""
+
+    place: str  # of A, B and C, as --place takes it
+    predicted_s: float = math.inf
+    bound_s: float = math.inf
+    limited_by: str = ""  # the resource that sets the bound
+    busiest: str = ""  # which is busy longest in the simulation, of the first chunk, and for which part of it
+    busy_share: float = 0.0
+    error: str = ""
+
+    @classmethod
+    def of(cls, place: Places, found: Found) -> Compared:
+        """Return it of what was found for some places."""
+        limit, run = found.bound, explain(found.result.best.simulation)
+        return cls(str(place), found.predicted_s, limit.seconds, limit.limited_by, run.busiest, run.busy_share)
 
 
 def parse(argv: Sequence[str]) -> PlanArguments:
@@ -97,6 +128,8 @@ def parse(argv: Sequence[str]) -> PlanArguments:
     m, n, k = (_EDGE if extent is None else extent for extent in (given.m, given.n, given.k))
     if given.options.tune:
         raise ParamError("tune in --options: it tries schedules in calls, and a plan makes none; leave it out")
+    if given.compare_places and given.alpha == 0:
+        raise ParamError("--compare-places is for products, and alpha is 0: leave it out")
     if any(given.place.in_files):
         if given.options.metric != "time":
             raise ParamError(
@@ -132,17 +165,11 @@ def run(arguments: PlanArguments, say: Say) -> None:
                 "leave --nodes and --net out, or name a machine of one node"
             )
         machine = Machine.cluster(machine, arguments.nodes, arguments.net)
-    arguments.place.check_ranks(machine.num_ranks)
-    placement = arguments.place.bind(arguments.problem, machine.num_ranks)
-    setting = Setting.of(arguments.problem, placement, machine.num_ranks, machine, arguments.options)
-    machine = dataclasses.replace(machine, memory_bytes=setting.memory_bytes)
-    _check_host(arguments, placement, machine)
-    options, of_each = arguments.options, machine.host_bytes // np.bincount(machine.node_of)
-    if any(arguments.place.in_files) and not options.host_memory and of_each.all():
-        options = changed(options, host_memory=usual_room(int(of_each.min())))
     started = time.perf_counter()
-    found = _find(arguments, placement, machine, options)
+    found = _find(arguments, machine)
     search_s = time.perf_counter() - started
+    compared = _compare(arguments, machine, found) if arguments.compare_places else None
+    machine = found.machine
     simulation = found.result.best.simulation
     schedule = simulation.schedule
     held = held_by_operands(schedule)
@@ -160,6 +187,7 @@ def run(arguments: PlanArguments, say: Say) -> None:
         timeline=timeline,
         explanation=explain(simulation, held),
         warning=costly_place(arguments.problem, arguments.place, found.predicted_s, machine),
+        compared=compared,
     )
     say(to_text(facts, min(shutil.get_terminal_size().columns, _WIDEST)))
     if arguments.timeline is not None:
@@ -170,14 +198,22 @@ def run(arguments: PlanArguments, say: Say) -> None:
         write_file("--json", arguments.json, to_json(facts).encode())
 
 
-def _find(arguments: PlanArguments, placement: Placement, machine: Machine, options: ScheduleOptions) -> Found:
+def _find(arguments: PlanArguments, machine: Machine) -> Found:
     """
-    Return schedules for a problem.
+    Return schedules for a problem; raise what the machine has no room for.
 
     Of one scheduler alone, without a product, of matrices in files, or with parts stored the other way round, there is
     no search whose candidates could be shown.
     """
     problem, in_files = arguments.problem, arguments.place.in_files
+    arguments.place.check_ranks(machine.num_ranks)
+    placement = arguments.place.bind(problem, machine.num_ranks)
+    there = Setting.of(problem, placement, machine.num_ranks, machine, arguments.options)
+    machine = dataclasses.replace(machine, memory_bytes=there.memory_bytes)
+    _check_host(arguments, placement, machine)
+    options, of_each_rank = arguments.options, machine.host_bytes // np.bincount(machine.node_of)
+    if any(in_files) and not options.host_memory and of_each_rank.all():
+        options = changed(options, host_memory=usual_room(int(of_each_rank.min())))
 
     def result_of(setting: Setting) -> SearchResult:
         searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
@@ -194,7 +230,25 @@ def _find(arguments: PlanArguments, placement: Placement, machine: Machine, opti
     results = of_each(setting, chunks, result_of)
     limit = bound_of_files(problem, placement, machine, in_files)
     least = least_bytes_of_a_node(problem, placement, machine)
-    return Found(results[0], limit, least, sum(one.best.predicted_s for one in results), chunks)
+    return Found(results[0], limit, least, sum(one.best.predicted_s for one in results), chunks, machine)
+
+
+def _compare(arguments: PlanArguments, machine: Machine, asked: Found) -> list[Compared]:
+    """Return what the product takes with its matrices in other places, the fastest first, and where it cannot be."""
+    places = [Places.parse(text) for text in _PLACES]
+    grid = ProcessGrid.most_square(machine.num_ranks)
+    block = min(_BLOCK, min(arguments.problem.callers_shape) // max(grid.rows, grid.cols))
+    if min(grid.rows, grid.cols) > 1 and block >= _LEAST_BLOCK:  # else it is rows or columns, or of tiny products
+        places.append(Places(*[Dealt(Layout.block_cyclic(block, block, (grid.rows, grid.cols)), "device")] * 3))
+    compared = [Compared.of(arguments.place, asked)]
+    for place in places:
+        if str(place) == str(arguments.place):
+            continue
+        try:
+            compared.append(Compared.of(place, _find(dataclasses.replace(arguments, place=place), machine)))
+        except UncutError as error:
+            compared.append(Compared(str(place), error=reason(error)))
+    return sorted(compared, key=lambda one: one.predicted_s)
 
 
 def _candidate(planned: Planned, machine: Machine, in_files: tuple[bool, bool, bool], metric: str) -> Candidate:
