@@ -115,6 +115,6 @@ def _amounts(schedule: Schedule) -> np.ndarray:
 def _times(timeline: Timeline, task: np.ndarray) -> dict[str, list[int]]:
     start, length = np.zeros(len(task), np.int64), np.full(len(task), -1)
     at = np.searchsorted(task, timeline.task)
-    start[at], end = (np.rint(times * 1e9).astype(np.int64) for times in (timeline.start_s, timeline.end_s))
+    start[at], end = timeline.nanoseconds
     length[at] = end - start[at]
     return {"start": start.tolist(), "length": length.tolist()}

@@ -54,7 +54,7 @@ def _names(timeline: Timeline, first: int, name: str) -> Iterator[dict[str, Any]
 
 
 def _tasks(timeline: Timeline, first: int) -> Iterator[dict[str, Any]]:
-    start, end = _nanoseconds(timeline)
+    start, end = (times.tolist() for times in timeline.nanoseconds)
     for row in np.argsort(start, kind="stable").tolist():
         about: dict[str, Any] = {"task": int(timeline.task[row])}
         if timeline.group[row] >= 0:
@@ -75,7 +75,7 @@ def _tasks(timeline: Timeline, first: int) -> Iterator[dict[str, Any]]:
 
 def _flows(timeline: Timeline, first: int, first_flow: int) -> Iterator[dict[str, Any]]:
     # An end of an arrow belongs to the event of its thread in which its time lies, so it must lie inside.
-    start, end = _nanoseconds(timeline)
+    start, end = (times.tolist() for times in timeline.nanoseconds)
     for number, (awaited, waiting) in enumerate(timeline.awaits.tolist()):
         leaves = max(start[awaited], end[awaited] - 1)
         arrives = max(start[waiting], leaves)
@@ -92,9 +92,3 @@ def _flows(timeline: Timeline, first: int, first_flow: int) -> Iterator[dict[str
                 "ts": at / 1e3,
                 **({"bp": "e"} if way == "f" else {}),
             }
-
-
-def _nanoseconds(timeline: Timeline) -> tuple[list[int], list[int]]:
-    """Whole nanoseconds, so that tasks that follow one another on a lane never overlap by rounding."""
-    start, end = (np.rint(times * 1e9).astype(np.int64).tolist() for times in (timeline.start_s, timeline.end_s))
-    return start, end

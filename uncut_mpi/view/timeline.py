@@ -180,6 +180,12 @@ class Timeline:
         return self.lanes[lane].rank, not self.lanes[lane].computes, lane
 
     @property
+    def nanoseconds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and ends in whole numbers, so that tasks that follow one another never overlap by rounding."""
+        start, end = (np.rint(times * 1e9).astype(np.int64) for times in (self.start_s, self.end_s))
+        return start, end
+
+    @property
     def seconds(self) -> float:
         """End of the last task; 0 without tasks."""
         return float(self.end_s.max(initial=0.0))
