@@ -209,3 +209,36 @@ def test_an_interrupt_as_a_call_begins_or_ends_is_told_to_those_who_wait(comm, o
     said = outcome(twice)
     wanted = "KeyboardInterrupt" if odd else f"rank {comm.size - 1} left the session by KeyboardInterrupt"
     collective_assert(comm, wanted in said, said)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.host_backend
+@pytest.mark.on_nodes
+@pytest.mark.parametrize("again", ["gather_values", "close", "another"])
+def test_who_was_interrupted_as_it_waited_for_a_call_to_open_makes_it_again(comm, open_session, monkeypatch, again):
+    session = open_session(comm)
+    call = session.close if again == "close" else lambda: session.gather_values(1)
+    if comm.rank == 0:
+        with monkeypatch.context() as patch:
+            patch.setattr(session._group, "watch", interrupt)
+            said = outcome(call)
+    allgather(comm, None)  # the others come later
+    found = outcome(session.barrier if again == "another" and comm.rank == 0 else call)
+    wanted = "worked"
+    if again == "another":
+        wanted = "ParamError: this rank left" if comm.rank == 0 else "rank 0 left the session by KeyboardInterrupt"
+    good = wanted in found and (comm.rank > 0 or said.startswith("KeyboardInterrupt"))
+    collective_assert(comm, good and outcome(session.close) == "worked", found)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.on_nodes
+@pytest.mark.parametrize("place", ["binder", "store"])
+def test_who_waits_in_close_is_told_of_a_rank_that_is_interrupted_there(comm, open_session, monkeypatch, place):
+    session, odd = open_session(comm), comm.rank == comm.size - 1
+    ones(session)
+    if odd:
+        monkeypatch.setattr(getattr(session._calls, place), "close", interrupt)
+    said = outcome(session.close)
+    wanted = "KeyboardInterrupt" if odd else f"rank {comm.size - 1} left the session by KeyboardInterrupt"
+    collective_assert(comm, wanted in said, said)

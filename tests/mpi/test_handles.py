@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import signal
 import threading
 import time
 
@@ -357,3 +359,17 @@ def test_files_chunks_and_plans_that_are_tried_are_right_without_waiting(comm, o
         good = is_near(e.array, 2 * x @ y @ y) and is_near(f.array, x @ y) and is_near(new.array, x @ y)
         collective_assert(comm, good)
     collective_assert(comm, is_near(np.load(f"{folder}/c.npy"), 2 * x @ y))
+
+
+def test_a_fork_does_not_wait_for_a_product_of_its_parent(comm, open_session, held_up):
+    with open_session(comm) as session:
+        (a, b, _), (c, *_) = operands(session)
+        session.gemm(a, b, c)
+        handle = session.gemm(a, b, c, wait=False)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # whose end is another status
+            os._exit(0 if "is a fork" in outcome(handle.wait) else 1)
+        status = os.waitpid(child, 0)[1]
+        held_up.set()
+        collective_assert(comm, status == 0 and handle.wait() is c, status)

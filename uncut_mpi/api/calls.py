@@ -146,7 +146,7 @@ class Calls:
     def _may_go(self, request: Request, binding: Binding) -> bool:
         """Return whether a product that is bound may be made in one go. Local."""
         flight = self.flight
-        if flight.calls or flight.unheard or self.searches.found or binding.with_files:
+        if flight.calls or flight.unheard or self.searches.found or binding.with_files or self.gate.interrupted:
             return False
         try:
             binding.take(request.scalars, request.matrices[2].info.dtype)
@@ -370,10 +370,9 @@ class Calls:
     # -- life --------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release everything, once nothing is bound. Collective."""
+        """Release everything but what ranks tell each other by, once nothing is bound. Collective."""
         self.binder.close()
         self.group.barrier()
-        self.let_go()
 
     def abandon(self) -> None:
         """Let go without collective calls, after a call that did not end."""

@@ -15,12 +15,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from uncut_mpi.api.gate import public_call
+from uncut_mpi.api.gate import OF_A_FORK, public_call
 from uncut_mpi.device.interface import Backend, Chain
 from uncut_mpi.errors import ParamError, from_wire, to_wire
 from uncut_mpi.instead import absent
 from uncut_mpi.model.arguments import flag
 from uncut_mpi.spmd.group import Group
+from uncut_mpi.spmd.runtime import is_fork
 
 if TYPE_CHECKING:
     from uncut_mpi.api.call import Call
@@ -153,6 +154,8 @@ class Flight:
                 raise
 
     def _await(self, done: Callable[[], object]) -> None:
+        if is_fork[0]:
+            raise ParamError(OF_A_FORK)
         while not done() and self._visit(_SPIN_S):  # a small product is over before the thread has woken up
             pass
         if done():

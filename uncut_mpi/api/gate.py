@@ -14,7 +14,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NoReturn, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -47,8 +47,16 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
+_OVER_WHEN_OPEN: Final = "barrier", "agree", "together"
+"""Calls in which ranks do nothing together but open them."""
+
 Stage = _native.Passage.Stage
 """How far a product has got: ``OUTSIDE``, ``OPENING``, ``TAKING``, ``RUNNING``, ``ENDED``, ``CLOSING``, ``OVER``."""
+
+OF_A_FORK: Final = (
+    "this process is a fork of the one that made the session: make calls there; a fork may do what needs neither "
+    "sessions nor MPI"
+)
 
 CLOSE = "close"
 """The call after which a rank makes no other."""
@@ -115,6 +123,7 @@ class Gate:
         self.why = "an earlier call of this session did not end; its devices may still be at work: end the program"
         self._mpi_is_gone = group.is_gone
         self.on_close: Callable[[], None] = _nothing
+        self.interrupted = ""  # by what the wait for a call to open has ended, which the others may make
         self.epoch = 0  # of what runs, or of the call that was opened last
 
     @property
@@ -124,6 +133,7 @@ class Gate:
 
     def let_go(self) -> None:
         """Drop the memory that ranks share; no call is possible any more. Not collective."""
+        self.closed = True
         self.on_close = _nothing  # which refers to this gate
         del self._exchange, self._verdicts, self._progress, self._abort, self._passage
 
@@ -164,10 +174,7 @@ class Gate:
         if self.closed:
             raise ParamError("the session is closed: make a new one")
         if is_fork[0]:
-            raise ParamError(
-                "this process is a fork of the one that made the session: make calls there; a fork may do what "
-                "needs neither sessions nor MPI"
-            )
+            raise ParamError(OF_A_FORK)
         if self.broken or self.left:
             raise ParamError(self.why)
         require_mpi()
@@ -203,12 +210,17 @@ class Gate:
         The others are in the middle of it, and would wait for what this rank does not do any more. Before a call has
         opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
         """
-        if self.opened and not self._exchange.pending and not self.over:
+        if self.over:
+            return
+        if self._exchange.pending:
+            self.interrupted = type(error).__name__
+        elif self.opened:
             self._abort(self.epoch)
             try:
                 self._flight.drain()  # earlier calls, of which the others need this rank's part
             finally:
                 self._leave(type(error).__name__, broken=True)
+                self._turns.release()  # where the interrupt came just before that
 
     def end_in_flight(self, epoch: int, error: BaseException) -> None:
         """End the session if an error of this rank alone has ended a call in flight, of this epoch. Local."""
@@ -305,16 +317,22 @@ class Gate:
             flight.drain()
         if flight.unheard and call != CLOSE:
             error = error or flight.unheard_error()
-        if not begun:
-            self.epoch = epoch
-            self._exchange.fill(call, digest, epoch, flags=flags, status=error is not None)
-            self._turns.arrive()
         patience_s = None if waits_for_ever else self._arrival_timeout_s
+        outcome, status = self._passage.outcome if begun else None, error is not None
+        before = self._exchange.meeting.number - begun
         try:
-            outcome = self._passage.outcome if begun else None
+            if self.interrupted:
+                outcome = self._again((call, digest, epoch, flags, status), patience_s)
+            if outcome is None:
+                self.epoch = epoch
+                self._exchange.fill(call, digest, epoch, flags=flags, status=status)
+                self._turns.arrive()
             records = self._exchange.exchange(call, patience_s, self._missing, outcome)
         except (StallError, PeerFailedError) as missing:
             self._end_by(missing, broken=False)
+            raise
+        except BaseException:  # an interrupt may come when all have met
+            self.opened = self._exchange.meeting.number > before and not self._exchange.pending
             raise
         self.opened = True
         if error is None and self._exchange.unanimous:
@@ -375,6 +393,27 @@ class Gate:
     def stage(self) -> Stage:
         """How far `go` got with its product, or has got."""
         return self._passage.stage
+
+    def _again(self, asked: tuple[str, bytes, int, int, bool], patience_s: float | None) -> int | None:
+        """
+        Return what the meeting has come to that an interrupt has ended here, for the same call; None for the next one.
+
+        Raises
+        ------
+        ParamError
+            If it is another call, and what the others make needs this rank, which has left the session then.
+        """
+        if self._exchange.has(*asked):
+            self.interrupted = ""
+            return 0
+        name = self._exchange.mine["call"].item().decode()
+        self._exchange.exchange(name, patience_s, self._missing, 0)
+        reason, self.interrupted = self.interrupted, ""
+        if self._exchange.unanimous and name in _OVER_WHEN_OPEN:
+            return None
+        self._abort(self.epoch)
+        self._leave(f"{reason} in {name}", broken=True)
+        raise ParamError(self.why)
 
     def fail(self, call: str, error: Exception) -> NoReturn:
         """Open a call that this rank cannot make. Collective; raises its error, or what others say, on all ranks."""

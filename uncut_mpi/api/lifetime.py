@@ -112,10 +112,23 @@ class Holdings:
                 self.group.stalled = True
             else:
                 last.callback(self.calls.backend.close)
-                last.callback(self.calls.store.close)
+                last.callback(self.calls.let_go)
+                last.push(self._tell)
+                last.push(self._close_store)
                 self.calls.flight.drain()  # a rank that has left may have calls in flight
                 self._end()
                 self.calls.close()
+
+    def _close_store(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Release the matrices, unless an error has put ranks apart. Collective."""
+        if not self.group.stalled and (error is None or is_agreed(error)):
+            self.calls.store.close()
+
+    def _tell(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Tell those who wait for this rank of an error that it has alone. Local."""
+        if error is not None and not is_agreed(error) and self.control is not None:
+            self.group.stalled = True
+            self.control.exchange.leave(type(error).__name__)
 
     def give_back_alone(self) -> None:
         """Release what this rank holds, where the others do the same or MPI is gone. Local."""

@@ -300,7 +300,7 @@ class Session(Multiplies):
                 with self._gate.exclusive():
                     flight.drain()
                     heard = self._gate.open(CLOSE, flags=0 if flight.unheard else meetings.READY)
-                self._holdings.give_back()
+                    self._holdings.give_back()
                 if not heard:
                     raise agreed(flight.failure)
         finally:

@@ -189,6 +189,10 @@ class CallExchange:
         """Write `mine`: the call's name (ASCII), the 16-byte digest of its arguments, and the rest. Local."""
         _RECORD_STRUCT.pack_into(self._mine_bytes, 0, digest, call.encode(), epoch, flags, status)
 
+    def has(self, call: str, digest: bytes, epoch: int, flags: int, status: int) -> bool:
+        """Return whether `mine` is this record. Local."""
+        return self._mine_bytes == _RECORD_STRUCT.pack(digest, call.encode(), epoch, flags, status)
+
     def exchange(
         self, what: str, timeout_s: float | None = None, missing: Missing | None = None, begun: int | None = None
     ) -> np.ndarray:
