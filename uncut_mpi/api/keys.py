@@ -68,6 +68,7 @@ class PlanKey:
                 reads_c=reads_c,
                 alpha_is_zero=scales_only,
                 batch=batch,
+                triangle=choices.triangle,
             )
             return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
@@ -77,7 +78,7 @@ class PlanKey:
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             layouts = a.layout, b.layout, c.layout
-            orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b)
+            orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b, choices.triangle)
             problem, infos, read_in = read(infos_in(infos, orders))
         both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
         places = itertools.starmap(_where, zip(*both, strict=True))

@@ -14,8 +14,9 @@ import numpy as np
 from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import Number, number, type_text
+from uncut_mpi.model.arguments import Number, number, shown, type_text
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.part_of_c import OTHER, Triangle
 from uncut_mpi.model.problem import transposition
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.units import name_ranks
@@ -95,19 +96,22 @@ class Choices(NamedTuple):
     trans_a: str  # trans_a, trans_b: "N", "T" or "C"
     trans_b: str
     options: ScheduleOptions  # what is fixed about the schedule
+    triangle: Triangle = ""  # of C that is written
 
     @classmethod
-    def of(cls, trans_a: object, trans_b: object, options: object) -> Choices:
+    def of(cls, trans_a: object, trans_b: object, options: object, triangle: object = "") -> Choices:
         """Return a caller's choices, or raise ParamError for what is none of those above."""
         if options is None:
-            if trans_a is trans_b is _PLAIN:  # as mostly, and this is part of every call
+            if trans_a is trans_b is _PLAIN and triangle == "":  # as mostly, and this is part of every call
                 return _USUAL
             options = _DEFAULT_OPTIONS
         elif not isinstance(options, ScheduleOptions):
             raise ParamError(f"options is {type_text(options)}: pass a ScheduleOptions")
         for name, value in (("trans_a", trans_a), ("trans_b", trans_b)):
             transposition(name, value)
-        return tuple.__new__(cls, (str(trans_a), str(trans_b), options))
+        if not isinstance(triangle, str) or triangle not in OTHER:
+            raise ParamError(f"triangle is {shown(triangle)}: pass 'lower', 'upper' or '' for all of C")
+        return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle)))
 
 
 _USUAL = Choices(_PLAIN, _PLAIN, _DEFAULT_OPTIONS)

@@ -33,6 +33,7 @@ from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import Number, flag
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
+from uncut_mpi.model.part_of_c import Triangle
 from uncut_mpi.model.positions import indices_of, picked
 from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import ScheduleOptions
@@ -60,6 +61,7 @@ class _By(TypedDict, total=False):
 
 
 class _To(_By, total=False):
+    triangle: Triangle
     out_layout: Layout | Literal["auto"] | None
 
 
@@ -93,6 +95,7 @@ class Multiplies(MakesMatrices):
         beta: Number = 0.0,
         trans_a: Trans = "N",
         trans_b: Trans = "N",
+        triangle: Triangle = "",
         scale_a: float | None = None,
         scale_b: float | None = None,
         options: ScheduleOptions | None = None,
@@ -121,6 +124,9 @@ class Multiplies(MakesMatrices):
             A and B are not.
         trans_a, trans_b : {"N", "T", "C"}
             Whether op transposes, or transposes and conjugates.
+        triangle : {"", "lower", "upper"}
+            Of a square C: alone this triangle, with the diagonal, is computed and written. Elements beyond it stay as
+            they were, and are 0 in a new C. It takes little more than half the operations (`syrk` and others).
         scale_a, scale_b : float
             Of e4m3 and e5m2 alone, which have to have them: A and B stand for scale_a A and scale_b B.
         options : ScheduleOptions, optional
@@ -154,14 +160,17 @@ class Multiplies(MakesMatrices):
         """
         if out is None:
             scales = scale_a, scale_b
-            made = self._make_result((a, b), (alpha, beta), scales, (trans_a, trans_b, options), out_layout)
-            out, out_layout = made, None
+            chosen = trans_a, trans_b, options, triangle
+            out, out_layout = self._make_result((a, b), (alpha, beta), scales, chosen, out_layout), None
+            if triangle:
+                zeros: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "scale_a": scale_a, "scale_b": scale_b}
+                self.gemm(a, b, out, alpha=0.0, **zeros)
         with self._gate.exclusive():
             try:
                 self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
                 if out_layout is not None:
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
-                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options)
+                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options, triangle)
                 call = "gemm" if wait is True else call_without_waiting("gemm", wait)
                 matrices = self._store.operands(a, b, out, choices)
                 scalars = scalars.scaled(matrices[0].info.dtype, scale_a, scale_b)
@@ -174,6 +183,47 @@ class Multiplies(MakesMatrices):
                 return out
             begun = self._calls.launch(request, plan, self._calls.plans.keep)
             return Handle(self, self._calls.flight, begun, lambda call: out.matrices if type(out) is Listed else out)
+
+    @public_call
+    def syrk(
+        self, a: Matrix, out: Matrix | None = None, *, lower: bool = True, alpha: Number = 1.0, beta: Number = 0.0
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha A Aᵀ + beta C. Collective.
+
+        Parameters
+        ----------
+        a : Matrix
+            n×k; of Aᵀ A pass ``a.T``.
+        out : Matrix, optional
+            C, n×n. By default a new one, whose other triangle is 0.
+        lower : bool, default True
+            Which triangle of C is written, with the diagonal; elements beyond it stay as they were.
+        alpha, beta
+            As of `gemm`.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`.
+        """
+        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="T", triangle="lower" if lower else "upper")
+
+    @public_call
+    def syr2k(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        lower: bool = True,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+    ) -> Matrix:
+        """Compute a triangle of C := alpha (A Bᵀ + B Aᵀ) + beta C: two products, else as `syrk`. Collective."""
+        triangle: Triangle = "lower" if lower else "upper"
+        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="T", triangle=triangle)
+        return self.gemm(b, a, out, alpha=alpha, beta=1.0, trans_b="T", triangle=triangle)
 
     @overload
     def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: Literal[True] = ..., **by: Unpack[_By]) -> _Ms: ...
@@ -247,6 +297,7 @@ class Multiplies(MakesMatrices):
         reads_c: bool = True,
         trans_a: Trans = "N",
         trans_b: Trans = "N",
+        triangle: Triangle = "",
         scales_only: bool = False,
         options: ScheduleOptions | None = None,
     ) -> GemmPlan:
@@ -260,6 +311,8 @@ class Multiplies(MakesMatrices):
             may be given to `GemmPlan.execute`.
         reads_c : bool, default True
             False promises beta = 0 in every execution, and saves reading C.
+        triangle : {"", "lower", "upper"}
+            As for `gemm`.
         scales_only : bool, default False
             True promises alpha = 0 in every execution, and saves A and B: C is only scaled.
 
@@ -269,7 +322,7 @@ class Multiplies(MakesMatrices):
             On all ranks.
         """
         with self._gate.call("plan") as open_with:
-            choices = Choices.of(trans_a, trans_b, options)
+            choices = Choices.of(trans_a, trans_b, options, triangle)
             operands = self._store.operands(a, b, c, choices)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
             key = PlanKey.of(infos_of(operands), choices, **promises)

@@ -378,18 +378,19 @@ class GemmProblem:
         reads_c: bool = True,
         alpha_is_zero: bool = False,
         batch: Sequence[tuple[int, int, int]] = (),
+        triangle: Triangle = "",
     ) -> GemmProblem:
         """
         Return the column-major problem for the caller's matrices.
 
         Here ``trans_a`` and ``trans_b`` may be ``"R"`` too: conjugated, not transposed. The products of a batch have
-        their m, n and k as the caller writes them.
+        their m, n and k as the caller writes them. A triangle is that of the caller's C, in blocks.
 
         Raises
         ------
         ParamError
             If a shape does not fit the others; the message gives all three. If an operand would be conjugated and not
-            transposed (see module).
+            transposed (see module). If a triangle is asked for of a C that is not square, or of a batch.
         """
         for name, matrix in (("A", a), ("B", b), ("C", c)):
             if not isinstance(matrix, StoredMatrix):
@@ -412,6 +413,13 @@ class GemmProblem:
                 f"shapes do not fit: {op_a} is {m}×{k} and {op_b} is {k_b}×{n}, so C must be {m}×{n}, and is "
                 f"{c.rows}×{c.cols}"
             )
+        if triangle and (m != n or batch):
+            found = "a batch" if batch else f"a C of {m}×{n}"
+            raise ParamError(f"the {triangle} triangle of {found} was asked for: a square C has one")
+        part = None
+        if triangle:
+            lower = PartOfC.lower(m, triangle="lower")
+            part = lower if (triangle == "lower") == (c.order == "F") else lower.transposed
         if not arithmetic.is_complex:
             trans_a, trans_b = _REAL[trans_a], _REAL[trans_b]
         flip = _TRANSPOSED
@@ -436,6 +444,7 @@ class GemmProblem:
             reads_c=reads_c,
             scales_only=alpha_is_zero,
             swapped=c.order == "C",
+            part=part,
             batch=Alike(
                 ((m, n, k) if c.order == "F" else (n, m, k), times) for (m, n, k), times in Alike.of(batch).runs
             ),
