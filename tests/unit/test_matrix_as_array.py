@@ -446,7 +446,7 @@ def test_a_scalar_that_float32_does_not_have_is_named(value):
 
 def test_choices_are_words_and_options():
     made = Choices.of(np.str_("T"), "N", None)
-    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions()), str)
+    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions(), ""), str)
     for wrong in ("R", "n", b"N", None, 1, [], np.array(["N", "T"])):
         with pytest.raises(ParamError, match="trans_b = "):
             Choices.of("N", wrong, None)
@@ -458,6 +458,7 @@ def test_a_request_tells_its_arguments_by_the_callers_names():
     matrices = tuple(SimpleNamespace(info=SimpleNamespace(number=number, view=None)) for number in (4, 2, 9))
     asked = Request("execute", matrices, Scalars(2.0, 0.5), Choices.of("N", "T", ScheduleOptions()))
     said = {name: value for name, value in asked.asked().items() if name not in "abc"}
-    assert said == {"alpha": 2.0, "beta": 0.5, "trans_a": "N", "trans_b": "T", "options": ScheduleOptions()}
+    wanted = {"alpha": 2.0, "beta": 0.5, "trans_a": "N", "trans_b": "T", "options": ScheduleOptions(), "triangle": ""}
+    assert said == wanted
     for call, names in (("execute", "a b c"), ("gemm", "a b out"), ("redistribute", "matrix out")):
         assert [*asked._replace(call=call).asked()][: len(names.split())] == names.split()
