@@ -207,7 +207,7 @@ class NetLanes:
             for operation in program.operations[program.operations["lane"] == number].tolist():
                 code, _, _, _, task, at, value, peer, first = operation
                 if code in (Code.SEND, Code.RECV):
-                    buffer, kind, _, _, _, offset, rows, cols, ld = program.operands[first].tolist()
+                    buffer, kind, _, _, _, offset, rows, cols, ld, _ = program.operands[first].tolist()
                     size, start = DType(kind).itemsize, int(addresses[buffer]) + offset
                     there = copy is None or bool(in_host[buffer])
                     fragments = _fragments(start, Columns(rows * size, cols, ld * size), in_host=there)
