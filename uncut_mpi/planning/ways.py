@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 from typing import Final
 
 import numpy as np
@@ -101,13 +100,16 @@ def _way(rates: np.ndarray, source: int, to: int) -> tuple[float, tuple[int, ...
     """Return what the best way sustains, and the ranks that it goes over."""
     best: tuple[float, tuple[int, ...]] = float(rates[source, to]), ()
     enough = RELAY_GAIN * best[0]
-    firsts = [int(one) for one in np.flatnonzero(rates[source] > enough) if one != to]
-    lasts = [int(one) for one in np.flatnonzero(rates[:, to] > enough) if one != source]
-    chains: list[tuple[int, ...]] = [(one,) for one in firsts if one in lasts]
-    chains += [(firsts[one], lasts[two]) for one, two in np.argwhere(rates[np.ix_(firsts, lasts)] > enough)]
-    for chain in chains:
-        narrowest = min(float(rates[leg]) for leg in itertools.pairwise((source, *chain, to)))
-        rate = narrowest * _CHUNKS / (_CHUNKS + len(chain))
-        if rate > max(best[0], enough):
-            best = rate, chain
+    firsts, lasts = np.flatnonzero(rates[source] > enough), np.flatnonzero(rates[:, to] > enough)
+    firsts, lasts = firsts[firsts != to], lasts[lasts != source]
+    into, out = rates[source], rates[:, to]
+    alone = [int(one) for one in firsts if out[one] > enough]
+    over_one = np.minimum(into[alone], out[alone]) * _CHUNKS / (_CHUNKS + 1)
+    over_two = np.minimum(np.minimum.outer(into[firsts], out[lasts]), rates[firsts[:, None], lasts])
+    over_two = over_two.ravel() * _CHUNKS / (_CHUNKS + 2)
+    if len(over_one) and over_one.max() > max(best[0], enough):
+        best = float(over_one.max()), (alone[int(over_one.argmax())],)
+    if len(over_two) and over_two.max() > max(best[0], enough):
+        one, two = divmod(int(over_two.argmax()), len(lasts))
+        best = float(over_two.max()), (int(firsts[one]), int(lasts[two]))
     return best
