@@ -184,7 +184,7 @@ class Dimensions:
         if given.begin or given.order or given.first or given.block or given.columns or given.rows or given.tail:
             return
         ways: list[tuple[dict[str, Any], int, dict[str, Any]]] = []
-        if self._problem.sums_apart and now.begin == "held":
+        if self._problem.rounds_c and now.begin == "held":
             ways += [({}, now.splits, {"begin": "first", "order": "columns", "rows": 1, "columns": _BLOCKS})]
             ways += [({}, now.splits, {"begin": "first", "order": "corner", "rows": _BLOCKS, "columns": 1})]
         stays = stationary_grids(self._problem, self._placement)
@@ -283,7 +283,7 @@ class Dimensions:
         for order in BLOCK_ORDERS:
             for rows in sorted({columns, max(columns, _ROWS)}) if order == "corner" else (1,):
                 changes: dict[str, Any] = {"order": order, "rows": given.rows or rows}
-                if order == "corner" and self._problem.sums_apart and not given.first and not given.block:
+                if order == "corner" and self._problem.rounds_c and not given.first and not given.block:
                     # Sums of parts of k are what a C that is rounded takes this order to avoid.
                     changes["first"] = changes["block"] = self._inner(best)
                 yield _blocked(best, **changes)
