@@ -34,8 +34,11 @@ FENCES = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 LEVELS = ("single", "funneled", "serialized", "multiple")
 # What MPICH and Open MPI leave of a job that was killed or has aborted. Who uses such a file has it open or mapped.
 LEFT = (
-    *("/dev/shm/mpich_*", "/dev/shm/vader_segment.*", "/dev/shm/sm_segment.*"),
-    *("/tmp/hydra_hwloc_xmlfile_*", "/tmp/pmix-gds-shmem.*"),
+    "/dev/shm/mpich_*",
+    "/dev/shm/vader_segment.*",
+    "/dev/shm/sm_segment.*",
+    "/tmp/hydra_hwloc_xmlfile_*",
+    "/tmp/pmix-gds-shmem.*",
 )
 # In the environment: where the package links what it has not finished (uncut_mpi/unfinished.py).
 LINKS = "UNCUT_MPI_LEFT"
