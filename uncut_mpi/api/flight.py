@@ -250,7 +250,9 @@ class Handle(Generic[_R]):
         self._asked = False
 
     def done(self) -> bool:
-        """Return whether the product is over on all ranks, also by an error. Local."""
+        """Return whether the product is over on all ranks, also by an error; ParamError in a fork. Local."""
+        if is_fork[0]:  # where nobody gets on with it
+            raise ParamError(OF_A_FORK)
         return self._call.over
 
     @public_call
