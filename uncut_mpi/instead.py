@@ -16,7 +16,10 @@ _ASYNCHRONOUS = "session.gemm and plan.execute return at once with wait=False, a
 _GEMM = (
     "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm; uncut_mpi.blas has SciPy's names"
 )
-_SQUARE = "session.gemm(a, a.T) computes all of it, for complex matrices with a.H in the place of a.T"
+_TRIANGLES = (
+    "session.syrk(a, c) and session.syr2k(a, b, c) write one triangle, and so does session.gemm(a, b.H, c, "
+    "triangle='lower')"
+)
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
 
 _INSTEAD: Final = {
@@ -24,8 +27,7 @@ _INSTEAD: Final = {
     **dict.fromkeys(("batch", "batched", "bmm", "einsum", "batched_gemm", "gemm_batched"), BATCH),
     **dict.fromkeys(("epilogue", "epilog", "bias", "activation"), _EPILOGUE),
     **dict.fromkeys(("gemm", "multiply", "mm"), _GEMM),
-    **dict.fromkeys(("syrk", "herk"), _SQUARE),
-    **dict.fromkeys(("syr2k", "her2k"), "it is two calls: session.gemm(a, b.T, c), session.gemm(b, a.T, c, beta=1.0)"),
+    **dict.fromkeys(("syrk", "syr2k", "herk", "her2k", "gemmt"), _TRIANGLES),
     **dict.fromkeys(("symm", "hemm", "trmm"), "fill in the other triangle, or zeros, and call session.gemm"),
     **dict.fromkeys(("trsm", "gemv", "dot"), "there are products of two matrices alone; a vector is one of one column"),
 }

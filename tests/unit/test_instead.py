@@ -94,13 +94,13 @@ def test_values_that_check_their_arguments_are_replaced_and_sent_as_before():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("syrk", "a, a.T"),
-        ("zherk", "a.H"),
-        ("dsyr2k", "two calls"),
+        ("ssyrk", "session.syrk(a, c)"),
+        ("zherk", "b.H"),
+        ("dsyr2k", "session.syr2k(a, b, c)"),
         ("trsm", "alone"),
         ("dgemm", "call session.gemm"),
         ("pdgemm", "call session.gemm"),
-        ("pdsyrk", "a, a.T"),
+        ("pdsyrk", "session.syrk(a, c)"),
         ("bmm", BATCH),
         ("gemm_batched", BATCH),
         ("matmull", "has no attribute 'matmull'"),

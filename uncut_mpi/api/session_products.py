@@ -194,7 +194,7 @@ class Multiplies(MakesMatrices):
         Parameters
         ----------
         a : Matrix
-            n×k; of Aᵀ A pass ``a.T``.
+            n×k; for Aᵀ A pass ``a.T``. A complex one is transposed, and not conjugated.
         out : Matrix, optional
             C, n×n. By default a new one, whose other triangle is 0.
         lower : bool, default True
@@ -207,7 +207,7 @@ class Multiplies(MakesMatrices):
         ParamError, CapacityError, UncutError
             As `gemm`.
         """
-        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="T", triangle="lower" if lower else "upper")
+        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="T", triangle=self._triangle(lower))
 
     @public_call
     def syr2k(
@@ -220,10 +220,22 @@ class Multiplies(MakesMatrices):
         alpha: Number = 1.0,
         beta: Number = 0.0,
     ) -> Matrix:
-        """Compute a triangle of C := alpha (A Bᵀ + B Aᵀ) + beta C: two products, else as `syrk`. Collective."""
-        triangle: Triangle = "lower" if lower else "upper"
+        """
+        Compute a triangle of C := alpha (A Bᵀ + B Aᵀ) + beta C: two products, else as `syrk`. Collective.
+
+        The first one's result is rounded to the type of C, also of half types.
+        """
+        triangle = self._triangle(lower)
         out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="T", triangle=triangle)
         return self.gemm(b, a, out, alpha=alpha, beta=1.0, trans_b="T", triangle=triangle)
+
+    def _triangle(self, lower: object) -> Triangle:
+        """Return a triangle's name; where it is neither True nor False the `gemm` of all ranks is an error."""
+        try:
+            return "lower" if flag("lower", lower) else "upper"
+        except ParamError as error:
+            with self._gate.exclusive():
+                self._gate.fail("gemm", error)
 
     @overload
     def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: Literal[True] = ..., **by: Unpack[_By]) -> _Ms: ...
