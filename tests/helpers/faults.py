@@ -105,6 +105,19 @@ def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None
     return set_rows(schedule, "operands", operand, region=rng.choice(others))
 
 
+def take_another_triangle(schedule: Schedule, rng: random.Random) -> Schedule | None:
+    """Write the other triangle of C, all of it, or one with the next diagonal."""
+    combines = schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.COMBINE]
+    written = combines[schedule.operands["op"][combines] >= Op.LOWER]
+    if not len(written):
+        return None
+    at = rng.choice(written.tolist())
+    old, below = (schedule.operands[name][at] for name in ("op", "diagonal"))
+    other = Op.UPPER if old == Op.LOWER else Op.LOWER
+    changes = [{"op": other}, {"op": Op.N}, {"diagonal": below - 1}, {"diagonal": below + 1}]
+    return set_rows(schedule, "operands", at, **rng.choice(changes))
+
+
 def reuse_a_buffer_early(schedule: Schedule, rng: random.Random) -> Schedule | None:
     """Let two buffers of one rank be one, so that the second use may overtake the first."""
     buffers = schedule.buffers
@@ -281,6 +294,7 @@ MORE_FAULTS: tuple[Fault, ...] = (
     take_another_piece,
     reuse_a_slot_early,
     take_an_operand_the_other_way_round,
+    take_another_triangle,
     lose_a_message,
     double_a_message,
     cross_two_messages,
@@ -452,7 +466,13 @@ LIST_FAULTS: dict[str, ListFault] = {
 CLASSES = {
     "dropped wait": (drop_await, "drop_a_wait", "drop_a_signal"),
     "swapped order": (swap_in_lane, "swap_operations"),
-    "wrong region": (shift_region, take_another_tile, multiply_another_k_block, "operand_of_another"),
+    "wrong region": (
+        shift_region,
+        take_another_tile,
+        take_another_triangle,
+        multiply_another_k_block,
+        "operand_of_another",
+    ),
     "wrong piece": (take_another_piece, take_an_operand_the_other_way_round),
     "early reuse of a slot": (reuse_a_buffer_early, reuse_a_slot_early, "reuse_an_event"),
     "reused flag": ("wait_for_an_earlier_task", "begin_the_next_epoch_early", "share_a_flag"),

@@ -11,8 +11,9 @@ What a plan can be asked (`uncut_mpi.planning.setting.Setting`) is drawn here:
 - schedulers with any options, searches, several schedules to try, and room on devices and in host memory;
 - products in chunks, as if a few tasks were too many.
 
-Not drawn: matrices larger than some hundred elements, metrics other than time, measured machines, and what rivals take
-beside their tiles. Bundles are no part of a plan: executors form them of what a list has in a row.
+Not drawn: matrices larger than some hundred elements, little room on many ranks, metrics other than time, measured
+machines, and what rivals take beside their tiles. Bundles are no part of a plan: executors form them of what a list has
+in a row.
 
 What must hold. `verify` proves the schedule and its lists (C++, on tables). `oracle.is_wrong` executes the tasks on
 random numbers that stand for symbols. A sum that lacks one k of one element, or has one twice, is another number then,
@@ -175,7 +176,7 @@ def check_plan(case: Case, setting: Setting, schedule: Schedule) -> None:
 def planted(how_many: settings) -> dict[str, Tally]:
     """Plant every fault in schedules of small cases and in their lists, and return by fault what came of it."""
     tallies = dict[str, Tally]()
-    kinds = "product", "batch", "scales", "copies"
+    kinds = "product", "triangle", "batch", "scales", "copies"
     small = [cases(kind, 6, 16, in_nodes=in_nodes) for kind in kinds for in_nodes in (False, True)]
 
     @how_many
@@ -221,9 +222,9 @@ def cases(
 
     Parameters
     ----------
-    kind : {"product", "chunks", "scales", "copies", "batch"}
-        Whether there is a product, one with little room and a few tasks for a schedule, which most likely goes in
-        chunks, C is only scaled, A is copied, or there are several products.
+    kind : {"product", "triangle", "chunks", "scales", "copies", "batch"}
+        Whether there is a product, one of a triangle, one with little room and a few tasks for a schedule, which most
+        likely goes in chunks, C is only scaled, A is copied, or there are several products.
     most_ranks, most_extent : int
         Limits; of k ten times as much.
     in_nodes : bool, default False
@@ -243,8 +244,10 @@ def cases(
         placement = Placement(draw(layouts((m, n), ranks)), Location.host(), draw(layouts((m, n), ranks)))
     else:
         m, n, k = draw(extent), draw(extent), draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
-        some = draw(st.integers(0, 4)) == 4 and m and n
+        some = (kind == "triangle" or draw(st.integers(0, 4)) == 4) and m and n
         part = random_part(draw(st.randoms()), m, n) if some else None
+        if part is not None and kind == "triangle":
+            part = dataclasses.replace(part, triangle=draw(st.sampled_from(("lower", "upper"))))
         problem = GemmProblem(
             m=m, n=n, k=k,
             dtype=dtypes,
@@ -265,15 +268,17 @@ def cases(
     in_host = [at for at in private if parts[at].location.space == "host"]
     scalar = st.sampled_from((2, 1, 0, -3) if problem.arithmetic.is_integer else (1.2345, 1.0, 0.0, -0.75))
     options = ScheduleOptions()
-    if kind == "product" and problem.has_product:
+    if kind in ("product", "triangle") and problem.has_product:
         options = draw(any_options(placement, ranks, in_nodes=several_nodes, in_part=problem.part is not None))
-    # A search that finds no room tries all there is, which takes seconds for many ranks.
+    # A search that finds no room tries all there is, and schedules of many ranks with little have very many tasks: each
+    # such case takes seconds.
     searched = options.scheduler == "auto" and problem.has_product and kind != "batch"
-    room = st.just(0) if searched and ranks > 8 else st.sampled_from((0, 0, 0, 100_000, 20_000, 4_000))
+    room = st.just(0) if ranks > (8 if searched else 16) else st.sampled_from((0, 0, 0, 100_000, 20_000, 4_000))
     options = dataclasses.replace(options, device_memory=draw(room), host_memory=draw(room))
     if kind == "chunks":
         nbytes = sum(problem.bytes_of(matrix) for matrix in MATRICES) // draw(st.sampled_from((3, 6, 12)))
-        options = ScheduleOptions(draw(st.sampled_from(("auto", "kblocks"))), device_memory=max(6000, nbytes))
+        kind_of = draw(st.sampled_from(({"search": "rule"}, {"scheduler": "kblocks"})))  # a search takes 1 s for each
+        options = ScheduleOptions(**kind_of, device_memory=max(6000, nbytes))
     return Case(
         problem, placement, node_of, options,
         private=tuple(private),

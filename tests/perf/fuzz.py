@@ -29,7 +29,11 @@ def failure_of(number: int, found: collections.Counter[str]) -> str:
 
     @seed(number)
     @settings(fuzz.SETTINGS, derandomize=False, max_examples=EXAMPLES, report_multiple_bugs=False)
-    @given(st.one_of(fuzz.cases(), fuzz.cases("chunks", 4, 128), *map(fuzz.cases, ("batch", "scales", "copies"))))
+    @given(
+        st.one_of(
+            fuzz.cases(), fuzz.cases("chunks", 4, 128), *map(fuzz.cases, ("triangle", "batch", "scales", "copies"))
+        )
+    )
     def run(case: fuzz.Case) -> None:
         last[:] = [case]
         found.update({fuzz.check(case): 1, "on several nodes": max(case.node_of) > 0})

@@ -22,7 +22,10 @@ def test_whatever_is_to_be_multiplied_has_a_schedule_that_is_proved_and_right_on
 @settings(fuzz.SETTINGS, max_examples=200)
 @given(
     st.one_of(
-        *map(fuzz.cases, ("scales", "copies", "batch")), fuzz.cases("product", 8, 24), fuzz.cases("chunks", 4, 128)
+        *map(fuzz.cases, ("scales", "copies", "batch")),
+        fuzz.cases("product", 8, 24),
+        fuzz.cases("triangle", 8, 24),
+        fuzz.cases("chunks", 4, 128),
     )
 )
 def test_whatever_is_to_be_scaled_or_copied_or_multiplied_by_few_ranks_has_one_too(case: fuzz.Case) -> None:
