@@ -208,7 +208,7 @@ class Gate:
         End the session if an error of this rank alone has ended a call that all had opened.
 
         The others are in the middle of it, and would wait for what this rank does not do any more. Before a call has
-        opened nothing has begun, and a wait for its opening or its end goes on when this rank makes its next call.
+        opened nothing has begun, and the wait for that goes on when this rank makes the same call again (`_again`).
         """
         if self.over:
             return
