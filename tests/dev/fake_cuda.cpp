@@ -258,6 +258,62 @@ Code create(const char *name, T **out, T *fresh) {
     });
 }
 
+// Products of one triangle of a matrix: those of the real ones that were tried leave what is beyond it unread.
+template <typename T>
+Code of_form(const char *name, BlasHandle h, int kind, int side, int upper, int op, int unit, std::int64_t m,
+             std::int64_t n, const void *alpha, const void *a, std::int64_t lda, const void *b, std::int64_t ldb,
+             const void *beta, void *c, std::int64_t ldc) {
+    const T scale = *static_cast<const T *>(alpha), keep = beta == nullptr ? T(0) : *static_cast<const T *>(beta);
+    const auto *blas = reinterpret_cast<FakeBlas *>(h);
+    return enqueue(name, reinterpret_cast<Stream>(blas->stream), "gemm of form " + number(m) + "x" + number(n), [=] {
+        const auto conj = [](T one) {
+            if constexpr (requires { one.imag(); })
+                return std::conj(one);
+            else
+                return one;
+        };
+        const std::int64_t k = side ? n : m;
+        const auto stored = [=](std::int64_t i, std::int64_t j) -> T {
+            if (i == j && unit) return T(1);
+            if (i == j && kind == hermitian) return T(std::real(static_cast<const T *>(a)[j * lda + i]));
+            if (i == j || (i > j) != (upper != 0)) return static_cast<const T *>(a)[j * lda + i];
+            if (kind >= triangular) return T(0);
+            const T other = static_cast<const T *>(a)[i * lda + j];
+            return kind == hermitian ? conj(other) : other;
+        };
+        const auto own = [=](std::int64_t i, std::int64_t j) {
+            return op == 0 ? stored(i, j) : op == 1 ? stored(j, i) : conj(stored(j, i));
+        };
+        const auto *from = static_cast<const T *>(b);
+        auto *to = static_cast<T *>(c);
+        // Of the other operand and of C, what one row or column has, along k.
+        const std::int64_t lines = side ? m : n, apart = side ? 1 : ldb, along = side ? ldb : 1;
+        const std::int64_t to_apart = side ? 1 : ldc, to_along = side ? ldc : 1;
+        const bool first_first = (upper != 0) == ((op != 0) != (side != 0));
+        for (std::int64_t line = 0; line < lines; ++line) {
+            std::vector<T> found(static_cast<std::size_t>(k));
+            for (std::int64_t step = 0; step < k; ++step) {
+                const std::int64_t i = kind != inverse || first_first ? step : k - 1 - step;
+                T sum(0);
+                for (std::int64_t j = 0; j < k; ++j) {
+                    const T factor = side ? own(j, i) : own(i, j);
+                    if (kind != inverse)
+                        sum += factor * from[line * apart + j * along];
+                    else if (first_first ? j < i : j > i)
+                        sum += factor * found[static_cast<std::size_t>(j)];
+                }
+                found[static_cast<std::size_t>(i)] =
+                    kind == inverse ? (scale * from[line * apart + i * along] - sum) / own(i, i) : scale * sum;
+            }
+            for (std::int64_t i = 0; i < k; ++i) {
+                T &one = to[line * to_apart + i * to_along];
+                one = found[static_cast<std::size_t>(i)] + (keep == T(0) ? T(0) : keep * one);
+            }
+        }
+        return true;
+    });
+}
+
 }  // namespace
 
 extern "C" {
@@ -533,6 +589,29 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                 lda, reinterpret_cast<Address>(b), ldb, *static_cast<const float *>(beta), reinterpret_cast<Address>(c),
                 ldc, dtype_bf16, type_c == type_r_32f ? dtype_f32 : dtype_bf16);
 }
+
+#define FAKE_SYMM(NAME, T, KIND)                                                                                       \
+    Code NAME(BlasHandle h, int side, int upper, std::int64_t m, std::int64_t n, const void *alpha, const void *a,     \
+              std::int64_t lda, const void *b, std::int64_t ldb, const void *beta, void *c, std::int64_t ldc) {        \
+        return of_form<T>(#NAME, h, KIND, side, upper, 0, 0, m, n, alpha, a, lda, b, ldb, beta, c, ldc);               \
+    }
+#define FAKE_FORMS(P, T)                                                                                               \
+    FAKE_SYMM(cublas##P##symm_v2_64, T, symmetric)                                                                     \
+    Code cublas##P##trmm_v2_64(BlasHandle h, int side, int upper, int op, int unit, std::int64_t m, std::int64_t n,    \
+                               const void *alpha, const void *a, std::int64_t lda, const void *b, std::int64_t ldb,    \
+                               void *c, std::int64_t ldc) {                                                            \
+        return of_form<T>("trmm", h, triangular, side, upper, op, unit, m, n, alpha, a, lda, b, ldb, nullptr, c, ldc); \
+    }                                                                                                                  \
+    Code cublas##P##trsm_v2_64(BlasHandle h, int side, int upper, int op, int unit, std::int64_t m, std::int64_t n,    \
+                               const void *alpha, const void *a, std::int64_t lda, void *b, std::int64_t ldb) {        \
+        return of_form<T>("trsm", h, inverse, side, upper, op, unit, m, n, alpha, a, lda, b, ldb, nullptr, b, ldb);    \
+    }
+FAKE_FORMS(S, float)
+FAKE_FORMS(D, double)
+FAKE_FORMS(C, std::complex<float>)
+FAKE_FORMS(Z, std::complex<double>)
+FAKE_SYMM(cublasChemm_v2_64, std::complex<float>, hermitian)
+FAKE_SYMM(cublasZhemm_v2_64, std::complex<double>, hermitian)
 
 Code cublasGemmStridedBatchedEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k,
                                    const void *alpha, const void *a, int type_a, std::int64_t lda, long long step_a,

@@ -31,6 +31,7 @@ from uncut_mpi.device.cuda.kernels import PACKING, TRANSPOSING
 from uncut_mpi.device.interface import Chain, ProgressBoard
 from uncut_mpi.errors import DataFileError, DeviceError, ScheduleError, StallError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import KINDS, Form
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
@@ -410,6 +411,23 @@ def test_products_of_parts_in_other_orders_are_right(fake, orders):
         scalars, is_right = filled_with_numbers(cluster, call)
         succeed(cluster.run(*scalars))
         assert is_right()
+
+
+@pytest.mark.parametrize("dtype", [DType.f32, DType.f64, DType.c64, DType.c128], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_of_matrices_that_are_read_in_one_triangle_are_right(fake, kind, dtype):
+    for number, (triangle, unit, right) in enumerate(itertools.product(("lower", "upper"), (False, True), (0, 1))):
+        form = Form(kind, triangle, unit=unit and kind in ("triangular", "inverse"))
+        op, read = ("NTC"[number % 3], False) if form.is_triangular else ("N", True)
+        (m, n), ops, forms = ((29, 37), ("N", op), (None, form)) if right else ((37, 29), (op, "N"), (form, None))
+        problem = GemmProblem(m, n, 37, dtype, *ops, forms=forms, reads_c=read)
+        where = Placement(Location.device(0), Location.device(1), Location.host())
+        schedule = plan(problem, where, 2, Machine.uniform(2)).schedule
+        verify(schedule, lower(schedule))
+        cluster = FakeCluster(fake, schedule)
+        scalars, is_right = filled_with_numbers(cluster, number)
+        succeed(cluster.run(*scalars))
+        assert is_right(), form
 
 
 def host_relay():

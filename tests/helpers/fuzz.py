@@ -7,7 +7,7 @@ What a plan can be asked (`uncut_mpi.planning.setting.Setting`) is drawn here:
 - matrices: whole or in parts, of a grid with any cuts, dealt to ranks at random, or of any rectangles; stored by rows
   or columns, in memory of any kind and in files, a rectangle with one holder or several, some their owner's alone;
 - types: every one that A, B and C may have together, and every op;
-- products, parts and triangles of C, C that is only scaled, matrices that are copied, and batches;
+- products, also of matrices that have a form, parts and triangles of C, C that is only scaled, copies, and batches;
 - schedulers with any options, searches, several schedules to try, and room on devices and in host memory;
 - products in chunks, as if a few tasks were too many.
 
@@ -41,6 +41,7 @@ from tests.helpers.shapes import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType, Dtypes
+from uncut_mpi.model.form import KINDS, PLAIN, Form
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import BoundLayout, Part
@@ -78,6 +79,12 @@ TYPES: tuple[Dtypes, ...] = (
     *((DType.e5m2, DType.e4m3, result) for result in DType.e5m2.results),
 )
 """All that A, B and C may be together."""
+OF_FORMS = (DType.f32, DType.f64, DType.c64, DType.c128)
+FORMS = [
+    *(Form(kind, triangle) for kind in KINDS for triangle in ("lower", "upper")),
+    *(Form(kind, triangle, unit=True) for kind in KINDS[2:] for triangle in ("lower", "upper")),
+]
+"""All that A or B may have besides a type."""
 AS_IF_LARGE = {"LEAST_PIECE_BYTES": 64, "LEAST_GROUP_BYTES": 512, "AT_ONCE_BYTES": 4096, "STEP": 8, "CUT_S": 0.0}
 """With these, small products of a batch are cut and grouped as large ones are (`uncut_mpi.planning.batch`)."""
 
@@ -176,7 +183,7 @@ def check_plan(case: Case, setting: Setting, schedule: Schedule) -> None:
 def planted(how_many: settings) -> dict[str, Tally]:
     """Plant every fault in schedules of small cases and in their lists, and return by fault what came of it."""
     tallies = dict[str, Tally]()
-    kinds = "product", "triangle", "batch", "scales", "copies"
+    kinds = "product", "triangle", "form", "batch", "scales", "copies"
     small = [cases(kind, 6, 16, in_nodes=in_nodes) for kind in kinds for in_nodes in (False, True)]
 
     @how_many
@@ -222,9 +229,10 @@ def cases(
 
     Parameters
     ----------
-    kind : {"product", "triangle", "chunks", "scales", "copies", "batch"}
-        Whether there is a product, one of a triangle, one with little room and a few tasks for a schedule, which most
-        likely goes in chunks, C is only scaled, A is copied, or there are several products.
+    kind : {"product", "triangle", "form", "chunks", "scales", "copies", "batch"}
+        Whether there is a product, one of a triangle, one of a matrix that is read in a triangle, one with little room
+        and a few tasks for a schedule, which most likely goes in chunks, C is only scaled, A is copied, or there are
+        several products.
     most_ranks, most_extent : int
         Limits; of k ten times as much.
     in_nodes : bool, default False
@@ -245,18 +253,26 @@ def cases(
     else:
         m, n, k = draw(extent), draw(extent), draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
         some = (kind == "triangle" or draw(st.integers(0, 4)) == 4) and m and n
-        part = random_part(draw(st.randoms()), m, n) if some else None
+        part = random_part(draw(st.randoms()), m, n) if some and kind != "form" else None
+        forms, ops = PLAIN, (draw(st.sampled_from("NTC")), draw(st.sampled_from("NTC")))
+        if kind == "form":
+            dtypes, form = (draw(st.sampled_from(OF_FORMS)),) * 3, draw(st.sampled_from(FORMS))
+            forms, ops = (form, None), (ops[0] if form.is_triangular else "N", "N")
+            k = m
+            if draw(st.booleans()):
+                forms, ops, m, n = forms[::-1], ops[::-1], n, m
         if part is not None and kind == "triangle":
             part = dataclasses.replace(part, triangle=draw(st.sampled_from(("lower", "upper"))))
         problem = GemmProblem(
             m=m, n=n, k=k,
             dtype=dtypes,
-            trans_a=draw(st.sampled_from("NTC")),
-            trans_b=draw(st.sampled_from("NTC")),
-            reads_c=draw(st.booleans()),
+            trans_a=ops[0],
+            trans_b=ops[1],
+            reads_c=draw(st.booleans()) and not any(form is not None and form.is_triangular for form in forms),
             scales_only=kind == "scales",
             swapped=draw(st.booleans()),
             part=part,
+            forms=forms,
         )  # fmt: skip
         placement = Placement(*(draw(wheres(problem.shape_of(matrix), ranks)) for matrix in MATRICES))
         whole = [name for name in "abc" if isinstance(getattr(placement, name), Location) and draw(st.booleans())]

@@ -17,6 +17,7 @@ import numpy as np
 from tests.helpers.layouts import blocks_of, user_parts
 from tests.helpers.numbers import of_both_parts, op_of, poison_of, random_values, steps_of, wide_of
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import Form, Forms
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, Matrix, Op, Schedule
@@ -39,6 +40,14 @@ def random_data(problem: GemmProblem, seed: int = 0, *, alpha: complex = 1.2345,
 
     shapes = map(problem.shape_of, MATRICES)
     a, b, c = (random_values(rng, shape, dtype) for shape, dtype in zip(shapes, problem.dtypes, strict=True))
+    for form, square in zip(problem.forms, (a, b), strict=True):
+        if form is not None and form.is_triangular:  # so that solutions do not grow, which nothing beyond it does
+            square[...] /= len(square)
+            np.fill_diagonal(square, 1 + square.diagonal())
+        if form is not None:
+            is_lower = np.tri(len(square), dtype=bool)
+            square[~(is_lower if form.triangle == "lower" else is_lower.T)] = np.nan
+            np.fill_diagonal(square, np.nan if form.unit else square.diagonal())
     if not problem.reads_c or beta == 0:
         beta = 0.0
         c[computed(problem)] = poison_of(problem.dtypes[Matrix.C])
@@ -63,14 +72,21 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
     if problem.copies:
         return data.a.astype(wide), np.zeros(data.a.shape)
     a, b = (
-        op_of(trans, np.where(there(problem, matrix), values, values.dtype.type(0)).astype(wide))
-        for matrix, trans, values in ((Matrix.A, problem.trans_a, data.a), (Matrix.B, problem.trans_b, data.b))
+        op_of(trans, formed(form, np.where(there(problem, matrix), values, values.dtype.type(0)).astype(wide)))
+        for matrix, trans, values, form in (
+            (Matrix.A, problem.trans_a, data.a, problem.forms[0]),
+            (Matrix.B, problem.trans_b, data.b, problem.forms[1]),
+        )
     )
     result = np.zeros((problem.m, problem.n), wide)
     magnitude = np.zeros(result.shape)
     if problem.has_product and data.alpha != 0:
         result = data.alpha * (a @ b)
         magnitude = abs(data.alpha) * (np.abs(a) @ np.abs(b))
+        for at, (form, inverse) in enumerate(zip(problem.forms, (a, b), strict=True)):
+            if form is not None and form.kind == "inverse":  # of T X = B |T⁻¹| |T| |X| (Higham 2002, section 8.1)
+                off = np.abs(inverse), np.abs(np.linalg.inv(inverse))
+                magnitude = off[0] @ off[1] @ magnitude if at == 0 else magnitude @ off[1] @ off[0]
     old = data.beta * data.c.astype(wide) if data.beta != 0 else np.zeros_like(result)
     u = problem.accumulator.unit_roundoff
     steps = steps_of(problem.arithmetic, problem.k) * u
@@ -82,6 +98,20 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
         beside = ~computed(problem)
         result[beside], bound[beside] = data.c[beside], 0.0
     return result.astype(of_c.numpy).astype(wide) if of_c.is_integer else result, bound  # whole numbers wrap around
+
+
+def formed(form: Form | None, square: np.ndarray) -> np.ndarray:
+    """Return what a stored matrix with a form stands for."""
+    if form is None:
+        return square
+    half = np.where(np.tri(len(square), dtype=bool) == (form.triangle == "lower"), square, 0)
+    np.fill_diagonal(half, 1 if form.unit else square.diagonal())
+    if form.is_triangular:
+        return np.linalg.inv(half) if form.kind == "inverse" else half
+    hermitian = form.kind == "hermitian"
+    diagonal = np.diag(half.diagonal().real if hermitian else half.diagonal())
+    half = half - np.diag(half.diagonal())
+    return half + diagonal + (half.conj().T if hermitian else half.T)
 
 
 def there(problem: GemmProblem, matrix: Matrix) -> np.ndarray:
@@ -193,6 +223,7 @@ class _Steps:
     operands: list[tuple[int, str, complex, int]]
     regions: list[tuple[int, int, int, int, int]]
     accumulator: np.dtype
+    forms: Forms
     messages: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by the SEND
 
     @classmethod
@@ -207,14 +238,17 @@ class _Steps:
             ],
             schedule.regions[["buffer", "row", "col", "rows", "cols"]].tolist(),
             schedule.problem.accumulator.numpy,
+            schedule.problem.forms,
         )
 
     def run(self, memory: list[np.ndarray], task: int) -> None:
         code, first, count = self.tasks[task]
         operands = []
-        for number, op, scalar, _ in self.operands[first : first + count]:
+        for at, (number, op, scalar, _) in enumerate(self.operands[first : first + count]):
             buffer, row, col, rows, cols = self.regions[number]
             part = memory[buffer][row : row + rows, col : col + cols]
+            if code == Kind.GEMM and at in (1, 2):
+                part = formed(self.forms[at - 1], part)
             operands.append((part if op in ("LOWER", "UPPER") else op_of(op, part), scalar))
         kind = Kind(code)
         if kind is Kind.JOIN:

@@ -7,6 +7,7 @@ import pytest
 
 from uncut_mpi import _native
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import KINDS, OP_BITS, Form
 from uncut_mpi.model.locations import ANY_DEVICE, ENDED_DTYPE, NOBODY, Space
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.planning import lower
@@ -55,4 +56,8 @@ def test_limits_and_numbers_of_ends_are_the_same() -> None:
         "halvings": HALVINGS,
         "any_device": ANY_DEVICE,
         "nobody": NOBODY,
+        "op_bits": OP_BITS,
+        "forms": (8, 16, 32),
     }
+    assert [Form(kind, "lower").code // 32 for kind in KINDS] == [1, 2, 3, 4]  # FormKind
+    assert Form("inverse", "upper", unit=True).code == 4 * 32 + 8 + 16

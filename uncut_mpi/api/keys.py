@@ -55,9 +55,18 @@ class PlanKey:
         a, b, c = infos
         op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
 
+        # Who multiplies by what has a form transposes neither the other operand nor a Hermitian one.
+        in_order_of_c = [
+            other is not None or (own is not None and own.kind == "hermitian")
+            for own, other in (choices.forms, choices.forms[::-1])
+        ]
+
         def read(infos: Infos) -> tuple[GemmProblem, Infos, tuple[Order, Order, Order]]:
             a, b, c = infos
-            (a, stored_a), (b, stored_b) = _as_read(a, op_a, c.stored), _as_read(b, op_b, c.stored)
+            (a, stored_a), (b, stored_b) = (
+                _as_read(one, op, c.stored, in_its=in_its)
+                for one, op, in_its in zip((a, b), (op_a, op_b), in_order_of_c, strict=True)
+            )
             problem = GemmProblem.from_operands(
                 stored_a,
                 stored_b,
@@ -69,6 +78,7 @@ class PlanKey:
                 alpha_is_zero=scales_only,
                 batch=batch,
                 triangle=choices.triangle,
+                forms=choices.forms,
             )
             return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
@@ -78,7 +88,7 @@ class PlanKey:
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             layouts = a.layout, b.layout, c.layout
-            orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b, choices.triangle)
+            orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b, choices.triangle, choices.forms)
             problem, infos, read_in = read(infos_in(infos, orders))
         both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
         places = itertools.starmap(_where, zip(*both, strict=True))
@@ -148,14 +158,16 @@ def in_schedule_order(problem: GemmProblem, of_three: tuple[_T, _T, _T]) -> tupl
     return (b, a, c) if problem.swapped else of_three
 
 
-def _as_read(info: MatrixInfo, op: str, c: StoredMatrix) -> tuple[MatrixInfo, StoredMatrix]:
+def _as_read(info: MatrixInfo, op: str, c: StoredMatrix, *, in_its: bool) -> tuple[MatrixInfo, StoredMatrix]:
     """
     Return an operand and how it is read: as it is stored, or in the order in which op conjugates and transposes it.
 
-    What is stored otherwise is transposed by copies then: nothing conjugates without transposing.
+    What is stored otherwise is transposed by copies then: nothing conjugates without transposing. `in_its`: it is read
+    in C's order anyhow.
     """
     stored = info.stored
-    if not info.dtype.is_complex or not is_conjugated_alone(op, stored.order, c.order):
+    alone = info.dtype.is_complex and is_conjugated_alone(op, stored.order, c.order)
+    if not alone and not (in_its and stored.order != c.order):
         return info, stored
     order: Order = "C" if stored.order == "F" else "F"
     info = info.in_order(order)

@@ -60,7 +60,15 @@ def _distance(one: _Extents, other: _Extents) -> float:
 def _alike(key: PlanKey) -> Hashable:
     """Return what is equal for products that differ in nothing but their extents."""
     problem, placement = key.problem, key.placement
-    how = problem.dtypes, problem.trans_a, problem.trans_b, problem.reads_c, problem.swapped, problem.triangle
+    how = (
+        problem.dtypes,
+        problem.trans_a,
+        problem.trans_b,
+        problem.reads_c,
+        problem.swapped,
+        problem.triangle,
+        problem.forms,
+    )
     where = tuple(map(_where, (placement.a, placement.b, placement.c)))
     return how, where, changed(key.options, search=""), bool(key.private), bool(key.files)
 

@@ -16,6 +16,7 @@ from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number, number, shown, type_text
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import PLAIN, Forms
 from uncut_mpi.model.part_of_c import OTHER, Triangle
 from uncut_mpi.model.problem import transposition
 from uncut_mpi.planning.options import ScheduleOptions
@@ -97,6 +98,7 @@ class Choices(NamedTuple):
     trans_b: str
     options: ScheduleOptions  # what is fixed about the schedule
     triangle: Triangle = ""  # of C that is written
+    forms: Forms = PLAIN  # of A and B of which one triangle is read
 
     @classmethod
     def of(cls, trans_a: object, trans_b: object, options: object, triangle: object = "") -> Choices:
@@ -111,7 +113,7 @@ class Choices(NamedTuple):
             transposition(name, value)
         if not isinstance(triangle, str) or triangle not in OTHER:
             raise ParamError(f"triangle is {shown(triangle)}: pass 'lower', 'upper' or '' for all of C")
-        return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle)))
+        return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle), PLAIN))
 
 
 _USUAL = Choices(_PLAIN, _PLAIN, _DEFAULT_OPTIONS)

@@ -21,7 +21,7 @@ from uncut_mpi.api import lifetime, watchdog
 from uncut_mpi.api.gate import CLOSE, public_call
 from uncut_mpi.api.gradients import PLAIN, Way, recorded_of, recorded_product, without_gradient
 from uncut_mpi.api.lifetime import Settings, complete, opening, patience_of, ranks_per_node_of, seconds_of
-from uncut_mpi.api.session_products import Multiplies
+from uncut_mpi.api.session_level3 import Level3
 from uncut_mpi.api.start import BackendMaker, start_backend
 from uncut_mpi.api.typed import overload
 from uncut_mpi.api.wording import value_digest
@@ -38,7 +38,7 @@ from uncut_mpi.spmd.runtime import is_fork
 logger = logging.getLogger("uncut_mpi")
 
 
-class Session(Multiplies):
+class Session(Level3):
     """
     A communicator with its devices, buffers and bounded plan cache. Collective.
 

@@ -85,6 +85,8 @@ nb::dict limits() {
     found["no_source"] = no_source;
     found["any_device"] = any_device;
     found["nobody"] = nobody;
+    found["op_bits"] = op_bits;
+    found["forms"] = nb::make_tuple(form_upper, form_unit, form_kind);
     return found;
 }
 

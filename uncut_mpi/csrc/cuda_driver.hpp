@@ -178,6 +178,16 @@ enum DataType : int {
     X(cuLaunchKernel, 4000,                                                                                            \
       Code(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **, void **))
 
+// Products of one triangle of a matrix: side, triangle (and op, diagonal), m, n, alpha, A, lda, B, ldb, ...
+using BlasSymm = Code(BlasHandle, int, int, std::int64_t, std::int64_t, const void *, const void *, std::int64_t,
+                      const void *, std::int64_t, const void *, void *, std::int64_t);
+using BlasTrmm = Code(BlasHandle, int, int, int, int, std::int64_t, std::int64_t, const void *, const void *,
+                      std::int64_t, const void *, std::int64_t, void *, std::int64_t);
+using BlasTrsm = Code(BlasHandle, int, int, int, int, std::int64_t, std::int64_t, const void *, const void *,
+                      std::int64_t, void *, std::int64_t);
+#define UNCUT_BLAS_OF_FORMS(X, T)                                                                                      \
+    X(cublas##T##symm_v2_64, BlasSymm) X(cublas##T##trmm_v2_64, BlasTrmm) X(cublas##T##trsm_v2_64, BlasTrsm)
+
 // Every function of cuBLAS and of the cublasLt beneath it in use, by its 64-bit name where there is one.
 #define UNCUT_BLAS_FUNCTIONS(X)                                                                                        \
     X(cublasCreate_v2, Code(BlasHandle *))                                                                             \
@@ -203,6 +213,12 @@ enum DataType : int {
     X(cublasGemmBatchedEx_64, Code(BlasHandle, int, int, std::int64_t, std::int64_t, std::int64_t, const void *,       \
                                    const void *const *, int, std::int64_t, const void *const *, int, std::int64_t,     \
                                    const void *, void *const *, int, std::int64_t, std::int64_t, int, int))            \
+    UNCUT_BLAS_OF_FORMS(X, S)                                                                                          \
+    UNCUT_BLAS_OF_FORMS(X, D)                                                                                          \
+    UNCUT_BLAS_OF_FORMS(X, C)                                                                                          \
+    UNCUT_BLAS_OF_FORMS(X, Z)                                                                                          \
+    X(cublasChemm_v2_64, BlasSymm)                                                                                     \
+    X(cublasZhemm_v2_64, BlasSymm)                                                                                     \
     X(cublasLtMatmulDescCreate, Code(LtProduct *, int, int))                                                           \
     X(cublasLtMatmulDescDestroy, Code(LtProduct))                                                                      \
     X(cublasLtMatmulDescSetAttribute, Code(LtProduct, int, const void *, std::size_t))                                 \

@@ -349,7 +349,12 @@ void Run::issue_gemm(const Step &step) {
     if (g.num_parts > 0) return issue_parts(g, step);
     const Executor::Lane &lane = executor_->lanes_[step.lane];
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
-    if (g.bundle >= 0) {
+    if (g.form != no_form) {
+        if (g.copy >= 0) launch(executor_->combines_[static_cast<std::size_t>(g.copy)], step);
+        const Called called =
+            product_of_form(device_.blas(), lane.handle, g.shape, g.form, g.right, alpha, g.a, g.b, beta, g.c);
+        fail(called.name, called.code, &step, true);
+    } else if (g.bundle >= 0) {
         const Bundle &bundle = executor_->bundles_[g.bundle];
         const Called called = bundled_product(device_.blas(), lane.handle, g.shape, alpha, beta, bundle);
         fail(called.name, called.code, &step, true);

@@ -127,6 +127,9 @@ class Executor {
         bool bundled = false;                         // made with an earlier one
         std::int32_t bundle = -1;                     // of which it is the first
         std::uint32_t first_part = 0, num_parts = 0;  // of one of copies
+        int form = no_form;                           // of A, or of B
+        bool right = false;                           // of B
+        std::int32_t copy = -1;                       // the COMBINE that brings to C what an inverse is multiplied by
     };
     // Of a product for which the library gets copies of A and B: as much as there is memory for.
     struct Part {

@@ -277,14 +277,19 @@ Executor::Combine Executor::make_transposition(const Program &program, const Ope
 
 void Executor::add_gemm(const Program &program, const Operation &operation) {
     const Operand *operands = &program.operands[operation.first_operand];
-    const Operand &c = operands[0], &a = operands[1], &b = operands[2];
+    const Operand &c = operands[0];
+    Operand a = operands[1], b = operands[2];
+    Gemm gemm{};
+    gemm.right = b.op > op_bits;
+    gemm.form = (gemm.right ? b : a).op & ~op_bits;
+    a.op &= op_bits;
+    b.op &= op_bits;
     const bool float8 = is_narrow(a.dtype) && a.dtype != dtype_i8;
     const bool float8_b = is_narrow(b.dtype) && b.dtype != dtype_i8;
     const bool half_c = float8 && (c.dtype == dtype_f16 || c.dtype == dtype_bf16);
     const bool own_c = c.dtype == a.dtype && !is_narrow(a.dtype) && a.dtype != dtype_i32;
     if ((a.dtype != b.dtype && !(float8 && float8_b)) || !(own_c || half_c || c.dtype == accumulator_of(a.dtype)))
         refuse(operation, "cuBLAS has no product for its types");
-    Gemm gemm{};
     const std::int64_t m = a.op != 0 ? a.cols : a.rows;
     const std::int64_t k = b.op != 0 ? b.cols : b.rows;
     const std::int64_t n = b.op != 0 ? b.rows : b.cols;
@@ -296,7 +301,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
                   .dtype_c = c.dtype,
                   .op_a = a.op,
                   .op_b = b.op,
-                  .m = m + rows_to_add(a, c),
+                  .m = m + (gemm.form == no_form ? rows_to_add(a, c) : 0),
                   .n = n,
                   .k = k,
                   .lda = a.ld,
@@ -305,7 +310,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
                   .alignment_a = alignment_of(gemm.a),
                   .alignment_b = alignment_of(gemm.b),
                   .alignment_c = alignment_of(gemm.c)};
-    gemm.tunable = is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0;
+    gemm.tunable = gemm.form == no_form && is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0;
     gemm.factor_product = a.factor;
     gemm.factor_c = zero;
     Operand scaling[2] = {c, c};
@@ -316,6 +321,9 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     }
     combines_.push_back(make_combine(program, scaling, num_scaling));
     gemm.scale = static_cast<std::uint32_t>(combines_.size() - 1);
+    if (kind_of_form(gemm.form) == inverse)
+        gemm.copy =
+            add_copy_of(program, gemm.right ? a : b, gemm.right ? gemm.a : gemm.b, gemm.c, c.dtype, c.ld, false);
     if (is_narrow(a.dtype)) add_narrow_gemm(program, operation, gemm);
     gemms_.push_back(gemm);
 }

@@ -75,6 +75,37 @@ Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &sh
                                  compute_of(shape.dtype), blas_gemm_default)};
 }
 
+Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
+                       const void *alpha, Address a, Address b, const void *beta, Address c) {
+    if (right) std::swap(a, b);
+    const auto *own = reinterpret_cast<const void *>(a), *other = reinterpret_cast<const void *>(b);
+    auto *written = reinterpret_cast<void *>(c);
+    const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
+    const int side = right, upper = (form & form_upper) != 0, unit = (form & form_unit) != 0;
+    const int op = right ? shape.op_b : shape.op_a, kind = kind_of_form(form);
+    const auto of_type = [&](auto of_f32, auto of_f64, auto of_c64, auto of_c128) {
+        return shape.dtype == dtype_f32   ? of_f32
+               : shape.dtype == dtype_f64 ? of_f64
+               : shape.dtype == dtype_c64 ? of_c64
+                                          : of_c128;
+    };
+    if (kind == triangular)
+        return {
+            "cublas?trmm_v2_64",
+            of_type(blas.cublasStrmm_v2_64, blas.cublasDtrmm_v2_64, blas.cublasCtrmm_v2_64, blas.cublasZtrmm_v2_64)(
+                handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, other, ld_other, written, shape.ldc)};
+    if (kind == inverse)
+        return {"cublas?trsm_v2_64",
+                of_type(blas.cublasStrsm_v2_64, blas.cublasDtrsm_v2_64, blas.cublasCtrsm_v2_64, blas.cublasZtrsm_v2_64)(
+                    handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, written, shape.ldc)};
+    const bool conjugates = kind == hermitian && is_complex(shape.dtype);
+    return {conjugates ? "cublas?hemm_v2_64" : "cublas?symm_v2_64",
+            of_type(blas.cublasSsymm_v2_64, blas.cublasDsymm_v2_64,
+                    conjugates ? blas.cublasChemm_v2_64 : blas.cublasCsymm_v2_64,
+                    conjugates ? blas.cublasZhemm_v2_64 : blas.cublasZsymm_v2_64)(
+                handle, side, upper, shape.m, shape.n, alpha, own, ld, other, ld_other, beta, written, shape.ldc)};
+}
+
 Called bundled_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha,
                        const void *beta, const Bundle &bundle) {
     const int type = type_of(shape.dtype), type_c = type_of(shape.dtype_c), compute = compute_of(shape.dtype);

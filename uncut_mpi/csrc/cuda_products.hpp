@@ -50,6 +50,11 @@ struct Called {
 Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
                      Address b, const void *beta, Address c);
 
+// C := alpha op(A) op(B) + beta C where A has a form (`FormKind`, with its bits), or on the right B. Of triangular
+// matrices beta is 0; where one stands for its inverse, C holds the other operand.
+Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
+                       const void *alpha, Address a, Address b, const void *beta, Address c);
+
 // Products of one shape. Those of A, B and C follow one another at steps of so many elements, or tables in the device's
 // memory say where they are.
 struct Bundle {

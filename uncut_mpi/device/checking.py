@@ -6,6 +6,7 @@ import numpy as np
 
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import OP_BITS
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, Op, expand_ranges
 
@@ -32,7 +33,7 @@ def check_program(program: OperationList, addresses: np.ndarray) -> None:
     whose = np.repeat(np.arange(len(bodies)), count)
     # Every operand as it is used, body after body, and with it the one that its body writes.
     used = program.operands[expand_ranges(first, count)]
-    turned = (used["op"] == Op.T) | (used["op"] == Op.C)
+    turned = (used["op"] & OP_BITS == Op.T) | (used["op"] & OP_BITS == Op.C)
     rows, cols = (np.where(turned, used[one], used[other]) for one, other in (("cols", "rows"), ("rows", "cols")))
     start = np.cumsum(count) - count
 

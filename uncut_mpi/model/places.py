@@ -150,7 +150,7 @@ class Places:
                 BoundLayout.whole(problem.shape_of(of), one) if isinstance(one, Location) else one
                 for one, of in zip(found, MATRICES, strict=True)
             )
-            orders = orders_for_product(a, b, c, problem.trans_a, problem.trans_b)
+            orders = orders_for_product(a, b, c, problem.trans_a, problem.trans_b, problem.triangle, problem.forms)
             every = (reordered(one, order) for one, order in zip((a, b, c), orders, strict=True))
             found = [
                 one if len(bound.parts) == 1 and isinstance(one, Location) else bound

@@ -27,6 +27,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
+from uncut_mpi.model.form import PLAIN, Forms
 from uncut_mpi.model.part_of_c import PartOfC, Triangle
 from uncut_mpi.model.parts import Extent, Rectangle, common, elements_of
 from uncut_mpi.model.parts import Order as Order
@@ -157,6 +158,9 @@ class GemmProblem:
     batch : Alike of (int, int, int)
         (m, n, k) of each of several products, the blocks on the diagonal one after another; m, n and k are their sums,
         and nothing exists beside the blocks. Empty: one product.
+    forms : (Form or None, Form or None)
+        Which elements of A and of B there are, where that is one triangle of a square matrix. Each product is with all
+        of such a matrix.
     """
 
     m: int
@@ -174,6 +178,7 @@ class GemmProblem:
     copies: bool = False
     part: PartOfC | None = None
     batch: Sequence[tuple[int, int, int]] = ()
+    forms: Forms = PLAIN
 
     def __post_init__(self) -> None:
         dtypes = three_of(self.dtype)
@@ -205,6 +210,8 @@ class GemmProblem:
         for name in ("trans_a", "trans_b"):
             trans = transposition(name, getattr(self, name))
             object.__setattr__(self, name, "T" if trans == "C" and not arithmetic.is_complex else trans)
+        if self.forms != PLAIN:
+            self._check_forms(arithmetic)
         for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, max(1, rows))
@@ -220,6 +227,20 @@ class GemmProblem:
                     f"{name} has {ld}×{cols} elements of {dtype.itemsize} bytes, more than can be addressed "
                     f"({MOST_BYTES} bytes): use smaller extents"
                 )
+
+    def _check_forms(self, arithmetic: DType) -> None:
+        (at, form), *others = [(at, one) for at, one in enumerate(self.forms) if one is not None]
+        name, is_read = f"{'AB'[at]} is {form.kind}", (self.trans_a, self.trans_b)
+        if others or self.copies or self.batch or self.part is not None:
+            raise ParamError(f"{name}: it is multiplied by one matrix without a form, for all of C")
+        if (self.m, self.n)[at] != self.k:
+            raise ParamError(f"{name}, and has to be square: it is {self.shape_of(Matrix(at))}")
+        if arithmetic not in (DType.f32, DType.f64, DType.c64, DType.c128) or self.rounds_c:
+            raise ParamError(f"{name}: such products are of f32, f64, c64 and c128, not of {arithmetic.name}")
+        if form.is_triangular and self.reads_c:
+            raise ParamError(f"{name}: C is overwritten, so beta has to be 0")
+        if is_read[1 - at] != "N" or not (form.is_triangular or is_read[at] == "N"):
+            raise ParamError(f"{name}, and an operand would be transposed: read it in the other order")
 
     def _check_batch(self) -> None:
         if self.copies or self.part is not None:
@@ -342,13 +363,14 @@ class GemmProblem:
     @property
     def flops(self) -> int:
         """
-        Operations counted the usual way, 2mnk for all of C (the beta term is ignored).
+        Operations counted the usual way, 2mnk for all of C (the beta term is ignored); with a triangular matrix half.
 
         Those of complex types are complex: each is as much work as four real ones, and rates are counted alike.
         """
         if self.batch:
             return 2 * sum(m * n * k * times for (m, n, k), times in Alike.of(self.batch).runs)
-        return 2 * sum(map(elements_of, self.rectangles)) * self.k
+        whole = 2 * sum(map(elements_of, self.rectangles)) * self.k
+        return whole // 2 if any(form is not None and form.is_triangular for form in self.forms) else whole
 
     @property
     def callers_shape(self) -> tuple[int, int, int]:
@@ -379,12 +401,14 @@ class GemmProblem:
         alpha_is_zero: bool = False,
         batch: Sequence[tuple[int, int, int]] = (),
         triangle: Triangle = "",
+        forms: Forms = PLAIN,
     ) -> GemmProblem:
         """
         Return the column-major problem for the caller's matrices.
 
         Here ``trans_a`` and ``trans_b`` may be ``"R"`` too: conjugated, not transposed. The products of a batch have
-        their m, n and k as the caller writes them. A triangle is that of the caller's C, in blocks.
+        their m, n and k as the caller writes them. A triangle is that of the caller's C, in blocks. Forms are those of
+        the caller's A and B.
 
         Raises
         ------
@@ -423,6 +447,17 @@ class GemmProblem:
         if not arithmetic.is_complex:
             trans_a, trans_b = _REAL[trans_a], _REAL[trans_b]
         flip = _TRANSPOSED
+        if forms != PLAIN:
+            own_a, own_b = (
+                form and (form if one.order == "F" else form.transposed)
+                for form, one in zip(forms, (a, b), strict=True)
+            )
+            forms = own_a, own_b
+            # What is symmetric is read as it lies.
+            trans_a, trans_b = (
+                flip[trans] if form is not None and form.kind == "symmetric" and one.order != c.order else trans
+                for form, one, trans in zip(forms, (a, b), (trans_a, trans_b), strict=True)
+            )
         stored_a = (trans_a if a.order == "F" else flip[trans_a], a.ld)
         stored_b = (trans_b if b.order == "F" else flip[trans_b], b.ld)
         if c.order == "F":
@@ -448,6 +483,7 @@ class GemmProblem:
             batch=Alike(
                 ((m, n, k) if c.order == "F" else (n, m, k), times) for (m, n, k), times in Alike.of(batch).runs
             ),
+            forms=forms if c.order == "F" else forms[::-1],
         )
 
 

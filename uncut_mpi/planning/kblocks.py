@@ -20,6 +20,7 @@ import numpy as np
 
 from uncut_mpi import _native
 from uncut_mpi.errors import CapacityError, ParamError, PlanError
+from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import starts_of
 from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
@@ -138,7 +139,9 @@ class Planner:
         if not problem.has_product:
             raise PlanError("kblocks schedules products; C is only scaled here")
         self.setting, self.problem, self.placement, self.machine = setting, problem, setting.placement, setting.machine
-        self.aligns = setting.machine.product_shape(problem.arithmetic).misaligned > 0
+        # Of a matrix with a form products have all, and no part that is aligned.
+        misaligned = setting.machine.product_shape(problem.arithmetic).misaligned
+        self.aligns = misaligned > 0 and problem.forms == PLAIN
         self._in_core = problem_in_core(setting)
         self._dealt: dict[tuple[object, ...], DealtPanels] = {}
 

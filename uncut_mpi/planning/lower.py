@@ -68,7 +68,7 @@ BOUND_OPERAND_DTYPE: Final = np.dtype(
         ("buffer", "<i4"),
         ("dtype", "u1"),
         ("factor", "u1"),
-        ("op", "u1"),
+        ("op", "u1"),  # of A and B of a GEMM with a form besides (`Form.code`)
         ("spare_rows", "u1"),  # rows of a panel's padding behind the region, which belong to nobody; at most 255
         ("offset", "<i8"),  # bytes from the start of the buffer
         ("rows", "<i8"),
@@ -185,6 +185,7 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
     lists: dict[int, OperationList] = {}
     for number in range(schedule.num_ranks) if rank is None else (rank,):
         operations, operands, num_events, flag_lanes = made[number]
+        _mark_forms(schedule, operations.view(OPERATION_DTYPE), operands.view(BOUND_OPERAND_DTYPE))
         own = {
             "operations": operations.view(OPERATION_DTYPE),
             "operands": operands.view(BOUND_OPERAND_DTYPE),
@@ -203,3 +204,11 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
             **own,
         )
     return Lowering(lists, waits.reshape(-1, 2), np.array([len(one[3]) for one in made], np.int64), span)
+
+
+def _mark_forms(schedule: Schedule, operations: np.ndarray, operands: np.ndarray) -> None:
+    """Tell the products of a list what forms A and B have."""
+    first = operations["first_operand"][operations["code"] == Code.GEMM]
+    for at, form in enumerate(schedule.problem.forms):
+        if form is not None:
+            operands["op"][first + 1 + at] |= form.code

@@ -28,6 +28,7 @@ from uncut_mpi._native import Role as Role
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
+from uncut_mpi.model.form import PLAIN, Form
 from uncut_mpi.model.locations import (
     LOCATION_DTYPE,
     NOBODY,
@@ -408,7 +409,7 @@ class Schedule(Remade):
         return moved
 
 
-_IN_PARTS: Final = "part", "batch"
+_IN_PARTS: Final = "part", "batch", "forms"
 """Fields of a problem that the header has by themselves, where there are any."""
 
 
@@ -431,6 +432,7 @@ def _described(problem: GemmProblem) -> dict[str, object]:
         | {"dtype": problem.arithmetic.name},
         **({} if problem.part is None else {"part": problem.part.encoded()}),
         **({"batch": Alike.of(problem.batch).encoded()} if problem.batch else {}),
+        **({"forms": [form and form.code for form in problem.forms]} if problem.forms != PLAIN else {}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",
@@ -442,7 +444,9 @@ def _problem_of(about: dict[str, Any]) -> GemmProblem:
     dtypes = tuple(DType[name] for name in about["dtypes"])
     part = PartOfC.decoded(about["part"]) if "part" in about else None
     batch = Alike.decoded(about.get("batch", ()))
-    problem = GemmProblem(**{**about["problem"], "dtype": dtypes, "part": part, "batch": batch})
+    a, b = (code and Form.of_code(code) for code in about.get("forms", (None, None)))
+    given = {"dtype": dtypes, "part": part, "batch": batch, "forms": (a, b)}
+    problem = GemmProblem(**{**about["problem"], **given})
     for name, value in _described(problem).items():
         if about[name] != value:
             raise ScheduleError(f"{name} of the schedule is {about[name]}: so far it is {value}")

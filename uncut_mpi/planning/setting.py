@@ -12,12 +12,13 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.bounds import bound
+from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import elements_of
@@ -25,9 +26,12 @@ from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import resident_bytes, user_bytes, user_pieces, user_table
 from uncut_mpi.planning.limits import MANY_BUFFERS
-from uncut_mpi.planning.options import ScheduleOptions
+from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.schedule import Schedule, native_tables
 from uncut_mpi.units import bytes_text
+
+_BLOCKS: Final = 4
+"""Blocks of its part of C that a rank computes one after the other where a matrix has a form."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +117,8 @@ class Setting:
         options.schedulers()  # else refused
         placement.check_ranks(num_ranks)
         machine.check_ranks(num_ranks)
-        return cls(problem, placement, machine, options.oriented(problem), tuple(private), tuple(files))
+        options = _for_forms(problem, options.oriented(problem), num_ranks)
+        return cls(problem, placement, machine, options, tuple(private), tuple(files))
 
     def but(self, **changes: Any) -> Setting:
         """Return the same with some attributes changed."""
@@ -232,3 +237,25 @@ class Setting:
             **about,
             **native_tables(*tables),  # type: ignore[arg-type]
         )
+
+
+def _for_forms(problem: GemmProblem, options: ScheduleOptions, num_ranks: int) -> ScheduleOptions:
+    """Return options by which each product is with all of a matrix that has a form; others are taken as they are."""
+    if problem.forms == PLAIN:
+        return options
+    is_left = problem.forms[0] is not None
+    ranks = len(options.devices) if options.devices is not None else num_ranks
+    count = max(1, min(ranks, problem.n if is_left else problem.m))
+    depth = max(1, problem.k)
+    how = Blocking(
+        splits=1,
+        first=depth,
+        block=depth,
+        columns=_BLOCKS if is_left else 1,
+        rows=1 if is_left else _BLOCKS,
+        order="columns" if is_left else "corner",
+        begin="first",  # not with what a rank holds of it
+    )
+    devices = None if options.devices is None else options.devices[:count]
+    grid = (1, count) if is_left else (count, 1)
+    return changed(options, scheduler="kblocks", devices=devices, grid=grid, blocking=how)

@@ -90,6 +90,7 @@ def verify(schedule: Schedule, lowering: Lowering | None = None) -> Proof:
     schedule.check()
     _verify_user_buffers(schedule)
     _verify_softbuf(schedule)
+    _verify_forms(schedule)
     follower = _followed(schedule)
     waits = 0
     if lowering is not None:
@@ -183,6 +184,20 @@ def describe_buffer(schedule: Schedule, buffer: int) -> str:
     where = location_at(schedule.locations, int(record["location"]))
     place = where.space + ("" if where.rank is None else f" of rank {where.rank}")
     return f"buffer {buffer} ({Role(record['role']).name}{matrix}, {place})"
+
+
+def _verify_forms(schedule: Schedule) -> None:
+    """Prove that each product is with all of a matrix that has a form."""
+    products = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)
+    for at, form in enumerate(schedule.problem.forms):
+        if form is None:
+            continue
+        wanted = schedule.problem.shape_of(Matrix(at))
+        region = schedule.regions[schedule.operands["region"][schedule.tasks["first_operand"][products] + 1 + at]]
+        parts = (region["rows"] != wanted[0]) | (region["cols"] != wanted[1])
+        if parts.any():
+            task = _describe_task(schedule, int(products[np.argmax(parts)]))
+            raise ScheduleError(f"{Matrix(at).name} is {form.kind}, and {task} has a part of it")
 
 
 def _verify_user_buffers(schedule: Schedule) -> None:

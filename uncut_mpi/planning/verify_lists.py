@@ -120,11 +120,15 @@ def _verify_bodies(schedule: Schedule, rank: int, program: OperationList, own: n
     operand = schedule.operands[expand_ranges(record["first_operand"], record["num_operands"])]
     region = schedule.regions[operand["region"]]
     buffer = schedule.buffers[region["buffer"]]
+    forms, first = np.zeros(len(operand), np.uint8), np.cumsum(record["num_operands"]) - record["num_operands"]
+    for at, form in enumerate(schedule.problem.forms):
+        if form is not None:
+            forms[first[record["kind"] == Kind.GEMM] + 1 + at] = form.code
     wanted = {
         "buffer": region["buffer"],
         "dtype": buffer["dtype"],
         "factor": operand["factor"],
-        "op": operand["op"],
+        "op": operand["op"] | forms,
         "offset": ITEMSIZES[buffer["dtype"]] * (region["row"] + region["col"] * buffer["ld"]),
         "rows": region["rows"],
         "cols": region["cols"],

@@ -20,6 +20,7 @@ from uncut_mpi.device.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
+from uncut_mpi.model.form import OP_BITS, Form
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
 
@@ -47,6 +48,7 @@ class BodyOperand:
     conjugated: bool = False
     triangle: Op = Op.N  # of what is written, and how far below its diagonal the first element is
     diagonal: int = 0
+    form: Form | None = None  # of what is multiplied, as it is used
 
 
 class Scratch:
@@ -175,9 +177,12 @@ class Gemm(Summing):
         # BLAS has no integers; float64 has every sum of fewer than 2**39 products of int8.
         self._made_as = DType.f64 if self._sum.is_integer else self._sum
         self._a, self._b = a, b
+        self._solves = any(one.form is not None and one.form.kind == "inverse" for one in (a, b))
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
         self._part_columns = max(1, min(n, _PART_OPERATIONS // max(1, (8 if self._sum.is_complex else 2) * m * k)))
+        if b.form is not None:  # of a part of it there is no inverse
+            self._part_columns = n
         self._columns = min(self._columns, self._part_columns)
         for name, operand in (("a", a), ("b", b)):
             if not self._is_ready(operand):
@@ -205,8 +210,10 @@ class Gemm(Summing):
             terms = [(part, factor_c)] if factor_c != 0.0 else []
             if multiplies:
                 product = part if direct else self._scratch.matrix("product", self._made_as, *part.shape)
-                # Transposed, because numpy hands a row-major result straight to BLAS.
-                np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
+                if self._solves:
+                    self._solve(a, b[:, start : start + columns], product)
+                else:  # transposed, because numpy hands a row-major result straight to BLAS
+                    np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
                 if self._sum.is_integer:  # modulo 2**32
                     product = product.astype(np.int64).astype(np.int32)
                 if factor_a != 1.0:
@@ -215,8 +222,20 @@ class Gemm(Summing):
             if not direct:
                 self._write(part, terms)
 
+    def _solve(self, a: Array, b: Array, product: Array) -> None:
+        """Product := A B, where one of them stands for its inverse."""
+        if self._a.form is not None:
+            np.copyto(product, b)
+            substitute(a, self._a.form, product)
+        else:
+            assert self._b.form is not None
+            np.copyto(product, a)
+            substitute(b.T, self._b.form.transposed, product.T)
+
     def _is_ready(self, operand: BodyOperand) -> bool:
         """Whether BLAS can multiply it as it lies."""
+        if operand.form is not None and operand.form.kind != "inverse":
+            return False
         return operand.dtype is self._made_as and operand.dtype is not DType.tf32 and not operand.conjugated
 
     def _ready(self, name: str, operand: BodyOperand) -> Array:
@@ -230,7 +249,37 @@ class Gemm(Summing):
             np.conjugate(operand.array, out=ready)
         else:
             np.copyto(ready, operand.array)
+        if operand.form is not None and operand.form.kind != "inverse":
+            fill(ready, operand.form)
         return ready
+
+
+def fill(square: Array, form: Form) -> None:
+    """Make the rest of a matrix of which one triangle is given."""
+    lower = np.tri(len(square), dtype=bool)
+    beyond = ~(lower if form.triangle == "lower" else lower.T)
+    if form.is_triangular:
+        square[beyond] = 0
+    else:
+        np.copyto(square, square.T.conj() if form.kind == "hermitian" else square.T.copy(), where=beyond)
+    if form.unit:
+        np.fill_diagonal(square, 1)
+    elif form.kind == "hermitian" and square.dtype.kind == "c":
+        square.imag[np.diag_indices_from(square)] = 0
+
+
+def substitute(square: Array, form: Form, solved: Array) -> None:
+    """Solved := the inverse of a triangular matrix times it, by halves."""
+    extent = len(square)
+    halves = [slice(0, extent // 2), slice(extent // 2, extent)]
+    if extent == 1:
+        if not form.unit:
+            np.divide(solved, square[0, 0], out=solved)
+        return
+    first, last = halves if form.triangle == "lower" else halves[::-1]
+    substitute(square[first, first], form, solved[first])
+    solved[last] -= square[last, first] @ solved[first]
+    substitute(square[last, last], form, solved[last])
 
 
 def round_to_tf32(array: Array, out: Array) -> None:
@@ -405,7 +454,7 @@ def _runs_of_products(program: OperationList, addresses: Array) -> _Runs:
     operations = 2 * c["rows"] * c["cols"] * np.where(a["op"] == Op.N, a["cols"], a["rows"])
     exact = np.array([dtype is dtype.accumulator and dtype is not DType.tf32 for dtype in DType])[c["dtype"]]
     for one in (a, b):
-        exact &= (one["dtype"] == c["dtype"]) & (one["op"] != Op.C)
+        exact &= (one["dtype"] == c["dtype"]) & (one["op"] <= Op.T)  # nor is there a form
     extent = (c["ld"] * (c["cols"] - 1) + c["rows"]) * ITEMSIZES[c["dtype"]]
     follows &= exact & (operations > 0) & (steps[0] >= extent)
     follows[1:] &= (alike[:, 1:] == alike[:, :-1]).all(axis=0)
@@ -436,10 +485,13 @@ _DTYPES, _OPS, _FACTORS = tuple(DType), tuple(Op), tuple(Factor)  # which are ca
 
 def _operand(record: tuple[int, ...], addresses: list[int]) -> BodyOperand:
     buffer, code, number, how, _, offset, rows, cols, ld, diagonal = record  # of BOUND_OPERAND_DTYPE
-    dtype, op, address = _DTYPES[code], _OPS[how], addresses[buffer] + offset
+    dtype, op, address = _DTYPES[code], _OPS[how & OP_BITS], addresses[buffer] + offset
     array = matrix_at(address, rows, cols, ld, dtype.numpy)
     if op > Op.C:
         place = address, rows, cols, ld, dtype, Op.N
         return BodyOperand(array, dtype, _FACTORS[number], place, triangle=op, diagonal=diagonal)
-    place = address, rows, cols, ld, dtype, op
-    return BodyOperand(array if op is Op.N else array.T, dtype, _FACTORS[number], place, conjugated=op is Op.C)
+    place, form = (address, rows, cols, ld, dtype, op), Form.of_code(how)
+    if op is Op.N:
+        return BodyOperand(array, dtype, _FACTORS[number], place, form=form)
+    form = form and form.transposed
+    return BodyOperand(array.T, dtype, _FACTORS[number], place, conjugated=op is Op.C, form=form)

@@ -1,0 +1,170 @@
+"""symm, hemm, trmm and trsm: right in all places and orders, and nothing beyond the triangle is read."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import uncut_mpi as um
+from tests.helpers.collective import collective_assert, expect
+from tests.helpers.distributed import made_of, on_host, part_of
+from tests.helpers.numbers import steps_of
+from tests.helpers.products import random_matrix
+from uncut_mpi.api import session_level3
+from uncut_mpi.model.dtypes import DType
+
+LAYOUTS = {
+    "rows": lambda _: um.Layout.rows(),
+    "cols": lambda _: um.Layout.cols(),
+    "cyclic": lambda size: um.Layout.block_cyclic(5, 7, (size, 1)),
+    "whole": lambda _: um.Layout.whole(),
+}
+PAIRS = [*zip(LAYOUTS, [*LAYOUTS][1:] + [*LAYOUTS][:1], strict=True)]  # of A and B
+TYPES = [DType.f64, DType.f32, DType.c64, DType.c128]
+OPS = {"N": lambda one: one, "T": np.transpose, "C": lambda one: one.conj().T}
+EDGE, OTHER = 45, 23
+ALPHA, BETA = 1.2345, 1.1154
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(session_level3, "BLOCK", 16)
+
+
+def triangle_of(square, lower, unit=False):
+    """Return it with NaN beyond the triangle, as it is given; and with zeros there, as it is meant."""
+    inside = np.tri(len(square), k=-1 if unit else 0, dtype=bool)
+    inside = inside if lower else inside.T
+    given, meant = square.copy(), square.astype(np.complex128 if square.dtype.kind == "c" else np.float64)
+    given[~inside], meant[~inside] = np.nan, 0
+    if unit:
+        np.fill_diagonal(meant, 1)
+    return given, meant
+
+
+def well_conditioned(square):
+    """Add to the diagonal, so that solutions do not grow."""
+    return square + len(square) * np.eye(len(square), dtype=square.dtype)
+
+
+def require_within(comm, found, wanted, bound, told):
+    """Fail on all ranks if a part of this rank is farther off than the bound."""
+    has, most, value = on_host(found.local), part_of(found, bound), part_of(found, wanted)
+    collective_assert(comm, (np.abs(has - value) <= most).all(), f"{told}: {np.abs(has - value).max(initial=0)}")
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("call", ["symm", "hemm"])
+def test_a_mirrored_matrix_is_read_in_one_triangle(comm, session, dtype, call):
+    u = dtype.unit_roundoff
+    for number, (of_a, of_b) in enumerate([*PAIRS, *[pair[::-1] for pair in PAIRS]]):
+        left, lower, orders = bool(number % 2), bool(number // 2 % 2), ("FC"[number // 4 % 2], "FC"[number // 8 % 2])
+        shape = (EDGE, OTHER) if left else (OTHER, EDGE)
+        square, b, c = (random_matrix(*one, dtype, (3, at)) for at, one in enumerate(((EDGE, EDGE), shape, shape)))
+        given, half = triangle_of(square, lower)
+        if call == "hemm" and dtype.is_complex:
+            half[np.diag_indices(EDGE)] = half.diagonal().real
+        mirrored = half + (half.conj().T if call == "hemm" else half.T) - np.diag(half.diagonal())
+        alpha = ALPHA - 0.5j if dtype.is_complex else ALPHA
+        one, other = (mirrored, b) if left else (b, mirrored)
+        wanted = alpha * (one @ other) + BETA * c
+        bound = (steps_of(dtype, EDGE) + 20) * u * (abs(alpha) * (np.abs(one) @ np.abs(other)) + BETA * np.abs(c))
+        a, of_b_, out = (
+            made_of(session, data, LAYOUTS[layout](comm.size), order=order)
+            for data, layout, order in ((given, of_a, orders[0]), (b, of_b, orders[1]), (c, of_b, "FC"[number % 2]))
+        )
+        getattr(session, call)(a, of_b_, out, left=left, lower=lower, alpha=alpha, beta=BETA)
+        require_within(comm, out, wanted, bound, f"{of_a}, {of_b}, left {left}, lower {lower}, {orders}")
+        for matrix in (a, of_b_, out):
+            session.release(matrix)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("call", ["trmm", "trsm"])
+def test_a_triangular_matrix_and_its_inverse(comm, session, dtype, call):
+    u = dtype.unit_roundoff
+    cases = list(itertools.product((True, False), (True, False), "NTC", (False, True)))
+    for number, (of_a, of_b) in enumerate(PAIRS if dtype in (DType.f64, DType.c128) else PAIRS[:1]):
+        for left, lower, trans, unit in cases[number % 4 :: 4]:
+            square = random_matrix(EDGE, EDGE, dtype, (4, number))
+            square = square / EDGE if unit else well_conditioned(square)
+            given, half = triangle_of(square.astype(dtype.numpy), lower, unit)
+            b = random_matrix(*((EDGE, OTHER) if left else (OTHER, EDGE)), dtype, (5, number))
+            a, out = (
+                made_of(session, data, LAYOUTS[layout](comm.size), order="FC"[number // step % 2])
+                for data, layout, step in ((given, of_a, 1), (b, of_b, 2))
+            )
+            alpha = ALPHA - 0.5j if dtype.is_complex else ALPHA
+            getattr(session, call)(a, out, left=left, lower=lower, trans=trans, unit=unit, alpha=alpha)
+            own = OPS[trans](half)
+            told = f"{of_a}, {of_b}, left {left}, lower {lower}, {trans}, unit {unit}"
+            wide = b.astype(half.dtype)
+            if call == "trmm":
+                one, other = (own, wide) if left else (wide, own)
+                bound = (steps_of(dtype, EDGE) + 20) * u * abs(alpha) * (np.abs(one) @ np.abs(other))
+                require_within(comm, out, alpha * (one @ other), bound, told)
+            else:  # the residual of substitution (Higham 2002, theorem 8.5), also by blocks (13.6)
+                solved = session.gather(out)
+                good = True
+                if comm.rank == 0:
+                    solved = solved.astype(half.dtype)
+                    one, other = (own, solved) if left else (solved, own)
+                    most = np.abs(one) @ np.abs(other) + np.abs(alpha * wide)
+                    good = (np.abs(one @ other - alpha * wide) <= 2 * (steps_of(dtype, EDGE) + 20) * u * most).all()
+                collective_assert(comm, bool(good), told)
+            for matrix in (a, out):
+                session.release(matrix)
+
+
+def test_what_alpha_and_sizes_of_0_leave_out(comm, session):
+    data, given = random_matrix(EDGE, OTHER, DType.f64, (6,)), np.full((EDGE, EDGE), np.nan)
+    a = made_of(session, given, um.Layout.rows())
+    for call in ("trmm", "trsm"):
+        b = made_of(session, np.full((EDGE, OTHER), np.nan), um.Layout.cols())
+        getattr(session, call)(a, b, alpha=0.0)
+        collective_assert(comm, not on_host(b.local).any(), f"{call} reads what alpha leaves out")
+    b, c = (made_of(session, data, um.Layout.cols()) for _ in range(2))
+    session.symm(a, b, c, alpha=0.0, beta=2.0)
+    collective_assert(comm, np.array_equal(on_host(c.local), 2 * part_of(c, data)), "symm is not C times beta")
+    for shape in ((0, 5), (EDGE, 0)):
+        none, square = (
+            session.empty(shape, "f64", um.Layout.rows()),
+            session.empty((shape[0],) * 2, "f64", um.Layout.rows()),
+        )
+        assert session.trsm(square, none) is none
+        assert session.symm(square, none).shape == shape
+
+
+def test_a_diagonal_with_a_0_gives_infinities_and_nan(comm, session):
+    square = np.tril(random_matrix(EDGE, EDGE, DType.f64, (7,))) + EDGE * np.eye(EDGE)
+    square[20, 20] = 0
+    a, b = made_of(session, square, um.Layout.rows()), made_of(session, np.ones((EDGE, OTHER)), um.Layout.cols())
+    session.trsm(a, b)
+    found = on_host(b.local)
+    good = np.isfinite(found[:20]).all() and np.isinf(found[20]).all() and not np.isfinite(found[21:]).any()
+    collective_assert(comm, bool(good), "a 0 does not divide")
+
+
+def test_every_rank_says_what_does_not_fit(comm, session):
+    a, b, flat = (session.empty(shape, "f64", um.Layout.rows()) for shape in ((8, 8), (8, 4), (4, 8)))
+    whole = session.empty((16, 16), "f64", um.Layout.rows())
+    half = session.empty((8, 8), "bf16", um.Layout.rows())
+    for call, words in (
+        (lambda: session.trsm(flat, b), "a is 4×8"),
+        (lambda: session.trsm(a, flat), "left=True a has to be 4×4"),
+        (lambda: session.trsm(half, half), "f32, f64, c64 or c128"),
+        (lambda: session.trsm(a, b, lower=comm.rank == 0), "differ"),
+        (lambda: session.trmm(a, b, unit=2), "unit"),
+        (lambda: session.trmm(a, b, trans="X"), "trans"),
+        (lambda: session.trmm(a, b, alpha=1j), "complex"),
+        (lambda: session.symm(a, b, flat), "shape of b"),
+        (lambda: session.symm(a, b, beta=1.0), "there is no C"),
+        (lambda: session.symm(a, b, b), "overlaps"),
+        (lambda: session.trsm(whole[:8, :8], whole[4:12, :4]), "overlaps"),
+        (lambda: session.hemm(None, b), "a is None"),
+    ):
+        expect(comm, um.ParamError, [words], call)
+    for one in (a, b):
+        session.release(one)

@@ -1,0 +1,322 @@
+"""
+The other products of level 3 of BLAS: of a symmetric, Hermitian or triangular matrix, and with the inverse of one.
+
+Each is made of products by halves. Those of blocks beside the diagonal are plain. A block on the diagonal is read in
+one triangle (`uncut_mpi.model.form`), so that nothing beyond it is read or multiplied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Final
+
+from uncut_mpi.api.gate import public_call
+from uncut_mpi.api.matrix import Matrix
+from uncut_mpi.api.request import Choices, Request, Scalars, check_written
+from uncut_mpi.api.session_products import Multiplies
+from uncut_mpi.errors import ParamError
+from uncut_mpi.model.arguments import Number, flag
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import Form, Forms, Kind
+from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.problem import Trans, transposition
+from uncut_mpi.planning.options import ScheduleOptions
+
+BLOCK: Final = 2048
+"""Rows of the blocks on the diagonal: few, since each is a call, and small beside the whole, since it is sent whole."""
+
+_OTHER: Final = {"symmetric": "T", "hermitian": "C"}
+_OPTIONS: Final = ScheduleOptions()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a call is about, and how to take parts of its matrices."""
+
+    call: str
+    a: Matrix
+    form: Form
+    trans: str
+    left: bool
+
+    def across(self, matrix: Matrix, start: int, stop: int) -> Matrix:
+        """Return the rows of B or C that rows of A, on the left, have to do with; of one on the right the columns."""
+        return matrix[start:stop, :] if self.left else matrix[:, start:stop]
+
+    def block(self, rows: slice, cols: slice) -> tuple[Matrix, str]:
+        """Return a block of op(A), stored as it is, and its op."""
+        return (self.a[rows, cols], "N") if self.trans == "N" else (self.a[cols, rows], self.trans)
+
+
+class Level3(Multiplies):
+    """Products of one triangle of a matrix."""
+
+    @public_call
+    def symm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        left: bool = True,
+        lower: bool = True,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+    ) -> Matrix:
+        """
+        Compute C := alpha A B + beta C with a symmetric A. Collective.
+
+        Parameters
+        ----------
+        a : Matrix
+            Square, of f32, f64, c64 or c128. One triangle of it is read.
+        b : Matrix
+            Of the same type.
+        out : Matrix, optional
+            C, of B's shape. By default a new one, as `gemm` makes it.
+        left : bool, default True
+            False: compute C := alpha B A + beta C.
+        lower : bool, default True
+            Which triangle of A is read, with the diagonal; the other is its transpose, whatever memory holds.
+        alpha, beta
+            As of `gemm`.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`, on all ranks.
+        """
+        return self._with_mirrored("symm", "symmetric", (a, b, out), (left, lower), (alpha, beta))
+
+    @public_call
+    def hemm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        left: bool = True,
+        lower: bool = True,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+    ) -> Matrix:
+        """
+        Compute C := alpha A B + beta C with a Hermitian A, else as `symm`. Collective.
+
+        The imaginary parts of its diagonal are taken for 0.
+        """
+        return self._with_mirrored("hemm", "hermitian", (a, b, out), (left, lower), (alpha, beta))
+
+    @public_call
+    def trmm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        *,
+        left: bool = True,
+        lower: bool = True,
+        trans: Trans = "N",
+        unit: bool = False,
+        alpha: Number = 1.0,
+    ) -> Matrix:
+        """
+        Compute B := alpha op(A) B with a triangular A, in place. Collective.
+
+        Parameters
+        ----------
+        a : Matrix
+            Square, of f32, f64, c64 or c128. One triangle of it is read.
+        b : Matrix
+            Of the same type, overwritten.
+        left : bool, default True
+            False: compute B := alpha B op(A).
+        lower : bool, default True
+            Which triangle of A is read; beyond it zeros are taken for what memory holds.
+        trans : {"N", "T", "C"}
+            Whether op transposes, or transposes and conjugates.
+        unit : bool, default False
+            Whether ones are taken for the diagonal.
+        alpha : float or complex
+            As of `gemm`.
+
+        Returns
+        -------
+        Matrix
+            `b`.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`, on all ranks.
+        """
+        return self._with_triangle("trmm", "triangular", (a, b), (left, lower, unit), trans, alpha)
+
+    @public_call
+    def trsm(
+        self,
+        a: Matrix,
+        b: Matrix,
+        *,
+        left: bool = True,
+        lower: bool = True,
+        trans: Trans = "N",
+        unit: bool = False,
+        alpha: Number = 1.0,
+    ) -> Matrix:
+        """
+        Solve op(A) X = alpha B with a triangular A, and write X over B. Collective.
+
+        With ``left=False`` it is X op(A) = alpha B, else as `trmm`. Of a 0 on the diagonal nothing is said, as in BLAS:
+        it divides, so that X has infinities and NaN.
+        """
+        return self._with_triangle("trsm", "inverse", (a, b), (left, lower, unit), trans, alpha)
+
+    # -- how ---------------------------------------------------------------------------------
+
+    def _asked(
+        self,
+        call: str,
+        kind: Kind,
+        given: tuple[object, ...],
+        flags: tuple[object, ...],
+        trans: object,
+        factors: tuple[object, object],
+    ) -> tuple[_Asked, tuple[Matrix, ...], Scalars]:
+        """Return what all ranks ask, or raise what is wrong with it on all of them. Collective."""
+        with self._gate.call(call) as open_with:
+            left, lower, *unit = (flag(name, one) for name, one in zip(("left", "lower", "unit"), flags, strict=False))
+            form, op = Form(kind, "lower" if lower else "upper", *unit), transposition("trans", trans)
+            scalars, names = Scalars.of(*factors), ("a", "b", "out")[: len(given)]
+            a, b, *c = matrices = [self._store.check(name, one) for name, one in zip(names, given, strict=True)]
+            extent, dtype = b.shape[0 if left else 1], a.info.dtype
+            if dtype not in (DType.f32, DType.f64, DType.c64, DType.c128):
+                raise ParamError(f"{call}: a is {dtype.name}: pass matrices of f32, f64, c64 or c128")
+            if a.shape != (extent, extent):
+                found = "a is {}×{} and b {}×{}".format(*a.shape, *b.shape)
+                raise ParamError(f"{call}: {found}: with left={left} a has to be {extent}×{extent}")
+            for name, one in zip(names, matrices, strict=True):
+                one.info.check_in_memory()
+                if one.info.dtype is not dtype or one.shape not in ((extent, extent), b.shape):
+                    raise ParamError(f"{call}: {name} is {one}: a is {a}, and out has the shape of b, {b}")
+            if c and c[0].shape != b.shape:
+                raise ParamError(f"{call}: out is {c[0]}: it has to have the shape of b, {b}")
+            told = {name: one.info for name, one in zip(names, matrices, strict=True)}
+            check_written(names[-1], told[names[-1]], **{name: told[name] for name in names[:-1]})
+            if call in ("symm", "hemm") and not c and scalars.beta != 0:
+                raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
+            scalars.check(dtype)
+            open_with(**told, left=left, form=form.code, trans=op, **scalars._asdict())
+        return _Asked(call, a, form, op, left), tuple(matrices[1:]), scalars
+
+    def _with_mirrored(
+        self,
+        call: str,
+        kind: Kind,
+        given: tuple[Matrix, Matrix, Matrix | None],
+        flags: tuple[bool, bool],
+        factors: tuple[Number, Number],
+    ) -> Matrix:
+        there = tuple(one for at, one in enumerate(given) if at < 2 or one is not None)
+        asked, (b, *found), scalars = self._asked(call, kind, there, flags, "N", factors)
+        c = found[0] if found else self.gemm(*((asked.a, b) if asked.left else (b, asked.a)), alpha=0.0)
+
+        def made(start: int, stop: int) -> None:
+            middle = _middle(start, stop)
+            if middle == stop:
+                block = asked.a[start:stop, start:stop]
+                self._product(
+                    asked, block, asked.across(b, start, stop), asked.across(c, start, stop), scalars, form=True
+                )
+                return
+            made(start, middle)
+            made(middle, stop)
+            halves = slice(start, middle), slice(middle, stop)
+            for mine, other in (halves, halves[::-1]):
+                # The block of A in these rows and those columns: as it is stored, or from beyond the diagonal.
+                is_stored = (mine.start > other.start) == (asked.form.triangle == "lower")
+                if asked.left:
+                    at, trans = (asked.a[mine, other], "N") if is_stored else (asked.a[other, mine], _OTHER[kind])
+                else:
+                    at, trans = (asked.a[mine, other], _OTHER[kind]) if is_stored else (asked.a[other, mine], "N")
+                source, target = (asked.across(one, part.start, part.stop) for one, part in ((b, other), (c, mine)))
+                self._product(asked, at, source, target, Scalars(scalars.alpha, 1.0), trans=trans)
+
+        made(0, asked.a.shape[0])
+        return c
+
+    def _with_triangle(
+        self,
+        call: str,
+        kind: Kind,
+        given: tuple[Matrix, Matrix],
+        flags: tuple[bool, bool, bool],
+        trans: Trans,
+        alpha: Number,
+    ) -> Matrix:
+        asked, (b,), scalars = self._asked(call, kind, given, flags, trans, (alpha, 0.0))
+        extent, solves = asked.a.shape[0], kind == "inverse"
+        is_lower = (asked.form.triangle == "lower") == (asked.trans == "N")  # op(A)
+        down = is_lower == asked.left  # whether the end of B depends on its beginning
+        first = asked.across(b, 0, min(extent, BLOCK))
+        copy = self.redistribute(first, Layout.cols() if asked.left else Layout.rows())
+
+        def made(start: int, stop: int, factor: Number) -> None:
+            middle = _middle(start, stop)
+            if middle == stop:
+                here = asked.across(b, start, stop)
+                there = asked.across(copy, 0, stop - start)
+                self.redistribute(here, None, out=there)
+                own = asked.a[start:stop, start:stop]
+                self._product(asked, own, there, here, Scalars(factor, 0.0), trans=asked.trans, form=True)
+                return
+            halves = slice(start, middle), slice(middle, stop)
+            source, target = halves if down else halves[::-1]
+            rows, cols = (target, source) if asked.left else (source, target)
+            at, op = asked.block(rows, cols)
+            other, out = (asked.across(b, part.start, part.stop) for part in (source, target))
+            if factor == 0:  # neither A nor B is read
+                made(start, middle, factor)
+                made(middle, stop, factor)
+            elif solves:
+                made(source.start, source.stop, factor)
+                self._product(asked, at, other, out, Scalars(-1.0, factor), trans=op)
+                made(target.start, target.stop, 1.0)
+            else:
+                made(target.start, target.stop, factor)
+                self._product(asked, at, other, out, Scalars(factor, 1.0), trans=op)
+                made(source.start, source.stop, factor)
+
+        made(0, extent, scalars.alpha)
+        self.release(copy)
+        return b
+
+    def _product(
+        self,
+        asked: _Asked,
+        own: Matrix,
+        other: Matrix,
+        out: Matrix,
+        scalars: Scalars,
+        *,
+        trans: str = "N",
+        form: bool = False,
+    ) -> None:
+        """Multiply a part of A by another matrix, on its side. Collective."""
+        its, (first, second) = asked.form if form else None, (own, other) if asked.left else (other, own)
+        forms: Forms
+        ops, forms = ((trans, "N"), (its, None)) if asked.left else (("N", trans), (None, its))
+        with self._gate.exclusive():
+            try:
+                self._backend.mark_caller(None)
+                choices = Choices(*ops, _OPTIONS, "", forms)
+                request = Request(asked.call, self._store.operands(first, second, out, choices), scalars, choices)
+                plan = self._calls.plans.find(request)
+            except Exception as error:
+                self._gate.fail(asked.call, error)
+            self._calls.run(request, plan, self._calls.plans.keep)
+
+
+def _middle(start: int, stop: int) -> int:
+    """Return where rows are halved, after whole blocks; where they end if they are one."""
+    blocks = -(-(stop - start) // BLOCK)
+    return stop if blocks <= 1 else start + BLOCK * (blocks // 2)
