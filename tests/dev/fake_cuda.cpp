@@ -238,6 +238,7 @@ void combine(const CombineArguments &a, std::uint64_t signature) {
                 if (const Number factor{a.factor[source], a.imaginary[source]}; factor != 0.0)
                     sum +=
                         factor * load(a.source[source], j * a.source_ld[source] + i, static_cast<int>(rest & 15) - 1);
+            if (uncut::has_real_diagonal(static_cast<int>(a.triangle)) && i - j + a.diagonal == 0) sum.imag(0.0);
             store(a.destination, j * a.ld + i, static_cast<int>(signature & 15), sum);
         }
 }

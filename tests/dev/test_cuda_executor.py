@@ -20,6 +20,7 @@ import pytest
 from tests.dev.fake import FakeCluster, bind, filled_with_numbers, load, succeed
 from tests.helpers.by_hand import ByHand
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
+from tests.helpers.interpret import as_written, in_triangle
 from tests.helpers.layouts import even
 from tests.helpers.numbers import factors_of
 from tests.helpers.planned import plan_several, setting_of
@@ -40,7 +41,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Factor, Kind, LaneKind, Op
+from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, LaneKind, Op
 from uncut_mpi.planning.staging import stage, used_by_others
 from uncut_mpi.planning.verify import verify
 
@@ -103,6 +104,25 @@ def test_random_schedules_give_the_product_and_count_their_tasks_and_bytes(fake)
         per_rank = np.bincount(schedule.tasks["rank"][bodies], minlength=schedule.num_ranks)
         assert [reports[r].tasks for r in range(schedule.num_ranks)] == per_rank.tolist()
         assert sum(report.copy_bytes for report in reports.values()) == int(schedule.copies()[:, 3].sum())
+
+
+@pytest.mark.parametrize("op", [*TRIANGLES.values()][1:], ids=str)
+def test_a_triangle_is_written_wherever_its_diagonal_is(fake, op):
+    build = ByHand(dtype=DType.c128)
+    below = range(-4, 6)
+    to = [build.add(0, 3, 5, DType.c128) for _ in below]
+    terms = [(build.add(0, 3, 5, DType.c128), factor, N) for factor in (F.ALPHA, F.ONE)]
+    for one, diagonal in zip(to, below, strict=True):
+        build.task(Kind.COMBINE, build.compute_lane(0), one, terms, triangle=(op, diagonal))
+    cluster = FakeCluster(fake, build.done())
+    values = np.random.default_rng(3).normal(size=(2, 3, 5, 2)).view(np.complex128)[..., 0]
+    for (place, _, _), of in zip(terms, values, strict=True):
+        cluster.buffer(place.buffer)[...] = of
+    succeed(cluster.run(2.0 - 1.0j))
+    total = (2.0 - 1.0j) * values[0] + values[1]
+    for one, diagonal in zip(to, below, strict=True):
+        wanted = np.where(in_triangle(total.shape, op, diagonal), as_written(total, op, diagonal), 0)
+        assert np.allclose(cluster.buffer(one.buffer), wanted, rtol=1e-14, atol=1e-14), (op, diagonal)
 
 
 def test_chained_runs_give_what_runs_one_after_another_give(fake):

@@ -106,15 +106,15 @@ def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None
 
 
 def take_another_triangle(schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """Write the other triangle of C, all of it, or one with the next diagonal."""
+    """Write the other triangle of C, all of it, one with the next diagonal, or one whose diagonal is real or not."""
     combines = schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.COMBINE]
     written = combines[schedule.operands["op"][combines] >= Op.LOWER]
     if not len(written):
         return None
     at = rng.choice(written.tolist())
     old, below = (schedule.operands[name][at] for name in ("op", "diagonal"))
-    other = Op.UPPER if old == Op.LOWER else Op.LOWER
-    changes = [{"op": other}, {"op": Op.N}, {"diagonal": below - 1}, {"diagonal": below + 1}]
+    others = [op for op in Op if op >= Op.LOWER and op != old]
+    changes = [*({"op": op} for op in (*others, Op.N)), {"diagonal": below - 1}, {"diagonal": below + 1}]
     return set_rows(schedule, "operands", at, **rng.choice(changes))
 
 

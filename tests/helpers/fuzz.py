@@ -44,6 +44,7 @@ from uncut_mpi.model.dtypes import DType, Dtypes
 from uncut_mpi.model.form import KINDS, PLAIN, Form
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.part_of_c import OTHER
 from uncut_mpi.model.parts import BoundLayout, Part
 from uncut_mpi.model.placement import MATRICES, Placement, Where
 from uncut_mpi.model.problem import GemmProblem
@@ -262,7 +263,7 @@ def cases(
             if draw(st.booleans()):
                 forms, ops, m, n = forms[::-1], ops[::-1], n, m
         if part is not None and kind == "triangle":
-            part = dataclasses.replace(part, triangle=draw(st.sampled_from(("lower", "upper"))))
+            part = dataclasses.replace(part, triangle=draw(st.sampled_from([*OTHER][1:])))
         problem = GemmProblem(
             m=m, n=n, k=k,
             dtype=dtypes,

@@ -95,7 +95,7 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
     least = 0.0 if of_c.is_integer else float(ml_dtypes.finfo(of_c.real.numpy).smallest_subnormal)
     bound = of_both_parts(problem.arithmetic) * (bound + least)
     if problem.part is not None:
-        beside = ~computed(problem)
+        result, beside = as_written(result, TRIANGLES[problem.triangle], problem.diagonal), ~computed(problem)
         result[beside], bound[beside] = data.c[beside], 0.0
     return result.astype(of_c.numpy).astype(wide) if of_c.is_integer else result, bound  # whole numbers wrap around
 
@@ -133,7 +133,16 @@ def computed(problem: GemmProblem) -> np.ndarray:
 def in_triangle(shape: tuple[int, ...], op: int, diagonal: int) -> np.ndarray:
     """Return which elements of a region are in a triangle, whose diagonal is so far above the first; N: all."""
     below = np.subtract.outer(np.arange(shape[0]), np.arange(shape[1])) + diagonal
-    return below >= 0 if op == Op.LOWER else below <= 0 if op == Op.UPPER else np.ones(shape, bool)
+    lower, upper = op in (Op.LOWER, Op.LOWER_REAL), op in (Op.UPPER, Op.UPPER_REAL)
+    return below >= 0 if lower else below <= 0 if upper else np.ones(shape, bool)
+
+
+def as_written(values: np.ndarray, op: int, diagonal: int) -> np.ndarray:
+    """Return what is written of a region in a triangle: of a Hermitian C the diagonal without imaginary parts."""
+    if op < Op.LOWER_REAL:
+        return values
+    on = in_triangle(values.shape, Op.LOWER, diagonal) & in_triangle(values.shape, Op.UPPER, diagonal)
+    return np.where(on, values.real, values)
 
 
 def global_order(schedule: Schedule) -> np.ndarray:
@@ -249,7 +258,7 @@ class _Steps:
             part = memory[buffer][row : row + rows, col : col + cols]
             if code == Kind.GEMM and at in (1, 2):
                 part = formed(self.forms[at - 1], part)
-            operands.append((part if op in ("LOWER", "UPPER") else op_of(op, part), scalar))
+            operands.append((part if Op[op] >= Op.LOWER else op_of(op, part), scalar))
         kind = Kind(code)
         if kind is Kind.JOIN:
             return
@@ -282,6 +291,7 @@ class _Steps:
             if factor != 0:
                 total += accumulator.type(factor) * array.astype(accumulator)
         _, op, _, diagonal = self.operands[first]
+        total = as_written(total, Op[op], diagonal)
         np.copyto(target, total.astype(target.dtype), where=in_triangle(target.shape, Op[op], diagonal))
 
 

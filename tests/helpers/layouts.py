@@ -11,7 +11,7 @@ import numpy as np
 
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.locations import Location
-from uncut_mpi.model.part_of_c import PartOfC
+from uncut_mpi.model.part_of_c import OTHER, PartOfC
 from uncut_mpi.model.parts import BoundLayout, Order, Part, Rectangle
 from uncut_mpi.model.placement import MATRICES, Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -110,7 +110,7 @@ def random_part(rng: random.Random, rows: int, cols: int) -> PartOfC:
     edges = [sorted({0, extent, *(rng.randrange(extent + 1) for _ in range(2))}) for extent in (rows, cols)]
     cells = [*itertools.product(*map(itertools.pairwise, edges))]
     some = tuple(rng.sample(cells, rng.randint(1, len(cells))))
-    return PartOfC(some, rng.choice(("", "lower", "upper")), rng.choice((0, rng.randint(-rows, cols))))
+    return PartOfC(some, rng.choice([*OTHER]), rng.choice((0, rng.randint(-rows, cols))))
 
 
 def random_batch(rng: random.Random, ranks: int, dtype: DType, most: int = 130) -> tuple[GemmProblem, Placement]:

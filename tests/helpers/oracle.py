@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tests.helpers.interpret import computed, in_triangle, there
+from tests.helpers.interpret import as_written, computed, in_triangle, there
 from tests.helpers.layouts import user_parts
 from tests.helpers.numbers import op_of, random_values
 from uncut_mpi.errors import ScheduleError
@@ -27,7 +27,7 @@ from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import Factor, Kind, Matrix, Op, Schedule
+from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, Matrix, Op, Schedule
 
 ALPHA, BETA = 2**0.5, 3**0.5
 VALUE = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: ALPHA, Factor.BETA: BETA}
@@ -104,6 +104,7 @@ class Memory:
         if problem.reads_c:
             result += BETA * c
         if problem.part is not None:
+            result = as_written(result, TRIANGLES[problem.triangle], problem.diagonal)
             result[~computed(problem)] = c[~computed(problem)]
         self._result = result
 
@@ -156,7 +157,7 @@ class Memory:
             if factor:
                 result = result + factor * part
         _, _, op, diagonal = operands[0]
-        np.copyto(target, result, where=in_triangle(target.shape, op, diagonal))
+        np.copyto(target, as_written(result, op, diagonal), where=in_triangle(target.shape, op, diagonal))
         return ""
 
 

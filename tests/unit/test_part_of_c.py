@@ -3,11 +3,13 @@
 import dataclasses
 import random
 
+import numpy as np
 import pytest
 
 from tests.helpers import interpret
+from tests.helpers.faults import set_rows
 from tests.helpers.layouts import random_part
-from uncut_mpi.errors import ParamError, PlanError
+from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.dtypes import MEASURED, DType
 from uncut_mpi.model.machine import Machine
@@ -18,7 +20,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Kind, Schedule
+from uncut_mpi.planning.schedule import TRIANGLES, Kind, Op, Schedule
 from uncut_mpi.planning.verify import verify
 
 PLACES = ("0,0,0", "h,h,h", "0,h,1", "rows,cols,cols", "cols,1,h", "h,rows,replicated")
@@ -62,6 +64,21 @@ def test_a_triangle_by_blocks_has_half_of_the_operations():
     multiplied = sum(2 * m * n * k for m, n, k in products_of(triangle))
     assert multiplied == problem.flops
     assert part.transposed.rectangles[1] == ((0, 1024), (512, 1024))
+
+
+@pytest.mark.parametrize("scales_only", [False, True])
+@pytest.mark.parametrize("triangle", ["lower", "lower_real"])
+def test_a_diagonal_that_is_not_as_asked_for_is_refused(triangle, scales_only):
+    problem = GemmProblem(24, 24, 5, DType.c128, scales_only=scales_only, part=PartOfC.lower(24, triangle=triangle))
+    schedule = plan(problem, Placement.parse("0,0,0"), 1, Machine.uniform(1)).schedule
+    assert Schedule.decode(schedule.encode()).problem == problem
+    verify(schedule)
+    written = np.flatnonzero(schedule.operands["op"] == TRIANGLES[triangle])
+    other = Op.LOWER_REAL if triangle == "lower" else Op.LOWER
+    with pytest.raises(ScheduleError, match="or another diagonal"):
+        verify(set_rows(schedule, "operands", written[-1], op=other))
+    with pytest.raises(ScheduleError, match="op is unknown"):
+        verify(set_rows(schedule, "operands", written[-1], op=len(Op)))
 
 
 def test_a_bound_counts_what_the_part_uses_and_knows_no_share_of_an_owner():

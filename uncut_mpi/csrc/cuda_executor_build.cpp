@@ -480,9 +480,10 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
     arguments.cols = operands[0].cols;
     const std::int64_t highest = operands[0].diagonal - (operands[0].cols - 1),
                        lowest = operands[0].diagonal + operands[0].rows - 1;
-    // What lies in the triangle with both of its corners is written as any other region.
+    const bool is_real = has_real_diagonal(operands[0].op) && highest <= 0 && lowest >= 0;  // somewhere
+    // What else lies in the triangle with both of its corners is written as any other region.
     if (operands[0].op >= op_lower &&
-        !(is_in_triangle(operands[0].op, highest) && is_in_triangle(operands[0].op, lowest)))
+        (is_real || !(is_in_triangle(operands[0].op, highest) && is_in_triangle(operands[0].op, lowest))))
         arguments.triangle = operands[0].op, arguments.diagonal = operands[0].diagonal;
     for (std::size_t i = 1; i < count; ++i) {
         signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);

@@ -58,7 +58,8 @@ std::string why_wrong(const Content &found, const Content &expected) {
     if (!found.is_zero() && (found.row != expected.row || found.col != expected.col))
         return "the values of elements displaced by " + std::to_string(found.row - expected.row) + " rows and " +
                std::to_string(found.col - expected.col) + " columns";
-    if (found.triangle != expected.triangle) return "another part of it than the triangle that is asked for";
+    if (found.triangle != expected.triangle)
+        return "another part of it than the triangle that is asked for, or another diagonal";
     if (found.summed == expected.summed && found.c_in == expected.c_in && found.alpha == expected.alpha) return "";
     std::string why;
     const auto add = [&why](const std::string &what) { why += (why.empty() ? "" : "; ") + what; };
@@ -254,8 +255,7 @@ class Follower {
     void check_issuer(const TaskRecord &task) const {
         demand(!operands_.empty(), "it writes nothing");
         demand(operands_[0].factor == one &&
-                   (operands_[0].op == not_transposed ||
-                    (task.kind == combine_task && (operands_[0].op == op_lower || operands_[0].op == op_upper))),
+                   (operands_[0].op == not_transposed || (task.kind == combine_task && is_triangle(operands_[0].op))),
                "the written operand has a factor or is transposed");
         const std::string rank = "rank " + std::to_string(task.rank);
         const bool over_net = task.kind == send_task || task.kind == receive_task;

@@ -32,15 +32,19 @@ enum Kind : std::uint8_t {
 // A scalar factor as a symbol, so that new values of alpha and beta need no new schedule.
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 // Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone). Of what
-// is written, whether all of it is or a triangle of C with the diagonal.
-enum OpCode : std::uint8_t { op_n = 0, op_t = 1, op_c = 2, op_lower = 3, op_upper = 4 };
+// is written, whether all of it is or a triangle of C with the diagonal, without imaginary parts there if it is real.
+enum OpCode : std::uint8_t { op_n = 0, op_t, op_c, op_lower, op_upper, op_lower_real, op_upper_real };
+constexpr bool is_triangle(int op) { return op >= op_lower && op <= op_upper_real; }
+constexpr bool has_real_diagonal(int op) { return op == op_lower_real || op == op_upper_real; }
 // Of A or B of a GEMM in an operation list above the op: which triangle of a square matrix is read, as it is stored,
 // whether its diagonal is ones, which are not read, and what is multiplied by it (model/form.py).
 inline constexpr int op_bits = 7, form_upper = 8, form_unit = 16, form_kind = 32;
 enum FormKind { no_form = 0, symmetric = 1, hermitian = 2, triangular = 3, inverse = 4 };
 constexpr int kind_of_form(int op) { return op / form_kind; }
 // Whether a triangle has an element so many rows below the diagonal.
-constexpr bool is_in_triangle(int op, std::int64_t below) { return op == op_lower ? below >= 0 : below <= 0; }
+constexpr bool is_in_triangle(int op, std::int64_t below) {
+    return op == op_lower || op == op_lower_real ? below >= 0 : below <= 0;
+}
 inline constexpr int matrix_a = 0, matrix_b = 1, matrix_c = 2, no_matrix = 255;
 // What a buffer is for: a matrix of the caller, one block of a matrix in a SoftBuf, copies kept for later readers, what
 // is passed through.

@@ -14,8 +14,14 @@ from typing import Any, Final, Literal, TypeAlias
 from uncut_mpi.errors import ParamError
 from uncut_mpi.model.parts import Extent, Rectangle, common
 
-Triangle: TypeAlias = Literal["", "lower", "upper"]
-OTHER: Final[Mapping[str, Triangle]] = {"": "", "lower": "upper", "upper": "lower"}
+Triangle: TypeAlias = Literal["", "lower", "upper", "lower_real", "upper_real"]
+OTHER: Final[Mapping[str, Triangle]] = {
+    "": "",
+    "lower": "upper",
+    "upper": "lower",
+    "lower_real": "upper_real",
+    "upper_real": "lower_real",
+}
 """The same triangle of the transposed matrix."""
 BLOCKS: Final = 8
 """
@@ -34,8 +40,9 @@ class PartOfC:
     ----------
     rectangles : tuple of ((int, int), (int, int))
         First row and the one after the last, first column and the one after the last, of each; no two overlap.
-    triangle : {"", "lower", "upper"}
-        Of C, with its diagonal: beyond it nothing is written in the rectangles either.
+    triangle : {"", "lower", "upper", "lower_real", "upper_real"}
+        Of C, with its diagonal: beyond it nothing is written in the rectangles either. Of a Hermitian C (real) the
+        diagonal is written without imaginary parts.
     diagonal : int
         How many rows below the diagonal the first element of C is: 0, unless this C is a part of another.
 
@@ -51,7 +58,7 @@ class PartOfC:
 
     def __post_init__(self) -> None:
         if self.triangle not in OTHER:
-            raise ParamError(f"triangle {self.triangle!r}: use 'lower' or 'upper', or '' for none")
+            raise ParamError(f"triangle {self.triangle!r}: use 'lower', 'upper', 'lower_real', 'upper_real' or ''")
         for (top, bottom), (left, right) in self.rectangles:
             if not (0 <= top < bottom and 0 <= left < right):
                 raise ParamError(f"C [{top}:{bottom}, {left}:{right}] has no elements: name rectangles that have some")

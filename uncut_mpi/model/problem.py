@@ -117,7 +117,7 @@ class ResultPart:
         How the same element of C, as the caller gave it, is added; ABSENT: it is not read.
     copied : bool
         Whether it is the same element of A, and no sum.
-    triangle : {"", "lower", "upper"}
+    triangle : {"", "lower", "upper", "lower_real", "upper_real"}
         Of C, beyond which each element is as it was (`PartOfC`).
     """
 
@@ -442,8 +442,8 @@ class GemmProblem:
             raise ParamError(f"the {triangle} triangle of {found} was asked for: a square C has one")
         part = None
         if triangle:
-            lower = PartOfC.lower(m, triangle="lower")
-            part = lower if (triangle == "lower") == (c.order == "F") else lower.transposed
+            lower = PartOfC.lower(m, triangle="lower_real" if triangle.endswith("real") else "lower")
+            part = lower if triangle.startswith("lower") == (c.order == "F") else lower.transposed
         if not arithmetic.is_complex:
             trans_a, trans_b = _REAL[trans_a], _REAL[trans_b]
         flip = _TRANSPOSED

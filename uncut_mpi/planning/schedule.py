@@ -39,7 +39,7 @@ from uncut_mpi.model.locations import (
     location_table,
     with_ends,
 )
-from uncut_mpi.model.part_of_c import PartOfC
+from uncut_mpi.model.part_of_c import OTHER, PartOfC
 from uncut_mpi.model.placement import Matrix as Matrix
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -64,7 +64,7 @@ Schedules may have more, to be studied: one for 1,024 ranks may have a lane to e
 TASK_DTYPE, OPERAND_DTYPE, REGION_DTYPE, BUFFER_DTYPE, LANE_DTYPE, PIECE_DTYPE = (
     np.dtype(_CORE["records"][name]) for name in ("tasks", "operands", "regions", "buffers", "lanes", "pieces")
 )
-TRIANGLES: Final = {"": Op.N, "lower": Op.LOWER, "upper": Op.UPPER}
+TRIANGLES: Final = {name: Op[name.upper() or "N"] for name in OTHER}
 """What the written operand of a COMBINE says of which triangle of C is."""
 AWAIT_DTYPE: Final = np.dtype("<i4")
 
@@ -307,7 +307,7 @@ class Schedule(Remade):
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         is_triangle = np.zeros(len(operands), bool)
         combines = tasks[tasks["kind"] == Kind.COMBINE]["first_operand"]
-        is_triangle[combines] = np.isin(operands["op"][combines], (Op.LOWER, Op.UPPER))
+        is_triangle[combines] = np.isin(operands["op"][combines], [*TRIANGLES.values()])
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
             (operands["factor"] <= max(Factor))

@@ -68,6 +68,9 @@ __device__ inline int widen(signed char x) { return x; }
 __device__ inline int widen(int x) { return x; }
 template <typename T> __device__ inline complex<T> widen(complex<T> x) { return x; }
 
+template <typename T> __device__ inline void make_real(T &) {}
+template <typename T> __device__ inline void make_real(complex<T> &x) { x.im = 0; }
+
 // cupy compiles with -ftz=true, which would flush subnormal float32; PTX says what is meant.
 __device__ inline double fused(double x, double y, double z) { return fma(x, y, z); }
 __device__ inline float fused(float x, float y, float z) {
@@ -155,13 +158,17 @@ extern "C" __global__ void {name}(const arguments a) {{
     for (long long col = (long long)blockIdx.y * blockDim.y + threadIdx.y; col < a.cols;
          col += (long long)gridDim.y * blockDim.y) {{
         // Of a triangle (OpCode of csrc/records.hpp) the rows from the diagonal on, or up to it.
-        const long long first = a.triangle == 3 ? max(0ll, col - a.diagonal) : 0;
-        const long long last = a.triangle == 4 ? min(a.rows, col - a.diagonal + 1) : a.rows;
+        const long long first = a.triangle == 3 || a.triangle == 5 ? max(0ll, col - a.diagonal) : 0;
+        const long long last = a.triangle == 4 || a.triangle == 6 ? min(a.rows, col - a.diagonal + 1) : a.rows;
         for (long long row = first + (aligned ? 4 * thread : thread); row < last; row += 4 * step) {{
             const long long left = last - row;
             const bool whole = aligned && left >= 4;
             {sum} sum[4] = {{}};
 {reads}
+            // The diagonal of a Hermitian C is real.
+            #pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (a.triangle >= 5 && row + i * apart == col - a.diagonal) make_real(sum[i]);
             put(({written} *)a.destination + col * a.ld + row, apart, left, whole, sum);
         }}
     }}

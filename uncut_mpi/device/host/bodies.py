@@ -366,10 +366,15 @@ class Combine(Summing):
                 self._write(part, here)
                 continue
             whole = self._scratch.matrix("triangle", self.write.dtype, *part.shape)
-            self._write(whole, here)
             rows, cols = np.ogrid[: part.shape[0], start : start + part.shape[1]]
-            below = rows - cols + self.write.diagonal
-            np.copyto(part, whole, where=below >= 0 if self.write.triangle is Op.LOWER else below <= 0)
+            below, op = rows - cols + self.write.diagonal, self.write.triangle
+            is_real = op in (Op.LOWER_REAL, Op.UPPER_REAL) and self.write.dtype.is_complex
+            if is_real:  # an infinity there times 0 would be NaN
+                part.imag[below == 0] = 0
+            self._write(whole, here)
+            if is_real:
+                whole.imag[below == 0] = 0
+            np.copyto(part, whole, where=below >= 0 if op in (Op.LOWER, Op.LOWER_REAL) else below <= 0)
 
     def _detached(self, read: BodyOperand) -> Array:
         """Return the array of a read: the written one, if that is read first, else a copy of what shares its memory."""
