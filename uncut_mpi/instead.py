@@ -17,8 +17,8 @@ _GEMM = (
     "open a session (with uncut_mpi.Session(comm) as session) and call session.gemm; uncut_mpi.blas has SciPy's names"
 )
 _TRIANGLES = (
-    "session.syrk(a, c) and session.syr2k(a, b, c) write one triangle, and so does session.gemm(a, b.H, c, "
-    "triangle='lower')"
+    "session.syrk(a, c) and session.syr2k(a, b, c) write one triangle, of a Hermitian C session.herk(a, c) and "
+    "session.her2k(a, b, c), and so does session.gemm(a, b.T, c, triangle='lower')"
 )
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
 

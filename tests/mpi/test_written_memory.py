@@ -17,6 +17,8 @@ WRITES = {
     "Session.gemm_batch": lambda session, a, c: session.gemm_batch([a, a], a, [c, c]),
     "Session.plan": lambda session, a, c: session.plan(a, a, c),
     "Session.redistribute": lambda session, a, c: session.redistribute(a, None, out=c),
+    "Session.herk": lambda session, a, c: session.herk(a, c),
+    "Session.her2k": lambda session, a, c: session.her2k(a, a, c),
     "Session.syrk": lambda session, a, c: session.syrk(a, c),
     "Session.syr2k": lambda session, a, c: session.syr2k(a, a, c),
     "Session.upload": lambda session, a, c: session.upload(a, c),

@@ -95,7 +95,9 @@ def test_values_that_check_their_arguments_are_replaced_and_sent_as_before():
     ("name", "words"),
     [
         ("ssyrk", "session.syrk(a, c)"),
-        ("zherk", "b.H"),
+        ("zherk", "session.herk(a, c)"),
+        ("cher2k", "session.her2k(a, b, c)"),
+        ("dgemmt", "b.T"),
         ("dsyr2k", "session.syr2k(a, b, c)"),
         ("trsm", "alone"),
         ("dgemm", "call session.gemm"),

@@ -112,7 +112,7 @@ class Choices(NamedTuple):
         for name, value in (("trans_a", trans_a), ("trans_b", trans_b)):
             transposition(name, value)
         if not isinstance(triangle, str) or triangle not in OTHER:
-            raise ParamError(f"triangle is {shown(triangle)}: pass 'lower', 'upper' or '' for all of C")
+            raise ParamError(f"triangle is {shown(triangle)}: pass 'lower', 'upper', 'lower_real', 'upper_real' or ''")
         return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle), PLAIN))
 
 

@@ -30,7 +30,7 @@ from uncut_mpi.api.wanted import (
 )
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
-from uncut_mpi.model.arguments import Number, flag
+from uncut_mpi.model.arguments import Number, flag, number, real_number
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.part_of_c import Triangle
@@ -124,9 +124,10 @@ class Multiplies(MakesMatrices):
             A and B are not.
         trans_a, trans_b : {"N", "T", "C"}
             Whether op transposes, or transposes and conjugates.
-        triangle : {"", "lower", "upper"}
+        triangle : {"", "lower", "upper", "lower_real", "upper_real"}
             Of a square C: alone this triangle, with the diagonal, is computed and written. Elements beyond it stay as
-            they were, and are 0 in a new C. It takes little more than half the operations (`syrk` and others).
+            they were, and are 0 in a new C. It takes little more than half the operations (`syrk` and others). With
+            ``_real`` C is Hermitian: its diagonal is written without imaginary parts (`herk`).
         scale_a, scale_b : float
             Of e4m3 and e5m2 alone, which have to have them: A and B stand for scale_a A and scale_b B.
         options : ScheduleOptions, optional
@@ -229,10 +230,64 @@ class Multiplies(MakesMatrices):
         out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="T", triangle=triangle)
         return self.gemm(b, a, out, alpha=alpha, beta=1.0, trans_b="T", triangle=triangle)
 
-    def _triangle(self, lower: object) -> Triangle:
-        """Return a triangle's name; where it is neither True nor False the `gemm` of all ranks is an error."""
+    @public_call
+    def herk(
+        self, a: Matrix, out: Matrix | None = None, *, lower: bool = True, alpha: float = 1.0, beta: float = 0.0
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha A Aᴴ + beta C, Hermitian: of real types as `syrk`. Collective.
+
+        Parameters
+        ----------
+        a : Matrix
+            n×k; for Aᴴ A pass ``a.H``.
+        out : Matrix, optional
+            C, n×n, as of `syrk`. Imaginary parts of its diagonal count as 0, and are 0 afterwards.
+        lower : bool, default True
+            As of `syrk`.
+        alpha, beta : float
+            Real numbers.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`; also if alpha or beta is complex.
+        """
+        triangle = self._triangle(lower, alpha=alpha, beta=beta)
+        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
+
+    @public_call
+    def her2k(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        lower: bool = True,
+        alpha: Number = 1.0,
+        beta: float = 0.0,
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha A Bᴴ + conj(alpha) B Aᴴ + beta C: two products, else as `herk`. Collective.
+
+        Of complex types alpha may be complex. Roundings are as of `syr2k`.
+        """
+        triangle = self._triangle(lower, beta=beta)
+        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
+        other = number("alpha", alpha).conjugate()
+        return self.gemm(b, a, out, alpha=other, beta=1.0, trans_b="C", triangle=triangle)
+
+    def _triangle(self, lower: object, **real: object) -> Triangle:
+        """
+        Return a triangle's name, of a Hermitian C if some factors have to be real.
+
+        Where one is not, or `lower` is neither True nor False, the `gemm` of all ranks is an error.
+        """
         try:
-            return "lower" if flag("lower", lower) else "upper"
+            for name, value in real.items():
+                real_number(name, value)
+            names: tuple[Triangle, Triangle] = ("upper_real", "lower_real") if real else ("upper", "lower")
+            return names[flag("lower", lower)]
         except ParamError as error:
             with self._gate.exclusive():
                 self._gate.fail("gemm", error)
@@ -323,7 +378,7 @@ class Multiplies(MakesMatrices):
             may be given to `GemmPlan.execute`.
         reads_c : bool, default True
             False promises beta = 0 in every execution, and saves reading C.
-        triangle : {"", "lower", "upper"}
+        triangle : {"", "lower", "upper", "lower_real", "upper_real"}
             As for `gemm`.
         scales_only : bool, default False
             True promises alpha = 0 in every execution, and saves A and B: C is only scaled.
