@@ -20,6 +20,10 @@ _TRIANGLES = (
     "session.syrk(a, c) and session.syr2k(a, b, c) write one triangle, of a Hermitian C session.herk(a, c) and "
     "session.her2k(a, b, c), and so does session.gemm(a, b.T, c, triangle='lower')"
 )
+_READ = (
+    "session.symm(a, b, c) and session.hemm(a, b, c) read one triangle of A, and so do session.trmm(a, b) and "
+    "session.trsm(a, b), which overwrite B"
+)
 _EPILOGUE = "a product has alpha and beta, and no epilogue: apply it to matrix.local afterwards"
 
 _INSTEAD: Final = {
@@ -28,8 +32,8 @@ _INSTEAD: Final = {
     **dict.fromkeys(("epilogue", "epilog", "bias", "activation"), _EPILOGUE),
     **dict.fromkeys(("gemm", "multiply", "mm"), _GEMM),
     **dict.fromkeys(("syrk", "syr2k", "herk", "her2k", "gemmt"), _TRIANGLES),
-    **dict.fromkeys(("symm", "hemm", "trmm"), "fill in the other triangle, or zeros, and call session.gemm"),
-    **dict.fromkeys(("trsm", "gemv", "dot"), "there are products of two matrices alone; a vector is one of one column"),
+    **dict.fromkeys(("symm", "hemm", "trmm", "trsm"), _READ),
+    **dict.fromkeys(("gemv", "dot"), "there are products of two matrices alone; a vector is one of one column"),
 }
 _ALIASES = {"c": "out", "out": "c", "multiply": "gemm", "mm": "gemm"}
 

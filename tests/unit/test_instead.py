@@ -99,7 +99,7 @@ def test_values_that_check_their_arguments_are_replaced_and_sent_as_before():
         ("cher2k", "session.her2k(a, b, c)"),
         ("dgemmt", "b.T"),
         ("dsyr2k", "session.syr2k(a, b, c)"),
-        ("trsm", "alone"),
+        ("dtrsm", "overwrite B"),
         ("dgemm", "call session.gemm"),
         ("pdgemm", "call session.gemm"),
         ("pdsyrk", "session.syrk(a, c)"),

@@ -25,6 +25,7 @@ from uncut_mpi.device.exported import from_dlpack
 from uncut_mpi.errors import ParamError
 from uncut_mpi.mappings import Stretch
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.parts import BoundLayout, Part
@@ -446,7 +447,7 @@ def test_a_scalar_that_float32_does_not_have_is_named(value):
 
 def test_choices_are_words_and_options():
     made = Choices.of(np.str_("T"), "N", None)
-    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions(), ""), str)
+    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions(), "", PLAIN), str)
     for wrong in ("R", "n", b"N", None, 1, [], np.array(["N", "T"])):
         with pytest.raises(ParamError, match="trans_b = "):
             Choices.of("N", wrong, None)

@@ -115,6 +115,10 @@ class Choices(NamedTuple):
             raise ParamError(f"triangle is {shown(triangle)}: pass 'lower', 'upper', 'lower_real', 'upper_real' or ''")
         return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle), PLAIN))
 
+    def asked(self) -> dict[str, object]:
+        """Return what callers pass of it by their names; forms are told by calls of their own."""
+        return dict(zip(self._fields[:-1], self[:-1], strict=True))
+
 
 _USUAL = Choices(_PLAIN, _PLAIN, _DEFAULT_OPTIONS)
 
@@ -129,7 +133,7 @@ class Request(NamedTuple):
 
     def asked(self) -> dict[str, object]:
         """Return what the caller passed, by its names."""
-        return product_asked(self.call, self.matrices, self.scalars._asdict(), self.choices._asdict())
+        return product_asked(self.call, self.matrices, self.scalars._asdict(), self.choices.asked())
 
 
 def infos_of(matrices: Operands) -> Infos:

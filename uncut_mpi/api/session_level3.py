@@ -1,8 +1,8 @@
 """
-The other products of level 3 of BLAS: of a symmetric, Hermitian or triangular matrix, and with the inverse of one.
+The other products of level 3 of BLAS: those that write one triangle of C, and those that read one of A.
 
-Each is made of products by halves. Those of blocks beside the diagonal are plain. A block on the diagonal is read in
-one triangle (`uncut_mpi.model.form`), so that nothing beyond it is read or multiplied.
+The former are `gemm` with a triangle. The latter are made of products by halves. Those of blocks beside the diagonal
+are plain. A block on the diagonal is read in one triangle (`uncut_mpi.model.form`), and nothing beyond it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_written
 from uncut_mpi.api.session_products import Multiplies
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.arguments import Number, flag
+from uncut_mpi.model.arguments import Number, flag, number, real_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.form import Form, Forms, Kind
 from uncut_mpi.model.layout import Layout
+from uncut_mpi.model.part_of_c import Triangle
 from uncut_mpi.model.problem import Trans, transposition
 from uncut_mpi.planning.options import ScheduleOptions
 
@@ -30,7 +31,7 @@ _OPTIONS: Final = ScheduleOptions()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Asked:
+class _Sided:
     """What a call is about, and how to take parts of its matrices."""
 
     call: str
@@ -49,7 +50,99 @@ class _Asked:
 
 
 class Level3(Multiplies):
-    """Products of one triangle of a matrix."""
+    """Products that write or read one triangle of a matrix."""
+
+    @public_call
+    def syrk(
+        self, a: Matrix, out: Matrix | None = None, *, lower: bool = True, alpha: Number = 1.0, beta: Number = 0.0
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha A Aᵀ + beta C. Collective.
+
+        Parameters
+        ----------
+        a : Matrix
+            n×k; for Aᵀ A pass ``a.T``. A complex one is transposed, and not conjugated.
+        out : Matrix, optional
+            C, n×n. By default a new one, whose other triangle is 0.
+        lower : bool, default True
+            Which triangle of C is written, with the diagonal; elements beyond it stay as they were.
+        alpha, beta
+            As of `gemm`.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`.
+        """
+        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="T", triangle=self._triangle(lower))
+
+    @public_call
+    def syr2k(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        lower: bool = True,
+        alpha: Number = 1.0,
+        beta: Number = 0.0,
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha (A Bᵀ + B Aᵀ) + beta C: two products, else as `syrk`. Collective.
+
+        The first one's result is rounded to the type of C, also of half types.
+        """
+        triangle = self._triangle(lower)
+        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="T", triangle=triangle)
+        return self.gemm(b, a, out, alpha=alpha, beta=1.0, trans_b="T", triangle=triangle)
+
+    @public_call
+    def herk(
+        self, a: Matrix, out: Matrix | None = None, *, lower: bool = True, alpha: float = 1.0, beta: float = 0.0
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha A Aᴴ + beta C, Hermitian: of real types as `syrk`. Collective.
+
+        Parameters
+        ----------
+        a : Matrix
+            n×k; for Aᴴ A pass ``a.H``.
+        out : Matrix, optional
+            C, n×n, as of `syrk`. Imaginary parts of its diagonal count as 0, and are 0 afterwards.
+        lower : bool, default True
+            As of `syrk`.
+        alpha, beta : float
+            Real numbers.
+
+        Raises
+        ------
+        ParamError, CapacityError, UncutError
+            As `gemm`; also if alpha or beta is complex.
+        """
+        triangle = self._triangle(lower, alpha=alpha, beta=beta)
+        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
+
+    @public_call
+    def her2k(
+        self,
+        a: Matrix,
+        b: Matrix,
+        out: Matrix | None = None,
+        *,
+        lower: bool = True,
+        alpha: Number = 1.0,
+        beta: float = 0.0,
+    ) -> Matrix:
+        """
+        Compute a triangle of C := alpha A Bᴴ + conj(alpha) B Aᴴ + beta C: two products, else as `herk`. Collective.
+
+        Of complex types alpha may be complex. Roundings are as of `syr2k`.
+        """
+        triangle = self._triangle(lower, beta=beta)
+        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
+        other = number("alpha", alpha).conjugate()
+        return self.gemm(b, a, out, alpha=other, beta=1.0, trans_b="C", triangle=triangle)
 
     @public_call
     def symm(
@@ -173,6 +266,21 @@ class Level3(Multiplies):
 
     # -- how ---------------------------------------------------------------------------------
 
+    def _triangle(self, lower: object, **real: object) -> Triangle:
+        """
+        Return a triangle's name, of a Hermitian C if some factors have to be real.
+
+        Where one is not, or `lower` is neither True nor False, the `gemm` of all ranks is an error.
+        """
+        try:
+            for name, value in real.items():
+                real_number(name, value)
+            names: tuple[Triangle, Triangle] = ("upper_real", "lower_real") if real else ("upper", "lower")
+            return names[flag("lower", lower)]
+        except ParamError as error:
+            with self._gate.exclusive():
+                self._gate.fail("gemm", error)
+
     def _asked(
         self,
         call: str,
@@ -181,7 +289,7 @@ class Level3(Multiplies):
         flags: tuple[object, ...],
         trans: object,
         factors: tuple[object, object],
-    ) -> tuple[_Asked, tuple[Matrix, ...], Scalars]:
+    ) -> tuple[_Sided, tuple[Matrix, ...], Scalars]:
         """Return what all ranks ask, or raise what is wrong with it on all of them. Collective."""
         with self._gate.call(call) as open_with:
             left, lower, *unit = (flag(name, one) for name, one in zip(("left", "lower", "unit"), flags, strict=False))
@@ -206,7 +314,7 @@ class Level3(Multiplies):
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
             scalars.check(dtype)
             open_with(**told, left=left, form=form.code, trans=op, **scalars._asdict())
-        return _Asked(call, a, form, op, left), tuple(matrices[1:]), scalars
+        return _Sided(call, a, form, op, left), tuple(matrices[1:]), scalars
 
     def _with_mirrored(
         self,
@@ -292,7 +400,7 @@ class Level3(Multiplies):
 
     def _product(
         self,
-        asked: _Asked,
+        asked: _Sided,
         own: Matrix,
         other: Matrix,
         out: Matrix,

@@ -30,7 +30,7 @@ from uncut_mpi.api.wanted import (
 )
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
-from uncut_mpi.model.arguments import Number, flag, number, real_number
+from uncut_mpi.model.arguments import Number, flag
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.part_of_c import Triangle
@@ -185,113 +185,6 @@ class Multiplies(MakesMatrices):
             begun = self._calls.launch(request, plan, self._calls.plans.keep)
             return Handle(self, self._calls.flight, begun, lambda call: out.matrices if type(out) is Listed else out)
 
-    @public_call
-    def syrk(
-        self, a: Matrix, out: Matrix | None = None, *, lower: bool = True, alpha: Number = 1.0, beta: Number = 0.0
-    ) -> Matrix:
-        """
-        Compute a triangle of C := alpha A Aᵀ + beta C. Collective.
-
-        Parameters
-        ----------
-        a : Matrix
-            n×k; for Aᵀ A pass ``a.T``. A complex one is transposed, and not conjugated.
-        out : Matrix, optional
-            C, n×n. By default a new one, whose other triangle is 0.
-        lower : bool, default True
-            Which triangle of C is written, with the diagonal; elements beyond it stay as they were.
-        alpha, beta
-            As of `gemm`.
-
-        Raises
-        ------
-        ParamError, CapacityError, UncutError
-            As `gemm`.
-        """
-        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="T", triangle=self._triangle(lower))
-
-    @public_call
-    def syr2k(
-        self,
-        a: Matrix,
-        b: Matrix,
-        out: Matrix | None = None,
-        *,
-        lower: bool = True,
-        alpha: Number = 1.0,
-        beta: Number = 0.0,
-    ) -> Matrix:
-        """
-        Compute a triangle of C := alpha (A Bᵀ + B Aᵀ) + beta C: two products, else as `syrk`. Collective.
-
-        The first one's result is rounded to the type of C, also of half types.
-        """
-        triangle = self._triangle(lower)
-        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="T", triangle=triangle)
-        return self.gemm(b, a, out, alpha=alpha, beta=1.0, trans_b="T", triangle=triangle)
-
-    @public_call
-    def herk(
-        self, a: Matrix, out: Matrix | None = None, *, lower: bool = True, alpha: float = 1.0, beta: float = 0.0
-    ) -> Matrix:
-        """
-        Compute a triangle of C := alpha A Aᴴ + beta C, Hermitian: of real types as `syrk`. Collective.
-
-        Parameters
-        ----------
-        a : Matrix
-            n×k; for Aᴴ A pass ``a.H``.
-        out : Matrix, optional
-            C, n×n, as of `syrk`. Imaginary parts of its diagonal count as 0, and are 0 afterwards.
-        lower : bool, default True
-            As of `syrk`.
-        alpha, beta : float
-            Real numbers.
-
-        Raises
-        ------
-        ParamError, CapacityError, UncutError
-            As `gemm`; also if alpha or beta is complex.
-        """
-        triangle = self._triangle(lower, alpha=alpha, beta=beta)
-        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
-
-    @public_call
-    def her2k(
-        self,
-        a: Matrix,
-        b: Matrix,
-        out: Matrix | None = None,
-        *,
-        lower: bool = True,
-        alpha: Number = 1.0,
-        beta: float = 0.0,
-    ) -> Matrix:
-        """
-        Compute a triangle of C := alpha A Bᴴ + conj(alpha) B Aᴴ + beta C: two products, else as `herk`. Collective.
-
-        Of complex types alpha may be complex. Roundings are as of `syr2k`.
-        """
-        triangle = self._triangle(lower, beta=beta)
-        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
-        other = number("alpha", alpha).conjugate()
-        return self.gemm(b, a, out, alpha=other, beta=1.0, trans_b="C", triangle=triangle)
-
-    def _triangle(self, lower: object, **real: object) -> Triangle:
-        """
-        Return a triangle's name, of a Hermitian C if some factors have to be real.
-
-        Where one is not, or `lower` is neither True nor False, the `gemm` of all ranks is an error.
-        """
-        try:
-            for name, value in real.items():
-                real_number(name, value)
-            names: tuple[Triangle, Triangle] = ("upper_real", "lower_real") if real else ("upper", "lower")
-            return names[flag("lower", lower)]
-        except ParamError as error:
-            with self._gate.exclusive():
-                self._gate.fail("gemm", error)
-
     @overload
     def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: Literal[True] = ..., **by: Unpack[_By]) -> _Ms: ...
     @overload
@@ -393,7 +286,7 @@ class Multiplies(MakesMatrices):
             operands = self._store.operands(a, b, c, choices)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
             key = PlanKey.of(infos_of(operands), choices, **promises)
-            open_with(**product_asked("plan", operands, choices._asdict(), promises))
+            open_with(**product_asked("plan", operands, choices.asked(), promises))
             plan, _ = self._calls.prepare(key.searched(choices.options.search or "full"), operands, choices)
         return GemmPlan(self, self._calls, plan, operands, choices, (a, b, c))
 
@@ -418,7 +311,7 @@ class Multiplies(MakesMatrices):
             for new in several:
                 new.layout.rectangles(new.shape, self.size)
             seen = tuple(operand_of(one, "diagonal") if isinstance(one, Batch) else one for one in (first, second))
-            about = scalars._asdict(), choices._asdict(), {"out_layout": wanted}
+            about = scalars._asdict(), choices.asked(), {"out_layout": wanted}
             open_with(**product_asked("gemm", seen, *about))
             if len(several) > 1:
                 new = self._fastest_result((first, second), several, scalars, choices)

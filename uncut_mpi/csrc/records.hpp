@@ -36,8 +36,8 @@ enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 enum OpCode : std::uint8_t { op_n = 0, op_t, op_c, op_lower, op_upper, op_lower_real, op_upper_real };
 constexpr bool is_triangle(int op) { return op >= op_lower && op <= op_upper_real; }
 constexpr bool has_real_diagonal(int op) { return op == op_lower_real || op == op_upper_real; }
-// Of A or B of a GEMM in an operation list above the op: which triangle of a square matrix is read, as it is stored,
-// whether its diagonal is ones, which are not read, and what is multiplied by it (model/form.py).
+// Above the op of a square A or B of a GEMM, in an operation list: which triangle is read, as it is stored. A diagonal
+// of ones is not read. The kind says what is beyond it (model/form.py).
 inline constexpr int op_bits = 7, form_upper = 8, form_unit = 16, form_kind = 32;
 enum FormKind { no_form = 0, symmetric = 1, hermitian = 2, triangular = 3, inverse = 4 };
 constexpr int kind_of_form(int op) { return op / form_kind; }
