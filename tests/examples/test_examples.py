@@ -15,11 +15,12 @@ SAID = {
     "02_reuse_a_plan.py": r"9 repeated calls: 0 planner calls, 0 bytes broadcast, largest error \S+",
     "03_host_matrices.py": r"A h0, B h, C 1: largest error \S+",
     "04_read_a_schedule.py": r"(?s)grid \d+x\d+, tile 2048, digest [0-9a-f]{32}\n.*COPY.*GEMM.*tasks of rank 3:",
+    "kernel_ridge.py": r"(?s)2 ranks, .* 1MiB for each .* of 2.9 MB .*\nerror on held-out points 0.0\d+, noise 0.05,",
     "newton_schulz.py": r"(?s)2 ranks, .* 128x320 bf16: \S+ ms a step, \S+ TFLOP/s\nsingular values 0.\d+ to 1.\d+,",
     "tensors.py": r"(?s)float64 on c.*float32 on c.*bfloat16 on c.*, C at \S+: largest error \S+",
 }
 NEEDS = {"tensors.py": "torch"}
-LINES = {"newton_schulz.py": 130}  # which does a whole job
+LINES = {"kernel_ridge.py": 130, "newton_schulz.py": 130}  # which do a whole job
 
 
 def launch_line(example):
@@ -48,7 +49,10 @@ def test_an_example_runs_as_its_header_says(example, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "words", "said"),
-    [("newton_schulz.py", ["--steps", "2"], "the result is not orthogonal")],
+    [
+        ("newton_schulz.py", ["--steps", "2"], "the result is not orthogonal"),
+        ("kernel_ridge.py", ["--iterations", "1"], "the error on held-out points is larger"),
+    ],
 )
 def test_an_example_whose_check_fails_ends_with_a_status(name, words, said):
     status, _, errors = ended(start(["-m", "mpi4py", ROOT / "examples" / name, *words]))
