@@ -39,10 +39,9 @@ comm = MPI.COMM_WORLD
 
 
 def kernel(left: um.Matrix, right: um.Matrix, out: um.Matrix) -> None:
-    """Fill a shared host matrix with the kernel of all pairs of points."""
+    """Fill a matrix with the kernel of all pairs of points; every rank has some rows of it in host memory."""
     session.gemm(left, right.T, out, alpha=1 / options.features)
-    start, stop = (out.shape[0] * rank // session.size for rank in (session.rank, session.rank + 1))
-    out.array[start:stop] = (out.array[start:stop] + 1) ** options.degree  # every rank some rows
+    out.local[:] = (out.local + 1) ** options.degree
 
 
 def dots(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -74,11 +73,11 @@ with (
     # K, some rows after the others.
     began = time.perf_counter()
     matrix = session.create_file(path, (n, n), "f64", order="C")
-    block = session.empty_host((min(options.block, n), n))
+    block = session.empty((min(options.block, n), n), "f64", um.Layout.rows(), memory="host")
     for start in range(0, n, options.block):
         some = block[: min(options.block, n - start)]
         kernel(x[start : start + options.block], x, some)
-        session.upload(some, matrix[start : start + options.block])
+        session.redistribute(some, None, out=matrix[start : start + options.block])
     session.release(block)
     made = time.perf_counter() - began
 
@@ -101,7 +100,7 @@ with (
             done += 1
     solved = time.perf_counter() - began
 
-    cross = session.empty_host((options.held_out, n))
+    cross = session.empty((options.held_out, n), "f64", um.Layout.rows(), memory="host")
     kernel(held_out, x, cross)
     predicted = session.gather(session.gemm(cross, w))
     if first:

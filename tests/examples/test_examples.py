@@ -60,6 +60,14 @@ def test_an_example_whose_check_fails_ends_with_a_status(name, words, said):
     assert said in errors
 
 
+@pytest.mark.parametrize("name", LINES)
+def test_a_whole_job_runs_on_several_nodes(name):
+    process = start(["-m", "mpi4py", ROOT / "examples" / name], ranks=3, UNCUT_MPI_RANKS_PER_NODE="1")
+    status, output, errors = ended(process, LIMIT_S)
+    assert status == 0, errors
+    assert "3 ranks" in output
+
+
 def test_a_tall_matrix_is_orthogonalised_as_its_transpose_is():
     example = ROOT / "examples" / "newton_schulz.py"
     status, output, errors = ended(start(["-m", "mpi4py", example, "--rows", "200", "--cols", "90"], ranks=3))
