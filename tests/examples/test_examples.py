@@ -16,11 +16,12 @@ SAID = {
     "03_host_matrices.py": r"A h0, B h, C 1: largest error \S+",
     "04_read_a_schedule.py": r"(?s)grid \d+x\d+, tile 2048, digest [0-9a-f]{32}\n.*COPY.*GEMM.*tasks of rank 3:",
     "kernel_ridge.py": r"(?s)2 ranks, .* 1MiB for each .* of 2.9 MB .*\nerror on held-out points 0.0\d+, noise 0.05,",
+    "mlp.py": r"uncut_mpi, 2 ranks, \S+ backend: \S+ ms a step\nerrors, as shares of their bounds: y \S+, .*W2 \S+\n",
     "newton_schulz.py": r"(?s)2 ranks, .* 128x320 bf16: \S+ ms a step, \S+ TFLOP/s\nsingular values 0.\d+ to 1.\d+,",
     "tensors.py": r"(?s)float64 on c.*float32 on c.*bfloat16 on c.*, C at \S+: largest error \S+",
 }
 NEEDS = {"tensors.py": "torch"}
-LINES = {"kernel_ridge.py": 130, "newton_schulz.py": 130}  # which do a whole job
+LINES = {"kernel_ridge.py": 130, "mlp.py": 151, "newton_schulz.py": 130}  # which do a whole job
 
 
 def launch_line(example):
@@ -66,6 +67,24 @@ def test_a_whole_job_runs_on_several_nodes(name):
     status, output, errors = ended(process, LIMIT_S)
     assert status == 0, errors
     assert "3 ranks" in output
+
+
+def test_a_wrong_gradient_of_an_mlp_ends_with_a_status(tmp_path):
+    text, right = (ROOT / "examples" / "mlp.py").read_text(), "dact.local[:] *= by"
+    assert text.count(right) == 1
+    wrong = tmp_path / "mlp.py"
+    wrong.write_text(text.replace(right, f"{right}; dact.local[:1, :1] = 0"))  # one element of each rank
+    status, _, errors = ended(start(["-m", "mpi4py", wrong]))
+    assert status, errors
+    assert "an error of uncut_mpi is larger than its bound" in errors
+
+
+def test_pytorch_makes_what_the_mlp_does():
+    pytest.importorskip("torch")
+    example = ROOT / "examples" / "mlp.py"
+    status, output, errors = ended(start(["-m", "mpi4py", example, "--host", "--beside-torch"]), LIMIT_S)
+    assert status == 0, errors
+    assert re.search(r"PyTorch, 2 ranks, host backend: \S+ ms a step\nerrors, .*W2 \S+\n", output), output
 
 
 def test_a_tall_matrix_is_orthogonalised_as_its_transpose_is():
