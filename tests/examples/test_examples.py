@@ -15,13 +15,14 @@ SAID = {
     "02_reuse_a_plan.py": r"9 repeated calls: 0 planner calls, 0 bytes broadcast, largest error \S+",
     "03_host_matrices.py": r"A h0, B h, C 1: largest error \S+",
     "04_read_a_schedule.py": r"(?s)grid \d+x\d+, tile 2048, digest [0-9a-f]{32}\n.*COPY.*GEMM.*tasks of rank 3:",
+    "cholesky.py": r"2 ranks, \S+ backend: 700x700 in \S+ ms, \S+ TFLOP/s\nlargest error of L L\^T \S+, bound \S+",
     "kernel_ridge.py": r"(?s)2 ranks, .* 1MiB for each .* of 2.9 MB .*\nerror on held-out points 0.0\d+, noise 0.05,",
     "mlp.py": r"uncut_mpi, 2 ranks, \S+ backend: \S+ ms a step\nerrors, as shares of their bounds: y \S+, .*W2 \S+\n",
     "newton_schulz.py": r"(?s)2 ranks, .* 128x320 bf16: \S+ ms a step, \S+ TFLOP/s\nsingular values 0.\d+ to 1.\d+,",
     "tensors.py": r"(?s)float64 on c.*float32 on c.*bfloat16 on c.*, C at \S+: largest error \S+",
 }
 NEEDS = {"tensors.py": "torch"}
-LINES = {"kernel_ridge.py": 130, "mlp.py": 151, "newton_schulz.py": 130}  # which do a whole job
+LINES = {"cholesky.py": 90, "kernel_ridge.py": 130, "mlp.py": 151, "newton_schulz.py": 130}  # which do a whole job
 
 
 def launch_line(example):
@@ -52,6 +53,7 @@ def test_an_example_runs_as_its_header_says(example, tmp_path):
     ("name", "words", "said"),
     [
         ("newton_schulz.py", ["--steps", "2"], "the result is not orthogonal"),
+        ("cholesky.py", ["--shift", "-1"], "Matrix is not positive definite"),
         ("kernel_ridge.py", ["--iterations", "1"], "the error on held-out points is larger"),
     ],
 )
