@@ -84,7 +84,10 @@ class PlanKey:
 
         batch = _products_of(infos, choices)
         problem, infos, read_in = read(infos)
-        check_written("C", c, A=a, B=b)
+        # What a triangular matrix is multiplied by may be C: who writes a column of it, or a row, has read all of that.
+        in_place = (other is not None and other.is_triangular for other in choices.forms[::-1])
+        read_of = {name: one for name, one, may in zip("AB", (a, b), in_place, strict=True) if not (may and one is c)}
+        check_written("C", c, **read_of)
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             layouts = a.layout, b.layout, c.layout

@@ -18,7 +18,6 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.arguments import Number, flag, number, real_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.form import Form, Forms, Kind
-from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.part_of_c import Triangle
 from uncut_mpi.model.problem import Trans, transposition
 from uncut_mpi.planning.options import ScheduleOptions
@@ -365,17 +364,12 @@ class Level3(Multiplies):
         extent, solves = asked.a.shape[0], kind == "inverse"
         is_lower = (asked.form.triangle == "lower") == (asked.trans == "N")  # op(A)
         down = is_lower == asked.left  # whether the end of B depends on its beginning
-        first = asked.across(b, 0, min(extent, BLOCK))
-        copy = self.redistribute(first, Layout.cols() if asked.left else Layout.rows())
 
         def made(start: int, stop: int, factor: Number) -> None:
             middle = _middle(start, stop)
             if middle == stop:
-                here = asked.across(b, start, stop)
-                there = asked.across(copy, 0, stop - start)
-                self.redistribute(here, None, out=there)
-                own = asked.a[start:stop, start:stop]
-                self._product(asked, own, there, here, Scalars(factor, 0.0), trans=asked.trans, form=True)
+                own, here = asked.a[start:stop, start:stop], asked.across(b, start, stop)
+                self._product(asked, own, here, here, Scalars(factor, 0.0), trans=asked.trans, form=True)
                 return
             halves = slice(start, middle), slice(middle, stop)
             source, target = halves if down else halves[::-1]
@@ -395,7 +389,6 @@ class Level3(Multiplies):
                 made(source.start, source.stop, factor)
 
         made(0, extent, scalars.alpha)
-        self.release(copy)
         return b
 
     def _product(

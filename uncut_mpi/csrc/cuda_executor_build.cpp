@@ -321,9 +321,10 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     }
     combines_.push_back(make_combine(program, scaling, num_scaling));
     gemm.scale = static_cast<std::uint32_t>(combines_.size() - 1);
-    if (kind_of_form(gemm.form) == inverse)
-        gemm.copy =
-            add_copy_of(program, gemm.right ? a : b, gemm.right ? gemm.a : gemm.b, gemm.c, c.dtype, c.ld, false);
+    const Operand &other = gemm.right ? a : b;
+    const bool in_place = (gemm.right ? gemm.a : gemm.b) == gemm.c && other.ld == c.ld;
+    if (kind_of_form(gemm.form) == inverse && !in_place)
+        gemm.copy = add_copy_of(program, other, gemm.right ? gemm.a : gemm.b, gemm.c, c.dtype, c.ld, false);
     if (is_narrow(a.dtype)) add_narrow_gemm(program, operation, gemm);
     gemms_.push_back(gemm);
 }

@@ -7,7 +7,8 @@ namespace uncut::cuda {
 namespace {
 
 constexpr int most_proposals = 16;
-constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
+constexpr std::int64_t block_of_form = 256;  // rows of the largest square that the library's own products get
+constexpr Code not_supported = 15;           // CUBLAS_STATUS_NOT_SUPPORTED
 
 int type_of(int dtype) {
     switch (dtype) {
@@ -75,35 +76,106 @@ Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &sh
                                  compute_of(shape.dtype), blas_gemm_default)};
 }
 
-Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
-                       const void *alpha, Address a, Address b, const void *beta, Address c) {
+namespace {
+
+// One by the library, which has none by tensor cores: a third of gemm's rate on an H200 in f64.
+Called product_of_block(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
+                        const void *alpha, Address a, Address b, const void *beta, Address c) {
     if (right) std::swap(a, b);
     const auto *own = reinterpret_cast<const void *>(a), *other = reinterpret_cast<const void *>(b);
     auto *written = reinterpret_cast<void *>(c);
     const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
     const int side = right, upper = (form & form_upper) != 0, unit = (form & form_unit) != 0;
     const int op = right ? shape.op_b : shape.op_a, kind = kind_of_form(form);
-    const auto of_type = [&](auto of_f32, auto of_f64, auto of_c64, auto of_c128) {
-        return shape.dtype == dtype_f32   ? of_f32
-               : shape.dtype == dtype_f64 ? of_f64
-               : shape.dtype == dtype_c64 ? of_c64
-                                          : of_c128;
+    const auto of_type = [&](auto f32, auto f64, auto c64, auto c128) {
+        return shape.dtype == dtype_f32 ? f32 : shape.dtype == dtype_f64 ? f64 : shape.dtype == dtype_c64 ? c64 : c128;
     };
-    if (kind == triangular)
-        return {
-            "cublas?trmm_v2_64",
-            of_type(blas.cublasStrmm_v2_64, blas.cublasDtrmm_v2_64, blas.cublasCtrmm_v2_64, blas.cublasZtrmm_v2_64)(
-                handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, other, ld_other, written, shape.ldc)};
-    if (kind == inverse)
+    if (kind == triangular) {
+        const auto call =
+            of_type(blas.cublasStrmm_v2_64, blas.cublasDtrmm_v2_64, blas.cublasCtrmm_v2_64, blas.cublasZtrmm_v2_64);
+        return {"cublas?trmm_v2_64", call(handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, other,
+                                          ld_other, written, shape.ldc)};
+    }
+    if (kind == inverse) {
+        const auto call =
+            of_type(blas.cublasStrsm_v2_64, blas.cublasDtrsm_v2_64, blas.cublasCtrsm_v2_64, blas.cublasZtrsm_v2_64);
         return {"cublas?trsm_v2_64",
-                of_type(blas.cublasStrsm_v2_64, blas.cublasDtrsm_v2_64, blas.cublasCtrsm_v2_64, blas.cublasZtrsm_v2_64)(
-                    handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, written, shape.ldc)};
+                call(handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, written, shape.ldc)};
+    }
     const bool conjugates = kind == hermitian && is_complex(shape.dtype);
+    const auto call =
+        conjugates
+            ? of_type(blas.cublasChemm_v2_64, blas.cublasChemm_v2_64, blas.cublasChemm_v2_64, blas.cublasZhemm_v2_64)
+            : of_type(blas.cublasSsymm_v2_64, blas.cublasDsymm_v2_64, blas.cublasCsymm_v2_64, blas.cublasZsymm_v2_64);
     return {conjugates ? "cublas?hemm_v2_64" : "cublas?symm_v2_64",
-            of_type(blas.cublasSsymm_v2_64, blas.cublasDsymm_v2_64,
-                    conjugates ? blas.cublasChemm_v2_64 : blas.cublasCsymm_v2_64,
-                    conjugates ? blas.cublasZhemm_v2_64 : blas.cublasZsymm_v2_64)(
-                handle, side, upper, shape.m, shape.n, alpha, own, ld, other, ld_other, beta, written, shape.ldc)};
+            call(handle, side, upper, shape.m, shape.n, alpha, own, ld, other, ld_other, beta, written, shape.ldc)};
+}
+
+// 1 or -1 as the library takes a factor of a type.
+const void *whole_factor(int dtype, bool positive) {
+    static const double wide[][2] = {{-1, 0}, {1, 0}};
+    static const float narrow[][2] = {{-1, 0}, {1, 0}};
+    if (dtype == dtype_f64 || dtype == dtype_c128) return wide[positive];
+    return narrow[positive];
+}
+
+}  // namespace
+
+Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
+                       const void *alpha, Address a, Address b, const void *beta, Address c) {
+    const std::int64_t extent = right ? shape.n : shape.m,
+                       half = (extent / 2 + block_of_form - 1) / block_of_form * block_of_form;
+    if (extent <= block_of_form) return product_of_block(blas, handle, shape, form, right, alpha, a, b, beta, c);
+    const Address own = right ? b : a, other = right ? a : b;
+    const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
+    const int op = right ? shape.op_b : shape.op_a, kind = kind_of_form(form);
+    const std::int64_t starts[] = {0, half}, extents[] = {half, extent - half};
+    const bool lower = (form & form_upper) == 0;
+    const auto moved = [&](Address from, std::int64_t elements) {
+        return from + static_cast<Address>(elements * bytes_of(shape.dtype));
+    };
+    const auto part = [&](Address from, std::int64_t its_ld, int which) {
+        return moved(from, starts[which] * (right ? its_ld : 1));
+    };
+    const Address beside = moved(own, lower ? half : half * ld);  // the stored block that is not on the diagonal
+    const void *one = whole_factor(shape.dtype, true);
+    Called last{"", success};
+    const auto diagonal = [&](int which, const void *factor) {
+        if (last.code != success) return;
+        ProductShape its = shape;
+        (right ? its.n : its.m) = its.k = extents[which];
+        const Address square = moved(own, starts[which] * (ld + 1)), from = part(other, ld_other, which);
+        last = product_of_form(blas, handle, its, form, right, factor, right ? from : square, right ? square : from,
+                               beta, part(c, shape.ldc, which));
+    };
+    // C of one half := factor op(block) times the other half of B, or of C, + keep times itself.
+    const auto across = [&](int to, int op_of_block, const void *factor, const void *keep, bool of_c) {
+        if (last.code != success) return;
+        ProductShape its = shape;
+        (right ? its.n : its.m) = extents[to];
+        its.k = extents[1 - to];
+        (right ? its.op_b : its.op_a) = op_of_block;
+        const Address from = of_c ? part(c, shape.ldc, 1 - to) : part(other, ld_other, 1 - to);
+        (right ? its.lda : its.ldb) = of_c ? shape.ldc : ld_other;
+        last = usual_product(blas, handle, its, factor, right ? from : beside, right ? beside : from, keep,
+                             part(c, shape.ldc, to));
+    };
+    if (kind == triangular || kind == inverse) {
+        const int to = (lower == (op == blas_op_n)) != right, from = 1 - to;  // which half of C has both of B
+        diagonal(kind == inverse ? from : to, alpha);
+        across(to, op, kind == inverse ? whole_factor(shape.dtype, false) : alpha, kind == inverse ? alpha : one,
+               kind == inverse);
+        diagonal(kind == inverse ? to : from, kind == inverse ? one : alpha);
+        return last;
+    }
+    for (const int which : {0, 1}) {
+        diagonal(which, alpha);
+    }
+    for (const int to : {0, 1}) {
+        const bool stored = (to == 1) == (lower != right);  // or it is beyond the diagonal
+        across(to, stored ? blas_op_n : kind == hermitian ? blas_op_c : blas_op_t, alpha, one, false);
+    }
+    return last;
 }
 
 Called bundled_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha,

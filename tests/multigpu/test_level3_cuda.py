@@ -1,0 +1,6 @@
+"""Level 3 of tests/mpi, through the cuda backend."""
+
+from __future__ import annotations
+
+# The same cases, collected here with this folder's fixtures.
+from tests.mpi.test_level3 import *  # noqa: F403
