@@ -47,7 +47,7 @@ def factor(a: um.Matrix) -> None:
     factor(last)
 
 
-with um.Session(MPI.COMM_WORLD) as session:
+with um.Session(MPI.COMM_WORLD, max_plans=1000) as session:  # each view has a plan of its own
     if session.backend_name == "cuda":
         import cupy as xp
     else:

@@ -13,6 +13,7 @@ from tests.helpers.distributed import made_of, on_host, part_of
 from tests.helpers.numbers import steps_of
 from tests.helpers.products import random_matrix
 from uncut_mpi.api import session_level3
+from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.model.dtypes import DType
 
 LAYOUTS = {
@@ -30,7 +31,8 @@ ALPHA, BETA = 1.2345, 1.1154
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(session_level3, "BLOCK", 16)
+    monkeypatch.setattr(session_level3, "LEAST_BLOCK", 16)
+    monkeypatch.setattr(session_level3, "_STEP", 4)
 
 
 def triangle_of(square, lower, unit=False):
@@ -171,3 +173,18 @@ def test_every_rank_says_what_does_not_fit(comm, session):
         expect(comm, um.ParamError, [words], call)
     for one in (a, b):
         session.release(one)
+
+
+def test_little_memory_makes_smaller_blocks(comm, open_session, monkeypatch):
+    monkeypatch.setattr(session_level3, "LEAST_BLOCK", 256)
+    products, operands = [], MatrixStore.operands
+    monkeypatch.setattr(MatrixStore, "operands", lambda *given: products.append(given) or operands(*given))
+    square = np.tril(random_matrix(256, 256, DType.f64, (8,))) + 256 * np.eye(256)
+    wanted = random_matrix(256, 8, DType.f64, (9,))
+    with open_session(comm, device_memory=300_000) as session:
+        a, b = made_of(session, square, um.Layout.rows()), made_of(session, square @ wanted, um.Layout.rows())
+        products.clear()
+        session.trsm(a, b)
+        bound = 4 * (steps_of(DType.f64, 256) + 20) * 2.0**-53 * np.abs(np.linalg.inv(square)) @ np.abs(square)
+        require_within(comm, b, wanted, bound @ np.abs(wanted), "in small blocks")
+        collective_assert(comm, comm.size == 1 or len(products) > 3, f"{len(products)} products")

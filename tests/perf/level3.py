@@ -29,6 +29,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("out")
 parser.add_argument("cases", nargs="*", default=["f64:8192", "f64:16384"])
 parser.add_argument("--backend", default="auto")
+parser.add_argument("--no-xt", action="store_true", help="leave cuBLASXt out")
 options = parser.parse_args()
 comm = MPI.COMM_WORLD
 
@@ -82,7 +83,7 @@ def measure(session, dtype, extent, xp):
         "trmm": lambda: session.trmm(a, b, alpha=1 / extent),
         "trsm": lambda: session.trsm(a, b, alpha=extent),
     }
-    if session.backend_name == "cuda" and dtype == "f64":
+    if session.backend_name == "cuda" and dtype == "f64" and not options.no_xt:
         devices = comm.gather(xp.cuda.Device().id)
         xt = Xt(devices, xp, extent) if session.rank == 0 else None
         calls |= {f"Xt {name}": (lambda name=name: xt and xt.call(name)) for name in [*calls]}
@@ -100,7 +101,7 @@ def measure(session, dtype, extent, xp):
     return times, share
 
 
-with um.Session(comm, backend=options.backend) as session:
+with um.Session(comm, backend=options.backend, max_plans=100) as session:
     found = {}
     xp = np
     if session.backend_name == "cuda":

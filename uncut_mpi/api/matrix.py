@@ -213,6 +213,10 @@ class ShowsMemory:
         return memory.__dlpack__()
 
 
+_MOST_SEEN: Final = 256
+"""Views of a matrix of which is kept what all ranks know."""
+
+
 class Matrix(ShowsMemory):
     """
     A matrix that a session can multiply; made by `Session.distribute`, `empty`, `register` and those beside them.
@@ -234,6 +238,7 @@ class Matrix(ShowsMemory):
         self._local = local  # of a view what there is of all the matrix
         self._whole = whole  # of which it is a view
         self._nothing: Any = None  # an array without elements, once it was asked for
+        self._seen: dict[View, MatrixInfo] = {}  # of views, also of those that are no more: to make one takes 100 us
         self._views: weakref.WeakValueDictionary[View | Several, Matrix] = weakref.WeakValueDictionary()
         self._tensors: dict[int, Any] = {}  # of `local` and (-1) `array`, once they were asked for
         # What `local` and `array` are of (`library_of`): what was given is, or what the session made the matrix of.
@@ -418,7 +423,9 @@ class Matrix(ShowsMemory):
             return whole
         found = whole._views.get(view)
         if found is None:
-            info = info_of(whole.info, view)
+            if len(whole._seen) >= _MOST_SEEN:
+                whole._seen.clear()
+            info = whole._seen.setdefault(view, whole._seen.get(view) or info_of(whole.info, view))
             array, (rows, cols) = whole._array, whole.shape  # none of files
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
             if view.conjugated:

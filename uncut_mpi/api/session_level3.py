@@ -8,13 +8,14 @@ are plain. A block on the diagonal is read in one triangle (`uncut_mpi.model.for
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_written
 from uncut_mpi.api.session_products import Multiplies
-from uncut_mpi.errors import ParamError
+from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.arguments import Number, flag, number, real_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.form import Form, Forms, Kind
@@ -22,28 +23,40 @@ from uncut_mpi.model.part_of_c import Triangle
 from uncut_mpi.model.problem import Trans, transposition
 from uncut_mpi.planning.options import ScheduleOptions
 
-BLOCK: Final = 2048
-"""Rows of the blocks on the diagonal: few, since each is a call, and small beside the whole, since it is sent whole."""
+if TYPE_CHECKING:
+    from uncut_mpi.api.call import Call
+
+LEAST_BLOCK: Final = 4096
+"""Rows of blocks on the diagonal, of which there are at most `_MOST_BLOCKS`: each is a call, and is sent whole."""
+_MOST_BLOCKS: Final = 8  # a session keeps the plans of a few calls
+_STEP: Final = 256  # rows of them are a multiple of it
 
 _OTHER: Final = {"symmetric": "T", "hermitian": "C"}
 _OPTIONS: Final = ScheduleOptions()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Sided:
-    """What a call is about, and how to take parts of its matrices."""
+    """What a call is about, how to take parts of its matrices, and the products that it has begun."""
 
     call: str
     a: Matrix
     form: Form
     trans: str
     left: bool
+    block: int = 0  # rows of the largest blocks on the diagonal
+    begun: list[Call] = dataclasses.field(default_factory=list)
+
+    def middle(self, start: int, stop: int) -> int:
+        """Return where rows of A are halved, after whole blocks; where they end if they are one."""
+        blocks = -(-(stop - start) // self.block)
+        return stop if blocks <= 1 else start + self.block * (blocks // 2)
 
     def across(self, matrix: Matrix, start: int, stop: int) -> Matrix:
         """Return the rows of B or C that rows of A, on the left, have to do with; of one on the right the columns."""
         return matrix[start:stop, :] if self.left else matrix[:, start:stop]
 
-    def block(self, rows: slice, cols: slice) -> tuple[Matrix, str]:
+    def part_of_op(self, rows: slice, cols: slice) -> tuple[Matrix, str]:
         """Return a block of op(A), stored as it is, and its op."""
         return (self.a[rows, cols], "N") if self.trans == "N" else (self.a[cols, rows], self.trans)
 
@@ -313,7 +326,8 @@ class Level3(Multiplies):
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
             scalars.check(dtype)
             open_with(**told, left=left, form=form.code, trans=op, **scalars._asdict())
-        return _Sided(call, a, form, op, left), tuple(matrices[1:]), scalars
+        block = max(LEAST_BLOCK, -(-extent // (_MOST_BLOCKS * _STEP)) * _STEP)
+        return _Sided(call, a, form, op, left, block), tuple(matrices[1:]), scalars
 
     def _with_mirrored(
         self,
@@ -328,13 +342,11 @@ class Level3(Multiplies):
         c = found[0] if found else self.gemm(*((asked.a, b) if asked.left else (b, asked.a)), alpha=0.0)
 
         def made(start: int, stop: int) -> None:
-            middle = _middle(start, stop)
+            middle = asked.middle(start, stop)
             if middle == stop:
-                block = asked.a[start:stop, start:stop]
-                self._product(
-                    asked, block, asked.across(b, start, stop), asked.across(c, start, stop), scalars, form=True
-                )
-                return
+                if self._of_form(asked, start, stop, (b, c), scalars):
+                    return
+                middle = asked.middle(start, stop)
             made(start, middle)
             made(middle, stop)
             halves = slice(start, middle), slice(middle, stop)
@@ -348,7 +360,7 @@ class Level3(Multiplies):
                 source, target = (asked.across(one, part.start, part.stop) for one, part in ((b, other), (c, mine)))
                 self._product(asked, at, source, target, Scalars(scalars.alpha, 1.0), trans=trans)
 
-        made(0, asked.a.shape[0])
+        self._end(asked, lambda: made(0, asked.a.shape[0]))
         return c
 
     def _with_triangle(
@@ -366,15 +378,15 @@ class Level3(Multiplies):
         down = is_lower == asked.left  # whether the end of B depends on its beginning
 
         def made(start: int, stop: int, factor: Number) -> None:
-            middle = _middle(start, stop)
+            middle = asked.middle(start, stop)
             if middle == stop:
-                own, here = asked.a[start:stop, start:stop], asked.across(b, start, stop)
-                self._product(asked, own, here, here, Scalars(factor, 0.0), trans=asked.trans, form=True)
-                return
+                if self._of_form(asked, start, stop, (b, b), Scalars(factor, 0.0)):
+                    return
+                middle = asked.middle(start, stop)
             halves = slice(start, middle), slice(middle, stop)
             source, target = halves if down else halves[::-1]
             rows, cols = (target, source) if asked.left else (source, target)
-            at, op = asked.block(rows, cols)
+            at, op = asked.part_of_op(rows, cols)
             other, out = (asked.across(b, part.start, part.stop) for part in (source, target))
             if factor == 0:  # neither A nor B is read
                 made(start, middle, factor)
@@ -388,8 +400,20 @@ class Level3(Multiplies):
                 self._product(asked, at, other, out, Scalars(factor, 1.0), trans=op)
                 made(source.start, source.stop, factor)
 
-        made(0, extent, scalars.alpha)
+        self._end(asked, lambda: made(0, extent, scalars.alpha))
         return b
+
+    def _of_form(self, asked: _Sided, start: int, stop: int, ends: tuple[Matrix, Matrix], scalars: Scalars) -> bool:
+        """Multiply by a block on the diagonal; where there is no room for it, let blocks be smaller. Collective."""
+        own, (other, out) = asked.a[start:stop, start:stop], (asked.across(one, start, stop) for one in ends)
+        try:
+            self._product(asked, own, other, out, scalars, trans=asked.trans, form=True)
+        except CapacityError:
+            if stop - start <= _STEP:
+                raise
+            asked.block = -(-(stop - start) // (2 * _STEP)) * _STEP
+            return False
+        return True
 
     def _product(
         self,
@@ -414,10 +438,18 @@ class Level3(Multiplies):
                 plan = self._calls.plans.find(request)
             except Exception as error:
                 self._gate.fail(asked.call, error)
-            self._calls.run(request, plan, self._calls.plans.keep)
+            if self._backend.takes_host_memory or self._group.num_nodes > 1:
+                self._calls.run(request, plan, self._calls.plans.keep)
+            else:  # one follows another without the host
+                asked.begun.append(self._calls.launch(request, plan, self._calls.plans.keep))
 
-
-def _middle(start: int, stop: int) -> int:
-    """Return where rows are halved, after whole blocks; where they end if they are one."""
-    blocks = -(-(stop - start) // BLOCK)
-    return stop if blocks <= 1 else start + BLOCK * (blocks // 2)
+    def _end(self, asked: _Sided, make: Callable[[], None]) -> None:
+        """Make the products of a call, and wait for them; the first error is raised."""
+        try:
+            make()
+        finally:
+            for call in asked.begun:
+                self._calls.flight.await_end(call)
+        for call in asked.begun:
+            if call.error is not None:
+                raise call.error
