@@ -30,7 +30,7 @@ ALPHA, BETA = 1.2345, 1.1154
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
+def small_blocks(monkeypatch):
     monkeypatch.setattr(session_level3, "LEAST_BLOCK", 16)
     monkeypatch.setattr(session_level3, "_STEP", 4)
 

@@ -22,7 +22,7 @@ from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.parts import elements_of
-from uncut_mpi.model.placement import Placement
+from uncut_mpi.model.placement import Matrix, Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import resident_bytes, user_bytes, user_pieces, user_table
 from uncut_mpi.planning.limits import MANY_BUFFERS
@@ -31,7 +31,7 @@ from uncut_mpi.planning.schedule import Schedule, native_tables
 from uncut_mpi.units import bytes_text
 
 _BLOCKS: Final = 4
-"""Blocks of its part of C that a rank computes one after the other where a matrix has a form."""
+"""Blocks of its part of C that a rank computes one after the other where a matrix has a form, of host memory."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Setting:
         options.schedulers()  # else refused
         placement.check_ranks(num_ranks)
         machine.check_ranks(num_ranks)
-        options = _for_forms(problem, options.oriented(problem), num_ranks)
+        options = _for_forms(problem, placement, options.oriented(problem), num_ranks)
         return cls(problem, placement, machine, options, tuple(private), tuple(files))
 
     def but(self, **changes: Any) -> Setting:
@@ -239,7 +239,7 @@ class Setting:
         )
 
 
-def _for_forms(problem: GemmProblem, options: ScheduleOptions, num_ranks: int) -> ScheduleOptions:
+def _for_forms(problem: GemmProblem, placement: Placement, options: ScheduleOptions, num_ranks: int) -> ScheduleOptions:
     """Return options by which each product is with all of a matrix that has a form; others are taken as they are."""
     if problem.forms == PLAIN:
         return options
@@ -247,12 +247,14 @@ def _for_forms(problem: GemmProblem, options: ScheduleOptions, num_ranks: int) -
     ranks = len(options.devices) if options.devices is not None else num_ranks
     count = max(1, min(ranks, problem.n if is_left else problem.m))
     depth = max(1, problem.k)
+    # Between devices copies take less than what is lost by narrow products, as those with a form are cut once more.
+    blocks = _BLOCKS if placement.in_host(Matrix.C) or placement.in_host(Matrix(is_left)) else 1
     how = Blocking(
         splits=1,
         first=depth,
         block=depth,
-        columns=_BLOCKS if is_left else 1,
-        rows=1 if is_left else _BLOCKS,
+        columns=blocks if is_left else 1,
+        rows=1 if is_left else blocks,
         order="columns" if is_left else "corner",
         begin="first",  # not with what a rank holds of it
     )
