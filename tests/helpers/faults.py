@@ -15,6 +15,7 @@ import numpy as np
 
 from tests.helpers import oracle
 from uncut_mpi.errors import ScheduleError
+from uncut_mpi.model.form import OP_BITS, Form
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
@@ -431,6 +432,16 @@ def message_of_another_rank(lists: Lists, rng: random.Random) -> Lists | None:
     return with_fields(lists, rank, at, peer=rng.choice(others)) if others else None
 
 
+def operand_of_another_form(lists: Lists, rng: random.Random) -> Lists | None:
+    """Read the other triangle of an operand that has a form."""
+    found = [(one.rank, at) for one in lists for at in np.flatnonzero(one.operands["op"] > OP_BITS).tolist()]
+    if not found:
+        return None
+    rank, at = rng.choice(found)
+    op = Form.of_code(int(lists[rank].operands["op"][at])).transposed.code | lists[rank].operands["op"][at] & OP_BITS
+    return with_program(lists, set_rows(lists[rank], "operands", at, op=op))
+
+
 def operand_of_another(lists: Lists, rng: random.Random) -> Lists | None:
     """Let an operand lie where another one of the same shape and type lies."""
     ranks = [program.rank for program in lists if len(program.operands) > 1]
@@ -462,6 +473,7 @@ LIST_FAULTS: dict[str, ListFault] = {
     "double_half_a_message": one_twice(Code.SEND, Code.RECV),
     "swap_messages": two_exchanged(Code.SEND, Code.RECV),
     "message_of_another_rank": message_of_another_rank,
+    "operand_of_another_form": operand_of_another_form,
 }
 CLASSES = {
     "dropped wait": (drop_await, "drop_a_wait", "drop_a_signal"),
@@ -472,6 +484,7 @@ CLASSES = {
         take_another_triangle,
         multiply_another_k_block,
         "operand_of_another",
+        "operand_of_another_form",
     ),
     "wrong piece": (take_another_piece, take_an_operand_the_other_way_round),
     "early reuse of a slot": (reuse_a_buffer_early, reuse_a_slot_early, "reuse_an_event"),

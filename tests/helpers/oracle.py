@@ -24,6 +24,7 @@ from tests.helpers.layouts import user_parts
 from tests.helpers.numbers import op_of, random_values
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
+from uncut_mpi.model.form import OP_BITS, Form
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
@@ -311,7 +312,11 @@ class ListRun:
                 else:
                     ends = (program.rank, peer) if code == Code.SEND else (peer, program.rank)
                     step.key = ends if code in (Code.SEND, Code.RECV) else ()
-                    step.operands = self._bound(program, program.operands[first : first + count])
+                    bound = program.operands[first : first + count]
+                    step.operands = self._bound(program, bound)
+                    forms = schedule.problem.forms if code == Code.GEMM else ()
+                    if any(Form.of_code(int(one)) != form for one, form in zip(bound["op"][1:], forms, strict=False)):
+                        self.fault = "a product has an operand of another form"
             for join in todo:
                 queues[schedule.tasks["lane"][join]].append(_Step(Kind.JOIN, join))
         span = lists[0].span
@@ -338,7 +343,7 @@ class ListRun:
             inside = row + rows <= about["rows"] and col + cols <= about["cols"]
             if lost or not inside or (cols > 1 and ld != about["ld"]):
                 self.fault = "an operand is no region of its buffer"
-            found.append((RegionRef(buffer, row, col, rows, cols), Factor(factor), Op(op), diagonal))
+            found.append((RegionRef(buffer, row, col, rows, cols), Factor(factor), Op(op & OP_BITS), diagonal))
         return found
 
     def _step(self, step: _Step, reached: int) -> int | None:
