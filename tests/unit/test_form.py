@@ -15,10 +15,12 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Matrix
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
+from uncut_mpi.planning import chunks
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
 from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 
 INVERSE = Form("inverse", "lower")
@@ -128,3 +130,21 @@ def test_a_caller_s_form_is_that_of_what_is_stored(orders, kind):
     op = (problem.trans_a, problem.trans_b)[at]
     assert op == ("N" if of_a == of_c or kind == "symmetric" else "T")
     assert problem.flops == (2 if kind in KINDS[:2] else 1) * 8 * 8 * 5
+
+
+def test_chunks_leave_a_form_whole(monkeypatch):
+    monkeypatch.setattr(chunks, "tasks_of", lambda setting: setting.problem.m * setting.problem.n)
+    monkeypatch.setattr(chunks, "MOST_TASKS", 1000)
+    monkeypatch.setattr(chunks, "STEP", 8)
+    for forms, (m, n), axis in (((INVERSE, None), (64, 40), 1), ((None, INVERSE), (40, 64), 0)):
+        problem = GemmProblem(m, n, 64, DType.f64, forms=forms, reads_c=False)
+        machine, placement = Machine.uniform(2), Places.parse("h,h,h").bind(problem, 2)
+        setting = Setting.of(problem, placement, 2, machine, ScheduleOptions(device_memory=60_000))
+        found = chunks.chunks_of(setting)
+        assert found is not None
+        assert found.axis == axis
+        for extent in found.extents:
+            part, where = chunks.chunk_of(problem, placement, axis, extent)
+            assert part.forms == forms
+            schedule = plan(part, where, 2, machine).schedule
+            verify(schedule, lower(schedule))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 from uncut_mpi.errors import CapacityError, PlanError
+from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.locations import location_table
 from uncut_mpi.model.parts import Extent, common
 from uncut_mpi.model.placement import MATRICES, Matrix, Placement
@@ -86,8 +87,7 @@ def chunks_of(setting: Setting) -> Chunks | None:
     most = _most_tasks(setting)
     if tasks_of(straight) <= most:
         return None
-    best = _axis(problem, straight.placement)
-    for axis in (best, 1 - best):
+    for axis in _axes(problem, straight.placement):
         extent = (problem.m, problem.n)[axis]
         count, before = 2, extent
         while (size := _size(extent, count)) < before:
@@ -158,8 +158,14 @@ def _size(extent: int, count: int) -> int:
     return -(-extent // count // STEP) * STEP
 
 
-def _axis(problem: GemmProblem, placement: Placement) -> int:
-    """Return along what to cut: so that chunks lie alike and have one schedule; if both do, or neither, the longer."""
+def _axes(problem: GemmProblem, placement: Placement) -> tuple[int, ...]:
+    """
+    Return along what to cut, the best first: where chunks lie alike and have one schedule; then the longer.
+
+    What has a form is not cut.
+    """
+    if problem.forms != PLAIN:
+        return (0 if problem.forms[0] is None else 1,)
     longer = 0 if problem.m >= problem.n else 1
     for axis in (longer, 1 - longer):
         extent = (problem.m, problem.n)[axis]
@@ -167,8 +173,8 @@ def _axis(problem: GemmProblem, placement: Placement) -> int:
         if half > 0:
             both = [chunk_of(problem, placement, axis, one)[1] for one in ((0, half), (half, 2 * half))]
             if both[0] == both[1]:
-                return axis
-    return longer
+                return axis, 1 - axis
+    return longer, 1 - longer
 
 
 def _most_tasks(setting: Setting) -> int:
