@@ -34,7 +34,7 @@ FILES = {
     (2, 3): "api_start",
     (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
-    (4,): "api_layouts blas nodes redistribute views",
+    (4,): "api_layouts blas blas_level3 nodes redistribute views",
     (1, 4): "gemm_layouts",
     (1, 2, 3, 4): "fuzz",
     # Eight are more than cores, and than a machine of four has.

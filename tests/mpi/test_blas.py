@@ -2,76 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import itertools
-import os
-import shutil
-import subprocess
 import threading
 import types
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import uncut_mpi as um
+from tests.helpers.blas import (  # noqa: F401 (fixtures)
+    GRIDS,
+    TYPES,
+    Dealt,
+    applied,
+    at,
+    grid_of,
+    grid_of_ranks,
+    matrix,
+    names_of_blas,
+    numbers,
+    reals,
+)
 from tests.helpers.collective import collective_assert
 from uncut_mpi.blas import calls
 from uncut_mpi.errors import ParamError
 
-GRIDS = {1: (1, 1), 2: (1, 2), 3: (3, 1), 4: (2, 2), 8: (4, 2)}
-TYPES = {"s": "f4", "d": "f8", "c": "c8", "z": "c16"}
 TRANS = [*itertools.product("NTC", "NTC")]
-BEHIND = r"""
-#include <stdint.h>
-/* What stands behind the library in these tests: it counts, and says what grid there is. */
-int passed_on, told, aborted, exited, grid[4];
-intptr_t handle;
-#define GEMM(name) void name(void) { passed_on++; }
-GEMM(sgemm_) GEMM(dgemm_) GEMM(cgemm_) GEMM(zgemm_) GEMM(psgemm_) GEMM(pdgemm_) GEMM(pcgemm_) GEMM(pzgemm_)
-GEMM(dgemm_64_) GEMM(pdgemm_64_)
-void Cblacs_gridinfo(int context, int *rows, int *cols, int *row, int *col) {
-    *rows = grid[0], *cols = grid[1], *row = grid[2], *col = grid[3];
-}
-void Cblacs_get(int context, int what, int *value) { *value = what == 10 ? 77 : -1; }
-intptr_t Cblacs2sys_handle(int number) { return number == 77 ? handle : 0; }
-int (*most_of_all)(int);
-void Cigamx2d(int context, char *scope, char *top, int m, int n, int *a, int lda, int *ra, int *ca, int ldia, int row,
-              int col) {
-    *a = most_of_all(*a);
-}
-void Cblacs_abort(int context, int code) { aborted = code; }
-void Cblacs_gridexit(int context) { exited++; }
-void pxerbla_(int *context, char *name, int *number) { told = *number; }
-"""
-
-
-@pytest.fixture(scope="module")
-def names(tmp_path_factory, backend_name):
-    """Yield the library, and what is behind it, loaded by this process."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("blas")
-    (folder / "behind.c").write_text(BEHIND)
-    command = [compiler, "-shared", "-fPIC", "-o", str(folder / "behind.so"), str(folder / "behind.c")]
-    subprocess.run(command, check=True, timeout=60)
-    behind = ctypes.CDLL(str(folder / "behind.so"), ctypes.RTLD_GLOBAL)
-    os.environ.update(UNCUT_MPI_BLAS_BACKEND=backend_name, UNCUT_MPI_BLAS_MIN_GFLOP="0")
-    loaded = ctypes.CDLL(str(um.blas.library())), ctypes.CDLL(str(um.blas.library(ilp64=True)))
-    yield types.SimpleNamespace(behind=behind, lp64=loaded[0], ilp64=loaded[1])
-    calls.forget(-1)
-
-
-def matrix(rng, shape, kind):
-    """Return a column-major matrix of full mantissas."""
-    made = rng.random(shape) - 0.5
-    return np.asfortranarray((made + 1j * rng.random(shape) if "c" in kind else made).astype(kind))
-
-
-def applied(array, op):
-    return array if op == "N" else array.T if op == "T" else array.conj().T
 
 
 def expected(ops, alpha, a, b, beta, c):
@@ -81,18 +38,6 @@ def expected(ops, alpha, a, b, beta, c):
     value = alpha * first @ second + (beta * third if beta else 0)
     size = abs(alpha) * abs(first) @ abs(second) + (abs(beta * third) if beta else 0)
     return value, (first.shape[1] + 4) * 4 * np.finfo(c.dtype).eps * size + 1e-300  # Higham 2002, (3.13) and 3.6
-
-
-def reals(value, kind):
-    return np.array([value], kind).ctypes.data_as(ctypes.c_void_p)
-
-
-def numbers(*values, integer=ctypes.c_int):
-    return [ctypes.byref(integer(value)) for value in values]
-
-
-def at(array):
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 @pytest.mark.parametrize(("library", "suffix"), [("lp64", "_"), ("lp64", "_64_"), ("ilp64", "_")])
@@ -152,54 +97,12 @@ def test_calls_of_several_threads_are_computed_or_passed_on(names):
     assert all(np.isnan(c).all() for c, computed in zip(results, done, strict=True) if not computed)
 
 
-class Dealt:
-    """This rank's array of a matrix of a program, with its descriptor."""
-
-    def __init__(self, rng, comm, shape, block, *, begun=None, source=(0, 0), gap=0, grid=None, place=None):
-        self.full = comm.bcast(matrix(rng, shape, "f8"))
-        self.grid = grid or GRIDS[comm.size]
-        self.place = place or divmod(comm.rank, self.grid[1])
-        skip = [whole - first for whole, first in zip(block, begun or block, strict=True)]
-        self.indices = []
-        for axis in (0, 1):
-            at_here = np.arange(shape[axis] + skip[axis])
-            owner = (source[axis] + at_here // block[axis]) % self.grid[axis]
-            here = at_here[owner == self.place[axis]] - skip[axis]
-            self.indices.append(here[here >= 0])
-        rows, cols = map(len, self.indices)
-        self.array = np.full((max(1, rows) + gap, cols), 77.0, order="F")
-        self.array[:rows] = self.full[np.ix_(*self.indices)]
-        self.rows, ld = rows, max(1, rows) + gap
-        first = (1, 5, *shape) if begun is None else (2, 5, *shape, *begun)
-        self.descriptor = (ctypes.c_int * 11)(*first, *block, *source, ld)
-
-
 def multiply(names, ops, extents, operands, starts, beta, suffix="pdgemm_"):
     given = [(at(one.array), *numbers(*start), one.descriptor) for one, start in zip(operands, starts, strict=True)]
     one = reals(1.5, "f8"), reals(beta, "f8")
     getattr(names.lp64, suffix)(
         *(op.encode() for op in ops), *numbers(*extents), one[0], *given[0], *given[1], one[1], *given[2]
     )
-
-
-@contextlib.contextmanager
-def grid_of(names, comm, shape, place, *, ends=True):
-    """Let there be a grid of a communicator's ranks; the ranks outside it have a negative place."""
-    most = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda value: comm.allreduce(value, MPI.MAX))
-    (ctypes.c_int * 4).in_dll(names.behind, "grid")[:] = *shape, *place
-    ctypes.c_ssize_t.in_dll(names.behind, "handle").value = comm.handle
-    ctypes.c_void_p.in_dll(names.behind, "most_of_all").value = ctypes.cast(most, ctypes.c_void_p).value
-    yield
-    if ends:
-        names.lp64.Cblacs_gridexit(5)
-
-
-@pytest.fixture
-def grid(names, comm):
-    """Make a grid of the ranks."""
-    shape = GRIDS[comm.size]
-    with grid_of(names, comm, shape, divmod(comm.rank, shape[1])):
-        yield
 
 
 @pytest.mark.parametrize(("block", "begun", "source"), [((3, 4), None, (1, 0)), ((5, 3), (2, 3), (0, 1))])
@@ -377,7 +280,7 @@ def test_ranks_that_pass_other_arguments_end_as_pblas_ends(names, comm, grid, ch
     rng = np.random.default_rng(6)
     odd = change if comm.rank == comm.size - 1 else {}
     operands = [Dealt(rng, comm, (8, 8), odd.get("block", (4, 4)) if at == 1 else (4, 4)) for at in range(3)]
-    facts = [ord("d"), 4, ord("N"), ord("N"), 6, odd.get("n", 6), 6]
+    facts = [0, ord("d"), 4, ord("N"), ord("N"), 0, 0, 6, odd.get("n", 6), 6]
     for at_of, one in enumerate(operands):
         plain = [*one.descriptor]
         first = odd.get("first", 1) if at_of == 1 else 1
@@ -385,7 +288,7 @@ def test_ranks_that_pass_other_arguments_end_as_pblas_ends(names, comm, grid, ch
     data = np.array(facts, np.int64).tobytes()
     where = *(one.array.ctypes.data for one in operands), *(one.descriptor[8] for one in operands)
     with pytest.raises(SystemExit):
-        calls.pgemm(data, where, 1.0, 0.0, odd.get("beta", 0.25), 0.0, 0)
+        calls.compute_on_grid(data, where, 1.0, 0.0, odd.get("beta", 0.25), 0.0, 0)
     told = [ctypes.c_int.in_dll(names.behind, name).value for name in ("told", "aborted")]
     collective_assert(comm, told == [number, number], f"{told}")
 

@@ -15,37 +15,28 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, NoReturn
 
 from uncut_mpi.api.session import Session
 from uncut_mpi.blas.doors import Asked, CallersProduct, Door, Given, LeadingDimensionError, Where
 from uncut_mpi.blas.rates import grid_rate, plain_rate
+from uncut_mpi.blas.routines import ROUTINES, Letters, Routine, Shape
 from uncut_mpi.errors import ParamError, RankMismatchError, UncutError, reason
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
-from uncut_mpi.model.problem import Trans
 from uncut_mpi.spmd.blacs import Blacs, blacs, can_begin
 from uncut_mpi.spmd.runtime import MPI, before_end, is_fork
 
 DEFAULT_GFLOP: Final = 2.0
 """As of the shared library, whose source says why."""
 
-_ALONE, _GRID = "7q", "43q"
-"""What `gemm` and `pgemm` are told."""
+_MOST_LETTERS, _MOST_EXTENTS, _OF_MATRIX = 4, 3, 12
+_GRID = f"{3 + _MOST_LETTERS + _MOST_EXTENTS + 3 * _OF_MATRIX}q"
+_FIRST = 3 + _MOST_LETTERS + _MOST_EXTENTS
+"""What `compute_on_grid` is told, and where it begins to be of matrices."""
 _TYPES = {ord("s"): DType.f32, ord("d"): DType.f64, ord("c"): DType.c64, ord("z"): DType.c128}
-_REAL = b"sd"
 _ENTRIES = (1, 2, 3, 4, 5, 6, 5, 6, 7, 8)
-"""Of a descriptor of type 1, for what `pgemm` is told of each but LLD."""
-_NUMBERS = (
-    *(0, 0, 1, 2, 3, 4, 5),
-    *(
-        first + more
-        for first in (8, 12, 17)
-        for more in (0, 1, *(100 * (first + 2) - first + entry for entry in _ENTRIES))
-    ),
-    *(6, 15),
-)
-"""By what ranks agree on, its number as PBLAS tells it: of descriptors 100 times it and the entry."""
+"""Of a descriptor of type 1, for what `compute_on_grid` is told of each but LLD."""
 
 _said: set[str] = set()
 _opening = threading.RLock()  # several threads may be the first
@@ -55,20 +46,21 @@ _doors: dict[object, Door | None] = {}
 """By the context of a grid; None: of this process alone."""
 
 
-def gemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int) -> bool:
+def compute(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int) -> bool:
     """
-    Compute a product of this process. Local.
+    Make a call of this process. Local.
 
     Parameters
     ----------
     facts : bytes
-        Of whole numbers of 64 bits: letter of the routine, bytes of its integers, TRANSA, TRANSB, M, N and K.
+        Of whole numbers of 64 bits: which of `ROUTINES`, letter of the type, bytes of its integers. Then 4 are its
+        letters in capitals, and 3 are M, N and K. Zeros stand for those that it has not, and for what is of grids.
     where : tuple of int
-        Addresses of A, B and C, which are column-major, and LDA, LDB and LDC.
+        Addresses of its matrices in their order, which are column-major, 3 with zeros, and their leading dimensions.
     alpha, alpha_i, beta, beta_i : float
         Real and imaginary parts of the scalars.
     plain : int
-        Address of the routine that does it otherwise; 0 if there is none.
+        Address of ?gemm of the library that does it otherwise; 0 if there is none.
     """
     door = _doors.get(None) or of_process()
     if door is None:
@@ -81,22 +73,24 @@ def gemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, 
     return door.alone((facts, where, alpha, alpha_i, beta, beta_i), asked)
 
 
-def pgemm(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int) -> bool:
+def compute_on_grid(
+    facts: bytes, where: Where, alpha: float, alpha_i: float, beta: float, beta_i: float, plain: int
+) -> bool:
     """
-    Compute a product of a grid of processes. Collective in the grid.
+    Make a call of a grid of processes. Collective in the grid.
 
     Parameters
     ----------
     facts : bytes
-        As of `gemm`. Then for A, B and C the first row and column, from 1, and a descriptor without its LLD: type,
+        As of `compute`; of each matrix the first row and column, from 1, and a descriptor without its LLD: type,
         context, M, N, IMB, INB, MB, NB, RSRC and CSRC. The same on all ranks.
     where : tuple of int
         Addresses of this process's arrays, and their LLD.
     alpha, alpha_i, beta, beta_i, plain
-        As of `gemm`.
+        As of `compute`, of p?gemm.
     """
-    context = int.from_bytes(facts[80:88], "little", signed=True)
-    door = _doors[context] if context in _doors else _of_grid(facts[8], context)
+    context = _context(facts)
+    door = _doors[context] if context in _doors else _of_grid(facts[16], context)
     if door is None:
         return False
     call = facts, where, alpha, alpha_i, beta, beta_i
@@ -210,54 +204,76 @@ def _of_grid(integer_bytes: int, context: int) -> Door | None:
     return _doors[context]
 
 
+def _context(facts: bytes) -> int:
+    return int.from_bytes(facts[8 * _FIRST + 24 : 8 * _FIRST + 32], "little", signed=True)
+
+
 def _scalars(facts: bytes, alpha: float, alpha_i: float, beta: float, beta_i: float) -> tuple[Any, Any]:
-    return (alpha, beta) if facts[0] in _REAL else (complex(alpha, alpha_i), complex(beta, beta_i))
+    real = ROUTINES[facts[0]].real if _TYPES[facts[8]].is_complex else ("alpha", "beta")
+    return (alpha if "alpha" in real else complex(alpha, alpha_i)), (beta if "beta" in real else complex(beta, beta_i))
 
 
-def _shapes(op_a: int, op_b: int, m: int, n: int, k: int) -> tuple[Trans, Trans, Sequence[tuple[int, int]]]:
-    """Return how A and B are taken, and the shapes of A, B and C."""
-    trans_a, trans_b = cast("tuple[Trans, Trans]", (chr(op_a), chr(op_b)))
-    return trans_a, trans_b, ((m, k) if trans_a == "N" else (k, m), (k, n) if trans_b == "N" else (n, k), (m, n))
+def _asked(numbers: Sequence[int]) -> tuple[Routine, Letters, Sequence[Shape]]:
+    """Return what is called, with which letters, and the shapes of its matrices."""
+    routine = ROUTINES[numbers[0]]
+    by = dict(zip(routine.letters, map(chr, numbers[3:]), strict=False))
+    return routine, by, routine.shapes(by, numbers[3 + _MOST_LETTERS :][: routine.num_extents])
 
 
 def _plain(facts: bytes) -> CallersProduct:
-    trans_a, trans_b, shapes = _shapes(*struct.unpack(_ALONE, facts)[2:])
-    return CallersProduct(_TYPES[facts[0]], [Given(one, Layout.whole(), one) for one in shapes], trans_a, trans_b)
+    routine, by, shapes = _asked(struct.unpack(_GRID, facts))
+    return CallersProduct(routine, by, _TYPES[facts[8]], [Given(one, Layout.whole(), one) for one in shapes])
 
 
 def _rate(facts: bytes, plain: int) -> float:
-    return plain_rate(_TYPES[facts[0]], facts[8], plain)
+    return plain_rate(_TYPES[facts[8]], facts[16], plain)
 
 
 def _dealt(door: Door, facts: bytes) -> CallersProduct | None:
     """Return the product that descriptors say; None if ours has no such matrices."""
     numbers = struct.unpack(_GRID, facts)
-    trans_a, trans_b, shapes = _shapes(*numbers[2:7])
-    given = []
-    for shape, at in zip(shapes, (7, 19, 31), strict=True):
-        row, col, _, context, *about = numbers[at : at + 12]
+    (routine, by, shapes), given = _asked(numbers), []
+    for at, shape in enumerate(shapes):
+        row, col, _, context, *about = numbers[_FIRST + _OF_MATRIX * at :][:_OF_MATRIX]
         extents, first_blocks, block, source = zip(about[::2], about[1::2], strict=True)
         first = row - 1, col - 1
-        part = door.part(shape, first, extents, first_blocks, block, source) if context == numbers[10] else None
+        ours = context == _context(facts)
+        part = door.part(shape, first, extents, first_blocks, block, source) if ours else None
         if part is None:
             return None
         given.append(part)
-    return CallersProduct(_TYPES[facts[0]], given, trans_a, trans_b)
+    return CallersProduct(routine, by, _TYPES[facts[8]], given)
 
 
 def _grid_rate(door: Door, facts: bytes, plain: int) -> float:
-    kind = _TYPES[facts[0]]
+    kind = _TYPES[facts[8]]
     if kind not in door.plain_rates:
-        door.plain_rates[kind] = grid_rate(door, kind, facts[8], struct.unpack(_GRID, facts)[10], plain)
+        door.plain_rates[kind] = grid_rate(door, kind, facts[16], _context(facts), plain)
     return door.plain_rates[kind]
+
+
+def _numbers_of(routine: Routine) -> list[int]:
+    """Return by what ranks agree on its number as PBLAS tells it: of descriptors 100 times it and the entry."""
+    letters, extents = len(routine.letters), routine.num_extents
+    own, after = [*range(1, letters + 1)], [*range(letters + 1, letters + extents + 1)]
+    alpha = beta = letters + extents + 1
+    told = [0, 0, 0, *own, *[0] * (_MOST_LETTERS - letters), *after, *[0] * (_MOST_EXTENTS - extents)]
+    array = alpha + 1
+    for at in range(3):
+        if at == routine.num_matrices - 1 and not routine.is_triangular:
+            beta, array = array, array + 1
+        told += [array + 1, array + 2, *(100 * (array + 3) + entry for entry in _ENTRIES)]
+        array += 4
+    return [*told, alpha, beta]
 
 
 def _end_by_mismatch(door: Door, passed: Sequence[Any], error: RankMismatchError) -> NoReturn:
     """End the program as PBLAS does for a wrong argument, where ranks pass different ones. Collective."""
     every = door.session.gather_values(passed)
     at = next((at for at, values in enumerate(zip(*every, strict=True)) if len({*values}) > 1), 0)
-    number = _NUMBERS[at]
-    library, routine, context = blacs(passed[1]), f"P{chr(passed[0]).upper()}GEMM", passed[10]
-    _write(f"{routine}: {error}")
-    library.tell(context, routine, number)
+    routine = ROUTINES[passed[0]]
+    number, library, context = _numbers_of(routine)[at], blacs(passed[2]), passed[_FIRST + 3]
+    name = f"P{chr(passed[1])}{routine.name}".upper()
+    _write(f"{name}: {error}")
+    library.tell(context, name, number)
     library.abort(context, number)

@@ -1,4 +1,4 @@
-"""Products of arrays that a session knows by their addresses alone: planned once for what is the same on all ranks."""
+"""Calls with arrays that a session knows by their addresses alone: planned once for what is the same on all ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from uncut_mpi.api.grips import Lent
+from uncut_mpi.blas.routines import Letters, Routine
 from uncut_mpi.device.views import matrix_at
 from uncut_mpi.errors import CapacityError, ParamError, PlanError, RankMismatchError, UncutError
 from uncut_mpi.model.cyclic import numroc
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.layout import Layout
-from uncut_mpi.model.problem import Trans
 from uncut_mpi.planning.options import ScheduleOptions
 
 if TYPE_CHECKING:
     from uncut_mpi.api.gemm_plan import GemmPlan
+    from uncut_mpi.api.matrix import Matrix
     from uncut_mpi.api.session import Session
     from uncut_mpi.spmd.blacs import BlacsGrid
 
@@ -73,12 +74,12 @@ class Given:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallersProduct:
-    """A product: its element type, A, B and C, and how A and B are taken."""
+    """A call: its routine, what its letters are, its element type, and its matrices in their order."""
 
+    routine: Routine
+    by: Letters
     dtype: DType
     given: Sequence[Given]
-    trans_a: Trans
-    trans_b: Trans
 
     def arrays(self, where: Where) -> Sequence[Lent]:
         """Return this rank's parts."""
@@ -89,19 +90,24 @@ class CallersProduct:
     @property
     def flop(self) -> float:
         """Operations that it takes, of complex types four times as many."""
-        (rows, cols), (m, n) = self.given[0].shape, self.given[2].shape
-        return (8.0 if self.dtype.is_complex else 2.0) * m * n * (cols if self.trans_a == "N" else rows)
+        operations = self.routine.operations(self.by, [one.shape for one in self.given])
+        return (4.0 if self.dtype.is_complex else 1.0) * operations
 
 
 @dataclasses.dataclass(slots=True)
 class _Kept:
-    """A product that was worth a plan, and what it last multiplied."""
+    """A product that is computed here, and what it last multiplied."""
 
     product: CallersProduct
-    plan: GemmPlan
+    plan: GemmPlan | None  # of gemm
     where: Where
     scalars: tuple[Any, Any]
     calls: int = 0
+
+    def close(self) -> None:
+        """Release what there is of its plan. Local."""
+        if self.plan is not None:
+            self.plan.close()
 
 
 Asked: TypeAlias = tuple[Hashable, Where, tuple[Any, Any], Callable[[], CallersProduct | None], Callable[[], float]]
@@ -190,7 +196,7 @@ class Door:
         call: object = None,
     ) -> bool:
         """
-        Compute C := alpha op(A) op(B) + beta C, if it is worth it here; return whether. Collective.
+        Make a call, if it is worth it here; return whether. Collective.
 
         Parameters
         ----------
@@ -231,7 +237,7 @@ class Door:
         if scalars != kept.scalars:  # else the same objects, of which what follows is known
             kept.scalars = scalars
         kept.calls += 1
-        if kept.calls == _CALLS_BEFORE_SEARCH + 1:
+        if kept.plan is not None and kept.calls == _CALLS_BEFORE_SEARCH + 1:
             self._plan_again(kept, "full")  # or the plan that there is goes on
         self._done, done = (None, None), False
         try:
@@ -261,6 +267,8 @@ class Door:
 
     def _execute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> bool:
         """Return whether the product is done; else it cannot be, on no rank, and nothing was."""
+        if kept.plan is None:
+            return self._compute(kept)
         try:
             kept.plan._execute_lent(*kept.scalars, arrays)
         except RankMismatchError:
@@ -270,6 +278,33 @@ class Door:
                 return False
             kept.plan._execute_lent(*kept.scalars)
         return True
+
+    def _compute(self, kept: _Kept) -> bool:
+        """
+        Do as `_execute`, by a call of the session. Collective.
+
+        Its matrices are made anew. For it makes others too, and what these overlap is known of memory as it is now.
+        """
+        session, product = self.session, kept.product
+        flags = session._calls.binder.flags
+        before = flags.epoch
+        try:
+            matrices = self._matrices(product, product.arrays(kept.where))
+            product.routine.compute(session, product.by, matrices, *kept.scalars)
+        except RankMismatchError:
+            raise
+        except (ParamError, PlanError, CapacityError):  # on all ranks
+            if flags.epoch != before:  # a part may be written
+                raise
+            return False
+        return True
+
+    def _matrices(self, product: CallersProduct, arrays: Sequence[Lent]) -> list[Matrix]:
+        """Return the ranks' arrays as matrices. Collective."""
+        return [
+            self.session.distribute(array, one.layout, shape=one.shape, dtype=product.dtype)
+            for one, array in zip(product.given, arrays, strict=True)
+        ]
 
     def drop(self) -> None:
         """Leave the session unclosed: its ranks do not come here together. Local."""
@@ -293,36 +328,31 @@ class Door:
         """Return a product that is asked for the first time; None if it is not to be computed here. Collective."""
         if product is None:
             return None
-        plan = self._plan(product, where, scalars[1] != 0, "rule")
+        plan, routine = self._plan(product, where, scalars[1] != 0, "rule"), product.routine
         if plan is None:
             return None
-        if self._compares:
-            rate, summary = plain_rate(), plan.summary
-            if rate and (summary.predicted_s + summary.plan_s) * rate > product.flop:
-                plan.close()
-                return None
-        return _Kept(product, plan, where, scalars)
+        summary, rate = plan.summary, plain_rate() if self._compares else 0.0
+        is_slower = (routine.num_parts * summary.predicted_s + summary.plan_s) * rate > product.flop
+        if is_slower or routine.name != "gemm":
+            plan.close()
+        return None if is_slower else _Kept(product, plan if routine.name == "gemm" else None, where, scalars)
 
     def _plan_again(self, kept: _Kept, search: Literal["rule", "full"]) -> bool:
         """Give a product another plan; return whether there is one. Collective."""
         plan = self._plan(kept.product, kept.where, kept.scalars[1] != 0, search)
         if plan is not None:
-            kept.plan.close()
+            kept.close()
             kept.plan = plan
         return plan is not None
 
     def _plan(
         self, product: CallersProduct, where: Where, reads_c: bool, search: Literal["rule", "full"]
     ) -> GemmPlan | None:
-        """Return a plan for a product; None where there can be none. Collective."""
-        session, arrays, options = self.session, product.arrays(where), ScheduleOptions(search=search)
-        trans_a, trans_b = product.trans_a, product.trans_b
+        """Return `Routine.plan` of a product; None where there can be none. Collective."""
+        arrays, options = product.arrays(where), ScheduleOptions(search=search)
         try:
-            a, b, c = (
-                session.distribute(array, one.layout, shape=one.shape, dtype=product.dtype)
-                for one, array in zip(product.given, arrays, strict=True)
-            )
-            return session.plan(a, b, c, reads_c=reads_c, trans_a=trans_a, trans_b=trans_b, options=options)
+            matrices = self._matrices(product, arrays)
+            return product.routine.plan(self.session, product.by, matrices, reads_c=reads_c, options=options)
         except RankMismatchError:
             raise
         except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
@@ -332,4 +362,4 @@ class Door:
         while len(self._kept) > _MOST_KEPT:
             _, old = self._kept.popitem(last=False)
             if old is not None:
-                old.plan.close()
+                old.close()

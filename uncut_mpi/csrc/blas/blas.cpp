@@ -1,4 +1,5 @@
-// ?gemm_ and p?gemm_ as a program calls them: handed to uncut_mpi.blas in Python, or on to the library behind this one.
+// Level 3 of BLAS and PBLAS as a program calls it: handed to uncut_mpi.blas in Python, or on to the library behind this
+// one.
 #include "blas/python.hpp"
 #include "blas/uncut_mpi_blas.h"
 
@@ -6,6 +7,7 @@
 #include <strings.h>
 #include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 namespace {
 
@@ -71,6 +74,123 @@ void *behind(const char *name) {
     return search.found;
 }
 
+// -- the routines --------------------------------------------------------------------------------
+
+// The arguments of a routine: its letters, M, N and K, alpha, matrices, and before the last of these beta.
+struct Routine {
+    const char *name;
+    // What each letter is: Side, Uplo, Diag or an op: of all there are, of Symmetric or of Hermitian results.
+    const char *letters;
+    int extents, matrices;
+    bool has_beta, real_alpha, real_beta;
+    double share;  // of the operations of a product of as many rows and columns
+};
+
+// In the order of ROUTINES in routines.py.
+constexpr Routine routines[] = {
+    {"gemm", "OO", 3, 3, true, false, false, 1},      {"syrk", "US", 2, 2, true, false, false, 0.5},
+    {"herk", "UH", 2, 2, true, true, true, 0.5},      {"syr2k", "US", 2, 3, true, false, false, 1},
+    {"her2k", "UH", 2, 3, true, false, true, 1},      {"symm", "LU", 2, 3, true, false, false, 1},
+    {"hemm", "LU", 2, 3, true, false, false, 1},      {"trmm", "LUOD", 2, 2, false, false, false, 0.5},
+    {"trsm", "LUOD", 2, 2, false, false, false, 0.5},
+};
+constexpr int num_routines = sizeof routines / sizeof *routines;
+
+constexpr int number_of(std::string_view name) {
+    int at = 0;
+    while (routines[at].name != name)
+        ++at;
+    return at;
+}
+
+bool is_complex(char letter) { return letter == 'c' || letter == 'z'; }
+
+// Return a letter that a program passed, in upper case; 0 if there is none such.
+int letter_of(char kind, bool complex, const void *given) {
+    const char *known = kind == 'L'   ? "LR"
+                        : kind == 'U' ? "UL"
+                        : kind == 'D' ? "UN"
+                        : kind == 'H' ? "NC"
+                                      : (kind == 'S' && complex ? "NT" : "NTC");
+    const int found = *static_cast<const char *>(given) & ~0x20;
+    return found != 0 && std::strchr(known, found) != nullptr ? found : 0;
+}
+
+// What all processes of a grid pass alike.
+struct Facts {
+    std::int64_t routine, letter, integer_bytes, letters[4], extents[3], matrices[3][12];
+};
+
+// A call as its caller made it.
+template <class Int>
+struct Call {
+    const Routine &routine;
+    char letter;
+    Facts facts{};
+    Where where{};
+    const void *alpha = nullptr, *beta = nullptr;
+    int illegal = 0;  // number of the first argument that is
+    bool fit = true;  // whether descriptors are of types that are known
+    double flop = 0;
+
+    Call(int number, char type, bool dealt, std::initializer_list<const void *> given)
+        : routine(routines[number]), letter(type) {
+        facts.routine = number, facts.letter = type, facts.integer_bytes = sizeof(Int);
+        const auto *const all = given.begin();
+        int at = 0;
+        const auto require = [&](bool good) {
+            if (!good && illegal == 0) illegal = at;
+        };
+        const auto next = [&] { return all[at++]; };
+        const auto integers = [&] { return static_cast<const Int *>(next()); };
+        for (int one = 0; routine.letters[one] != 0; ++one)
+            require((facts.letters[one] = letter_of(routine.letters[one], is_complex(type), next())) != 0);
+        for (int one = 0; one < routine.extents; ++one)
+            require((facts.extents[one] = *integers()) >= 0);
+        const auto [m, n, k] = facts.extents;
+        const bool is_gemm = routine.extents == 3, is_sided = routine.letters[0] == 'L';
+        const std::int64_t edge = is_gemm ? k : !is_sided || facts.letters[0] == 'L' ? m : n;
+        flop = routine.share * (is_complex(type) ? 8 : 2) * static_cast<double>(m) * static_cast<double>(n) *
+               static_cast<double>(edge);
+        const auto either = [&](int op, std::int64_t plain, std::int64_t turned) {
+            return facts.letters[op] == 'N' ? plain : turned;
+        };
+        const std::int64_t factor = either(1, m, n);  // rows of one whose product with itself, or another, is C
+        const std::int64_t rows_of_a = is_gemm ? either(0, m, k) : is_sided ? edge : factor;
+        const std::int64_t rows_of_b = is_gemm ? either(1, k, n) : is_sided ? m : factor;
+        alpha = next();
+        for (int one = 0; one < routine.matrices; ++one) {
+            const bool is_last = one == routine.matrices - 1;
+            if (is_last && routine.has_beta) beta = next();
+            where.arrays[one] = next();
+            if (dealt) {
+                std::int64_t *to = facts.matrices[one];
+                to[0] = *integers(), to[1] = *integers();
+                const Int *const about = integers();
+                const int last = descriptor(about, to + 2);
+                fit = fit && last != 0;
+                where.leading[one] = about[last];
+            } else {
+                where.leading[one] = *integers();
+                require(where.leading[one] >= std::max<std::int64_t>(1, is_last    ? m
+                                                                        : one == 0 ? rows_of_a
+                                                                                   : rows_of_b));
+            }
+        }
+    }
+
+  private:
+    // Copy a descriptor without its LLD as one of type 2, which says how large the first blocks are; return where the
+    // LLD is, 0 for one of another type.
+    static int descriptor(const Int *given, std::int64_t *to) {
+        if (*given != 1 && *given != 2) return 0;
+        const int blocks = *given == 1 ? 4 : 6;
+        std::copy_n(given, 6, to);
+        std::copy_n(given + blocks, 4, to + 6);
+        return blocks + 4;
+    }
+};
+
 // -- counting ------------------------------------------------------------------------------------
 
 // Of one routine: how many calls there were, and how many of them the devices have computed, with their flop.
@@ -80,7 +200,7 @@ struct Count {
 };
 
 constexpr const char letters[] = "sdcz";
-Count counts[2][4];
+Count counts[2][num_routines][4];
 
 int letter_at(char letter) { return static_cast<int>(std::strchr(letters, letter) - letters); }
 
@@ -95,19 +215,20 @@ struct Report {
         const char *text = std::getenv("UNCUT_MPI_BLAS_LOG");
         if (text == nullptr || is_one_of(text, {"", "0", "false", "no", "off"})) return;
         bool any = false;
-        for (int p = 0; p < 2; ++p)
-            for (int at = 0; at < 4; ++at) {
-                const Count &one = counts[p][at];
-                if (one.calls == 0) continue;
-                any = true;
-                const double share = one.flop > 0 ? 100 * one.flop_taken / one.flop : 0;
-                std::fprintf(stderr,
-                             "uncut_mpi: %s%cgemm_: %ld of %ld calls on devices, %.2f %% of %.4g Gflop (process %d)\n",
-                             p == 1 ? "p" : "", letters[at], one.taken.load(), one.calls.load(), share, one.flop * 1e-9,
-                             static_cast<int>(getpid()));
-            }
+        for (int at = 0; at < 2 * num_routines * 4; ++at) {
+            const int p = at / 4 / num_routines, routine = at / 4 % num_routines, letter = at % 4;
+            const Count &one = counts[p][routine][letter];
+            if (one.calls == 0) continue;
+            any = true;
+            const double share = one.flop > 0 ? 100 * one.flop_taken / one.flop : 0;
+            std::fprintf(stderr,
+                         "uncut_mpi: %s%c%s_: %ld of %ld calls on devices, %.2f %% of %.4g Gflop (process %d)\n",
+                         p == 1 ? "p" : "", letters[letter], routines[routine].name, one.taken.load(), one.calls.load(),
+                         share, one.flop * 1e-9, static_cast<int>(getpid()));
+        }
         if (!any)
-            std::fprintf(stderr, "uncut_mpi: no ?gemm_ and no p?gemm_ was called (process %d)\n",
+            std::fprintf(stderr,
+                         "uncut_mpi: no ?gemm_ and no p?gemm_ was called, nor another of level 3 (process %d)\n",
                          static_cast<int>(getpid()));
     }
 } report;
@@ -118,24 +239,11 @@ struct Report {
 // another thread, or one that our own computing makes. That of a grid waits, since all its ranks have to do the same.
 std::mutex one_at_a_time;
 
-int op_of(const char *given) {
-    const int op = *given & ~0x20;  // upper case
-    return op == 'N' || op == 'T' || op == 'C' ? op : 0;
+void read_scalar(char letter, bool is_real, const void *from, double (&to)[2]) {
+    for (int part = 0; from != nullptr && part < (is_complex(letter) && !is_real ? 2 : 1); ++part)
+        to[part] = letter == 's' || letter == 'c' ? static_cast<double>(static_cast<const float *>(from)[part])
+                                                  : static_cast<const double *>(from)[part];
 }
-
-double flop_of(char letter, double m, double n, double k) {
-    return (letter == 'c' || letter == 'z' ? 8 : 2) * m * n * k;
-}
-
-struct Scalars {
-    double alpha[2]{}, beta[2]{};
-    Scalars(char letter, const void *a, const void *b) {
-        for (auto [to, from] : {std::pair{alpha, a}, std::pair{beta, b}})
-            for (int part = 0; part < (letter == 'c' || letter == 'z' ? 2 : 1); ++part)
-                to[part] = letter == 's' || letter == 'c' ? static_cast<double>(static_cast<const float *>(from)[part])
-                                                          : static_cast<const double *>(from)[part];
-    }
-};
 
 // What all processes of a grid have said to each other, by their own BLACS: else some would wait in a product that
 // others leave to the library behind.
@@ -183,16 +291,16 @@ void forget(std::int64_t context) {
     grids.erase(context);
 }
 
-// Hand a call to Python, if it may be worth it; return whether it was computed. `may` is asked of a grid's context.
-template <std::size_t N>
-bool taken(bool (*may)(std::int64_t, double), char letter, double flop, const std::int64_t (&facts)[N],
-           const Where &where, const Scalars &scalars, void *next) {
+// Hand a call to Python, if it may be worth it; return whether it was computed. `may` is asked of a grid's context,
+// `gemm` is what tells how fast the library behind is.
+template <class Int>
+bool taken(bool (*may)(std::int64_t, double), const Call<Int> &call, void *gemm) {
     const bool p = may != nullptr;
-    Count &count = counts[p][letter_at(letter)];
+    Count &count = counts[p][call.facts.routine][letter_at(call.letter)];
     count.calls += 1;
-    add(count.flop, flop);
+    add(count.flop, call.flop);
     thread_local bool is_inside = false;  // the library behind may call ?gemm in its turn
-    if (is_inside || flop == 0 || (!p && flop < 1e9 * least_gflop())) return false;
+    if (is_inside || call.flop == 0 || (!p && call.flop < 1e9 * least_gflop())) return false;
     if (p)
         uncut::blas::wait_for(one_at_a_time);
     else if (!one_at_a_time.try_lock())
@@ -203,10 +311,13 @@ bool taken(bool (*may)(std::int64_t, double), char letter, double flop, const st
         explicit Inside(bool &given) : is(given) { is = true; }
         ~Inside() { is = false; }
     } inside(is_inside);
-    if (p && !may(facts[10], flop)) return false;
-    if (!uncut::blas::ask(p, facts, sizeof facts, where, scalars.alpha, scalars.beta, next)) return false;
+    if (p && !may(call.facts.matrices[0][3], call.flop)) return false;
+    double alpha[2]{}, beta[2]{};
+    read_scalar(call.letter, call.routine.real_alpha, call.alpha, alpha);
+    read_scalar(call.letter, call.routine.real_beta, call.beta, beta);
+    if (!uncut::blas::ask(p, &call.facts, sizeof call.facts, call.where, alpha, beta, gemm)) return false;
     count.taken += 1;
-    add(count.flop_taken, flop);
+    add(count.flop_taken, call.flop);
     return true;
 }
 
@@ -238,104 +349,60 @@ void illegal(const std::string &name, Int number) {
     std::abort();
 }
 
-template <class Int>
-Int illegal_at(const char *ta, const char *tb, Int m, Int n, Int k, Int lda, Int ldb, Int ldc) {
-    const int a = op_of(ta), b = op_of(tb);
-    const auto least = [](Int rows) { return rows > 1 ? rows : Int{1}; };
-    if (a == 0) return 1;
-    if (b == 0) return 2;
-    if (m < 0) return 3;
-    if (n < 0) return 4;
-    if (k < 0) return 5;
-    if (lda < least(a == 'N' ? m : k)) return 8;
-    if (ldb < least(b == 'N' ? k : n)) return 10;
-    return ldc < least(m) ? 13 : 0;
+std::string upper(std::string name) {  // without the suffix
+    name.resize(name.find('_'));
+    for (char &one : name)
+        one = static_cast<char>(std::toupper(one));
+    return name;
 }
 
-template <char letter, class Int, class Routine>
-void gemm(const std::string &name, void *next, const char *ta, const char *tb, const Int *m, const Int *n, const Int *k,
-          const void *alpha, const void *a, const Int *lda, const void *b, const Int *ldb, const void *beta, void *c,
-          const Int *ldc) {
-    const Int wrong = illegal_at(ta, tb, *m, *n, *k, *lda, *ldb, *ldc);
-    if (wrong == 0) {
-        const std::int64_t facts[] = {letter, sizeof(Int), op_of(ta), op_of(tb), *m, *n, *k};
-        if (taken(nullptr, letter, flop_of(letter, *m, *n, *k), facts, Where{{a, b, c}, {*lda, *ldb, *ldc}},
-                  Scalars(letter, alpha, beta), next))
-            return;
+template <int number, char letter, class Int, class... Args>
+void compute(const char *name, void *next, void *gemm, Args... given) {
+    const Call<Int> call(number, letter, false, {given...});
+    if (call.illegal == 0 && taken<Int>(nullptr, call, gemm)) return;
+    if (next != nullptr) {
+        if constexpr (std::string_view(routines[number].letters).size() == 2)
+            return must<void(Args..., std::size_t, std::size_t)>(name, next)(given..., 1, 1);
+        else
+            return must<void(Args..., std::size_t, std::size_t, std::size_t, std::size_t)>(name, next)(given..., 1, 1,
+                                                                                                       1, 1);
     }
-    if (next != nullptr) return must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, 1, 1);
-    if (wrong == 0) lacks(name);
-    illegal(name, wrong);
+    if (call.illegal == 0) lacks(upper(name));
+    illegal<Int>(upper(name), static_cast<Int>(call.illegal));
 }
 
-// A descriptor without its LLD as one of type 2, which says how large the first blocks are; 0 for another type, else
-// where the LLD is.
-template <class Int>
-int descriptor(const Int *given, std::int64_t *facts) {
-    if (*given != 1 && *given != 2) return 0;
-    const int blocks = *given == 1 ? 4 : 6;
-    std::copy_n(given, 6, facts);
-    std::copy_n(given + blocks, 4, facts + 6);
-    return blocks + 4;
-}
-
-template <char letter, class Int, class Routine>
-void pgemm(const std::string &name, void *next, const char *ta, const char *tb, const Int *m, const Int *n,
-           const Int *k, const void *alpha, const void *a, const Int *ia, const Int *ja, const Int *desca,
-           const void *b, const Int *ib, const Int *jb, const Int *descb, const void *beta, void *c, const Int *ic,
-           const Int *jc, const Int *descc) {
-    std::int64_t facts[7 + 3 * 12] = {letter, sizeof(Int), op_of(ta), op_of(tb), *m, *n, *k};
-    const Int *const starts[] = {ia, ja, ib, jb, ic, jc}, *const descriptors[] = {desca, descb, descc};
-    Where where{{a, b, c}, {}};
-    bool fit = facts[2] != 0 && facts[3] != 0 && *m > 0 && *n > 0 && *k > 0;
-    for (int at = 0; at < 3; ++at) {
-        std::int64_t *to = facts + 7 + 12 * at;
-        to[0] = *starts[2 * at], to[1] = *starts[2 * at + 1];
-        const int last = descriptor(descriptors[at], to + 2);
-        where.leading[at] = descriptors[at][last];
-        fit = fit && last != 0;
-    }
+template <int number, char letter, class Int, class... Args>
+void compute_on_grid(const char *name, void *next, void *gemm, Args... given) {
+    const Call<Int> call(number, letter, true, {given...});
     // What does not fit is for the program's own library to tell: it knows how its callers want to hear of it.
-    if (fit &&
-        taken(may_compute<Int>, letter, flop_of(letter, *m, *n, *k), facts, where, Scalars(letter, alpha, beta), next))
-        return;
-    must<Routine>(name, next)(ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc);
+    if (call.illegal == 0 && call.fit && call.flop > 0 && taken<Int>(may_compute<Int>, call, gemm)) return;
+    must<void(Args...)>(upper(name), next)(given...);
 }
-
-template <class Int>
-using Gemm = void(const char *, const char *, const Int *, const Int *, const Int *, const void *, const void *,
-                  const Int *, const void *, const Int *, const void *, void *, const Int *, std::size_t, std::size_t);
-template <class Int>
-using Pgemm = void(const char *, const char *, const Int *, const Int *, const Int *, const void *, const void *,
-                   const Int *, const Int *, const Int *, const void *, const Int *, const Int *, const Int *,
-                   const void *, void *, const Int *, const Int *, const Int *);
 
 }  // namespace
 
-#define UNCUT_DEFINE(letter, suffix, Int, upper)                                                                       \
-    void letter##gemm##suffix(const char *ta, const char *tb, const Int *m, const Int *n, const Int *k,                \
-                              const void *alpha, const void *a, const Int *lda, const void *b, const Int *ldb,         \
-                              const void *beta, void *c, const Int *ldc) {                                             \
-        static void *const next = behind(#letter "gemm" #suffix);                                                      \
-        gemm<#letter[0], Int, Gemm<Int>>(upper "GEMM", next, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);    \
+#define UNCUT_NAME(x) x
+#define UNCUT_LOCAL(kind, x) x, ld##x
+#define UNCUT_DEALT(kind, x) x, i##x, j##x, desc##x
+#define UNCUT_DEFINE_OF(letter, name, of, suffix, Int, INT, LOCAL, DEALT)                                              \
+    void letter##name##suffix(of(UNCUT_MPI_TEXT, INT, UNCUT_MPI_SCALAR, LOCAL)) {                                      \
+        static void *const next = behind(#letter #name #suffix), *const gemm = behind(#letter "gemm" #suffix);         \
+        compute<number_of(#name), #letter[0], Int>(#letter #name #suffix, next, gemm,                                  \
+                                                   of(UNCUT_NAME, UNCUT_NAME, UNCUT_NAME, UNCUT_LOCAL));               \
     }                                                                                                                  \
-    void p##letter##gemm##suffix(const char *ta, const char *tb, const Int *m, const Int *n, const Int *k,             \
-                                 const void *alpha, const void *a, const Int *ia, const Int *ja, const Int *desca,     \
-                                 const void *b, const Int *ib, const Int *jb, const Int *descb, const void *beta,      \
-                                 void *c, const Int *ic, const Int *jc, const Int *descc) {                            \
-        static void *const next = behind("p" #letter "gemm" #suffix);                                                  \
-        pgemm<#letter[0], Int, Pgemm<Int>>("P" upper "GEMM", next, ta, tb, m, n, k, alpha, a, ia, ja, desca, b, ib,    \
-                                           jb, descb, beta, c, ic, jc, descc);                                         \
+    void p##letter##name##suffix(of(UNCUT_MPI_TEXT, INT, UNCUT_MPI_SCALAR, DEALT)) {                                   \
+        static void *const next = behind("p" #letter #name #suffix), *const gemm = behind("p" #letter "gemm" #suffix); \
+        compute_on_grid<number_of(#name), #letter[0], Int>("p" #letter #name #suffix, next, gemm,                      \
+                                                           of(UNCUT_NAME, UNCUT_NAME, UNCUT_NAME, UNCUT_DEALT));       \
     }
+#define UNCUT_DEFINE(letter, name, of, suffix)                                                                         \
+    UNCUT_DEFINE_OF(letter, name, of, suffix, uncut_mpi_int, UNCUT_MPI_INT, UNCUT_MPI_LOCAL, UNCUT_MPI_DEALT)
+#define UNCUT_DEFINE_64(letter, name, of, suffix)                                                                      \
+    UNCUT_DEFINE_OF(letter, name, of, suffix, std::int64_t, UNCUT_MPI_INT_64, UNCUT_MPI_LOCAL_64, UNCUT_MPI_DEALT_64)
+
 extern "C" {
-UNCUT_DEFINE(s, _, uncut_mpi_int, "S")
-UNCUT_DEFINE(d, _, uncut_mpi_int, "D")
-UNCUT_DEFINE(c, _, uncut_mpi_int, "C")
-UNCUT_DEFINE(z, _, uncut_mpi_int, "Z")
-UNCUT_DEFINE(s, _64_, std::int64_t, "S")
-UNCUT_DEFINE(d, _64_, std::int64_t, "D")
-UNCUT_DEFINE(c, _64_, std::int64_t, "C")
-UNCUT_DEFINE(z, _64_, std::int64_t, "Z")
+UNCUT_MPI_ALL(UNCUT_DEFINE, _)
+UNCUT_MPI_ALL(UNCUT_DEFINE_64, _64_)
 
 // A context's number may be that of another grid after these.
 void blacs_gridexit_(const uncut_mpi_int *context) {

@@ -58,7 +58,7 @@ struct Api {
     }
 } api{};
 
-// The module uncut_mpi.blas.calls and what it has for ?gemm and p?gemm, once it is loaded.
+// The module uncut_mpi.blas.calls and what it has for calls of this process and of a grid, once it is loaded.
 PyObject *calls = nullptr, *functions[2] = {};
 std::atomic<bool> is_loaded{false};
 
@@ -98,8 +98,8 @@ bool load() {
         calls = api.PyImport_ImportModule(name);
     }
     if (calls != nullptr) {
-        functions[false] = api.PyObject_GetAttrString(calls, "gemm");
-        functions[true] = api.PyObject_GetAttrString(calls, "pgemm");
+        functions[false] = api.PyObject_GetAttrString(calls, "compute");
+        functions[true] = api.PyObject_GetAttrString(calls, "compute_on_grid");
     }
     const bool found = functions[false] != nullptr && functions[true] != nullptr;
     if (!found) api.PyErr_Print();
@@ -159,7 +159,7 @@ bool ask(bool of_grid, const void *facts, std::size_t nbytes, const Where &where
                                   ld[0], ld[1], ld[2], alpha[0], alpha[1], beta[0], beta[1], number(next));
     if (answer == nullptr) {
         api.PyErr_Print();
-        std::fprintf(stderr, "uncut_mpi: a product failed, and what C holds is not known: the program ends\n");
+        std::fprintf(stderr, "uncut_mpi: a product failed, and what its result holds is not known: the program ends\n");
         std::abort();
     }
     const long done = api.PyLong_AsLong(answer);
