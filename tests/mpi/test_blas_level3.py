@@ -192,7 +192,9 @@ def test_illegal_calls_and_what_a_session_refuses_are_those_of_the_library_behin
             (f"{letter}trsm_", "XUNN", (6, 6), ((a, 6), (b, 6))),
             (f"{letter}trmm_", "RUTN", (6, 0), ((a, 6), (b, 6))),
             (f"{letter}trsm_", "LUNN", (6, 6), ((a, 6), (a, 6))),  # A is B
+            (f"{letter}trsm_", "LUNN", (6, 2), ((a, 6), (a[:, 4:], 6))),  # a part of A
             (f"{letter}symm_", "LX", (6, 6), ((a, 6), (b, 6), (b, 6))),
+            (f"{letter}symm_", "RU", (6, 4), ((a, 6), (b, 5), (b, 6))),
             (f"{letter}syrk_", "UX", (6, 6), ((a, 6), (b, 6))),
             (f"{letter}syrk_", "UT", (6, 6), ((a, 5), (b, 6))),
             (f"{letter}syr2k_", "UN", (-1, 6), ((a, 6), (b, 6), (b, 6))),
@@ -315,3 +317,19 @@ def test_a_diagonal_with_a_0_gives_infinities_and_nan(names, monkeypatch):
         assert np.isfinite(found[:2]).all()
         assert np.isinf(found[2]).all()
         monkeypatch.setattr(um.blas, "of_process", lambda: None)
+
+
+def test_memory_of_an_earlier_call_may_be_the_sessions_own_in_a_later_one(names, monkeypatch):
+    """It was B's, and is freed; then it holds a copy of the new one, that this must not be taken to overlap."""
+    monkeypatch.setattr(session_level3, "BLOCK", 2048)
+    rng, extents, by = np.random.default_rng(7), (160, 120), {"side": "L", "uplo": "L", "trans": "N", "diag": "N"}
+    passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
+    before, shapes, held = passed_on.value, OTHERS["trsm"].shapes(by, extents), []
+    for call in range(8):
+        given = given_of(rng, "trsm", by, shapes, "f8")
+        arrays = [one.copy("F") for one in given]
+        held = [*held, arrays][-2:] if call % 2 else [arrays]
+        passed = [[at(one), *numbers(len(one))] for one in arrays]
+        names.lp64.dtrsm_(*arguments("trsm", by, extents, 1.5, 0, "f8", passed))
+        assert is_right("trsm", by, 1.5, 0, given, arrays[-1]), call
+    assert passed_on.value == before
