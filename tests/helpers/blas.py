@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import shutil
 import subprocess
@@ -45,20 +46,27 @@ void pxerbla_(int *context, char *name, int *number) { told = *number; }
 """
 
 
-@pytest.fixture(scope="module", name="names")
-def names_of_blas(tmp_path_factory, backend_name):
-    """Yield the library, and what is behind it, loaded by this process."""
+@functools.cache
+def libraries(base):
+    """Return the library, and what is behind it, loaded by this process: once, since the former keeps what it finds."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("blas")
+    folder = base / "blas"
+    folder.mkdir()
     (folder / "behind.c").write_text(BEHIND)
     command = [compiler, "-shared", "-fPIC", "-o", str(folder / "behind.so"), str(folder / "behind.c")]
     subprocess.run(command, check=True, timeout=60)
     behind = ctypes.CDLL(str(folder / "behind.so"), ctypes.RTLD_GLOBAL)
-    os.environ.update(UNCUT_MPI_BLAS_BACKEND=backend_name, UNCUT_MPI_BLAS_MIN_GFLOP="0")
     loaded = ctypes.CDLL(str(um.blas.library())), ctypes.CDLL(str(um.blas.library(ilp64=True)))
-    yield types.SimpleNamespace(behind=behind, lp64=loaded[0], ilp64=loaded[1])
+    return types.SimpleNamespace(behind=behind, lp64=loaded[0], ilp64=loaded[1])
+
+
+@pytest.fixture(scope="module", name="names")
+def names_of_blas(tmp_path_factory, backend_name):
+    """Yield the library, and what is behind it."""
+    os.environ.update(UNCUT_MPI_BLAS_BACKEND=backend_name, UNCUT_MPI_BLAS_MIN_GFLOP="0")
+    yield libraries(tmp_path_factory.getbasetemp())
     calls.forget(-1)
 
 

@@ -34,8 +34,8 @@ FILES = {
     (2, 3): "api_start",
     (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
-    (4,): "api_layouts blas blas_level3 nodes redistribute views",
-    (1, 4): "gemm_layouts",
+    (4,): "api_layouts blas nodes redistribute views",
+    (1, 4): "blas_level3 gemm_layouts",
     (1, 2, 3, 4): "fuzz",
     # Eight are more than cores, and than a machine of four has.
     (1, 2, 4, 8): "gemm",
@@ -44,6 +44,11 @@ TESTS = {
     # Types, transposes, scalars and edges are of each rank's own tasks; what is said of a call depends on no number.
     (1, 2): """all_memory_is_closed_and_freed_before_the_backend_ends edges_of_size
         every_type_accumulates_and_rounds_as_it_should""",
+    # Calls of BLAS are each process's own.
+    (1,): """a_0_on_a_diagonal_divides_by_names_of_scipy every_routine_of_every_type_and_letter
+        illegal_calls_and_what_a_session_refuses_are_those_of_the_library_behind
+        memory_of_an_earlier_call_may_be_the_sessions_own_in_a_later_one names_of_scipy_for_all_routines
+        what_does_not_fit_of_all_names_of_scipy without_alpha_nothing_but_c_is_read""",
     # A machine of three ranks has what one of two has, and ports.
     (1, 3): "everything_is_measured_printed_and_kept_for_the_next_session",
     (2,): """a_calibration_keeps_the_disk_for_sessions
