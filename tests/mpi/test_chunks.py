@@ -142,7 +142,7 @@ def test_chunks_that_lie_differently_have_plans_of_their_own_for_as_long_as_ther
 ):
     monkeypatch.setattr(chunks, "MOST_TASKS", 200)
     monkeypatch.setattr(chunks, "STEP", 8)
-    monkeypatch.setattr(chunks, "_axis", lambda problem, placement: 1)  # rows of a C in order "C"
+    monkeypatch.setattr(chunks, "_axes", lambda problem, placement: (1,))  # rows of a C in order "C"
     rng = np.random.default_rng(1)
     a, b = rng.random((480, 200)), rng.random((200, 220))
     with open_session(comm, device_memory=64 * KIB, verify=True) as session:
