@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import threading
 
@@ -72,6 +73,16 @@ def test_without_a_product_each_c_is_scaled(fake):
     succeed(cluster.run(0.0, beta))
     assert not calls(fake)
     assert all(np.array_equal(cluster.buffer(2 * COUNT + i), beta * c) for i, c in enumerate(before))
+
+
+def test_sums_that_are_the_same_are_of_a_call_for_each_product(fake):
+    schedule = batch()
+    problem = dataclasses.replace(schedule.problem, sums=SHAPE)
+    cluster = bound(fake, dataclasses.replace(schedule, problem=problem), in_steps=True)
+    (alpha, beta), is_right = filled_with_numbers(cluster, 4)
+    succeed(cluster.run(alpha, beta))
+    assert is_right()
+    assert len(calls(fake)) == COUNT
 
 
 def test_other_shapes_and_copies_end_a_call(fake):

@@ -8,7 +8,7 @@ import gc
 import numpy as np
 import pytest
 
-from tests.dev.fake import FakeCluster, bind, load, succeed
+from tests.dev.fake import FakeCluster, bind, filled_with_numbers, load, succeed
 from tests.helpers.numbers import op_of, random_values, wide_of
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
@@ -18,6 +18,7 @@ from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning import planner
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.schedule import Factor
 
 
@@ -66,6 +67,18 @@ def test_cublas_chooses_where_nothing_is_faster_or_tuning_is_not_wanted(paced, t
     paced.reset()
     succeed(cluster.run(1.2345, 1.1154))
     assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
+    assert not [line for line in paced.log() if "option" in line]
+
+
+def test_sums_that_are_the_same_go_by_no_kernel_that_a_time_chose(paced):
+    paced.product_ticks(usual=1000, option_7=1, option_4=1, option_1=1)
+    options = ScheduleOptions(same_sums=True, blocking=Blocking(c_rows=24, c_cols=16))
+    problem = GemmProblem(40, 30, 50, DType.bf16)
+    schedule = planner.plan(problem, Placement.parse("0,0,0"), 1, Machine.uniform(1), options).schedule
+    cluster = FakeCluster(paced, schedule, tune_from=0)
+    (alpha, beta), is_right = filled_with_numbers(cluster, 1)
+    succeed(cluster.run(alpha, beta))
+    assert is_right()
     assert not [line for line in paced.log() if "option" in line]
 
 

@@ -103,6 +103,7 @@ PROBLEM = {
     "min_slice_bytes": 1,
     "relay_bytes": 1,
     "ways": Ways(),
+    "same_sums": False,
 }
 
 
@@ -167,6 +168,7 @@ def test_the_request_that_others_vary_is_good() -> None:
         ("ways", ways_with((1.0, -1, -1), pairs=3)),
         *(("ways", ways_with((1.0, -1, -1), last=place)) for place in (2, -3)),
         *(("ways", ways_with((1.0, *relays))) for relays in ((2, -1), (-1, 0))),
+        ("same_sums", True),  # not in rings
         ("rounds", []),
         ("rounds", [CUT, []]),
         ("rounds", [[((64, 0), (0, 48))]]),

@@ -91,7 +91,8 @@ class PlanKey:
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             layouts = a.layout, b.layout, c.layout
-            orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b, choices.triangle, choices.forms)
+            if not choices.options.same_sums:  # which are of elements in their own order
+                orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b, choices.triangle, choices.forms)
             problem, infos, read_in = read(infos_in(infos, orders))
         both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
         places = itertools.starmap(_where, zip(*both, strict=True))

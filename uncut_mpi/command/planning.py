@@ -207,7 +207,7 @@ def _find(arguments: PlanArguments, machine: Machine) -> Found:
     """
     problem, in_files = arguments.problem, arguments.place.in_files
     arguments.place.check_ranks(machine.num_ranks)
-    placement = arguments.place.bind(problem, machine.num_ranks)
+    placement = arguments.place.bind(problem, machine.num_ranks, in_order=arguments.options.same_sums)
     there = Setting.of(problem, placement, machine.num_ranks, machine, arguments.options)
     machine = dataclasses.replace(machine, memory_bytes=there.memory_bytes)
     _check_host(arguments, placement, machine)
@@ -216,7 +216,7 @@ def _find(arguments: PlanArguments, machine: Machine) -> Found:
         options = changed(options, host_memory=usual_room(int(of_each_rank.min())))
 
     def result_of(setting: Setting) -> SearchResult:
-        searched = problem.has_product and options.scheduler == "auto" and not any(in_files)
+        searched = problem.has_product and setting.options.scheduler == "auto" and not any(in_files)
         if searched and setting.placement == setting.straight.placement:
             return search(setting)
         several = plan_several(setting)

@@ -47,7 +47,8 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
                           .board = words.data(),
                           .rank = nb::cast<std::size_t>(board.attr("rank")),
                           .kernel = std::move(kernel),
-                          .files = std::move(files)};
+                          .files = std::move(files),
+                          .same_sums = nb::cast<bool>(list.attr("same_sums"))};
     return std::make_shared<Executor>(std::move(device), program);
 }
 

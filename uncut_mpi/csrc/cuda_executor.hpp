@@ -73,6 +73,7 @@ struct Program {
     std::size_t rank;
     std::function<Address(std::uint64_t)> kernel;  // signature → function handle, of a kernel that has run before
     std::vector<HostFile> files;                   // whose bytes some addresses stand for
+    bool same_sums = false;                        // whether each product is a call of its own, by the library's choice
 };
 
 // With what lanes of the host have done.

@@ -72,7 +72,7 @@ Executor::Executor(std::shared_ptr<DeviceState> device, const Program &program)
                 break;
             case code_gemm:
                 add_gemm(program, operation);
-                if (!awaits_peers) add_to_bundle(lanes_[operation.lane]);
+                if (!awaits_peers && !program.same_sums) add_to_bundle(lanes_[operation.lane]);
                 break;
             case code_combine:
                 operation.code == code_copy ? add_transposition(program, operation) : add_combine(program, operation);
@@ -310,7 +310,8 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
                   .alignment_a = alignment_of(gemm.a),
                   .alignment_b = alignment_of(gemm.b),
                   .alignment_c = alignment_of(gemm.c)};
-    gemm.tunable = gemm.form == no_form && is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0;
+    gemm.tunable =
+        !program.same_sums && gemm.form == no_form && is_tunable(a.dtype) && gemm.shape.m > 0 && n > 0 && k > 0;
     gemm.factor_product = a.factor;
     gemm.factor_c = zero;
     Operand scaling[2] = {c, c};

@@ -164,9 +164,11 @@ class Maker {
         int &ring = made_.workers[part.worker].ring[which];  // none unless there are any
         if (ring >= 0) return ring;
         if (how_.in_rings()) {
-            const std::int64_t along = how_.slots[which] * std::min(how_.block, part.k.size());
-            rows = matrix == matrix_a ? largest(part).rows : along;
-            cols = matrix == matrix_a ? along : largest(part).cols;
+            std::int64_t along = asked_.depth_of_slots();
+            std::int64_t across = matrix == matrix_a ? largest(part).rows : largest(part).cols;
+            (asked_.stacks_across(matrix) ? across : along) *= how_.slots[which];
+            rows = matrix == matrix_a ? across : along;
+            cols = matrix == matrix_a ? along : across;
         }
         if (problem_.transposed(matrix)) std::swap(rows, cols);
         const int made = panel(part.rank, rows, cols, matrix, problem_.dtypes[which], panel_role);
@@ -182,6 +184,7 @@ class Maker {
     const Largest &largest(std::size_t place) {
         if (largest_.empty()) {
             largest_.resize(asked_.places.size());
+            if (problem_.same_sums) std::ranges::fill(largest_, Largest{how_.c_rows, how_.c_cols});
             for (const KRequest::Block &block : asked_.blocks) {
                 Largest &of = largest_[block.place];
                 of.rows = std::max(of.rows, block.rows.size()), of.cols = std::max(of.cols, block.cols.size());
@@ -278,9 +281,10 @@ class Maker {
         made.worker = asked.place * asked_.splits() + split;
         made.k = {asked_.k_starts[split], asked_.k_starts[split + 1]};
         made.k_step = alignment.k_step;
-        made.home = {problem_.home(matrix_a, made.rank, block.rows, made.k),
-                     problem_.home(matrix_b, made.rank, made.k, block.cols),
-                     problem_.home(matrix_c, made.rank, block.rows, block.cols)};
+        if (!problem_.same_sums)
+            made.home = {problem_.home(matrix_a, made.rank, block.rows, made.k),
+                         problem_.home(matrix_b, made.rank, made.k, block.cols),
+                         problem_.home(matrix_c, made.rank, block.rows, block.cols)};
         if (how_.from_held) hold(made, block, alignment);
         const std::int64_t inner = made.k.size();
         made.panel[matrix_a] = operand(made, matrix_a, block.rows.size(), inner, alignment.copies[matrix_a]);

@@ -106,6 +106,7 @@ std::vector<KPlaces> cut_in_rounds(const KPlaces &places, const KProblem &proble
 // K-blocks whose A or B others hold, or lie behind another link, come in turn: so all links are busy at one time.
 std::vector<Extent> k_blocks_in_turn(const KProblem &problem, const KBlocking &how, Extent k) {
     const std::vector<Extent> blocks = equal_k_blocks(how, k.size());
+    if (problem.same_sums) return blocks;
     std::array<std::vector<std::pair<Extent, int>>, 2> holders;  // of the first rows of A and columns of B
     for (const int matrix : {matrix_a, matrix_b})
         for (const KPiece &one : problem.pieces[matrix])
@@ -207,6 +208,9 @@ KRequest::KRequest(const KProblem &of, const KBlocking &blocking, std::vector<st
     at_owner = how.at_owner && problem.on_device(matrix_c) && first_at_worker > 0;
     require(!how.in_rings() || (splits() == 1 && !at_owner),
             "there are rings where no ranks share k, and C is combined where it is computed");
+    require(!problem.same_sums || (how.in_rings() && how.columns == 1 && !how.returns && how.first == how.block &&
+                                   how.c_rows > 0 && how.c_cols > 0),
+            "sums that are the same are of whole blocks of C, one k-block after the other");
     require(!aligns_for || aligns_for->num_ranks == problem.num_ranks,
             "there are as many ranks on the machine for which products are aligned");
     const std::size_t count = asked.front()->blocks.size();

@@ -21,6 +21,9 @@ struct KProblem : PlacedProblem {
     std::int64_t min_slice_bytes = 1;
     std::int64_t relay_bytes = 1;  // what goes over another rank goes in chunks of so many, or of one column
     KWays ways;
+    // Whether sums are the same whoever forms them, and wherever matrices are. Then no product reads or writes a
+    // caller's matrix, all have panels of one shape, and k-blocks come in their own order.
+    bool same_sums = false;
 
     // Whether a part of a matrix lies on a device.
     bool on_device(int matrix) const {
@@ -191,6 +194,15 @@ struct KRequest {
     std::vector<Round> rounds;
 
     std::size_t splits() const { return k_starts.size() - 1; }
+    // Whether slots of a ring lie behind each other along rows of A or columns of B, as k is contiguous in them. So no
+    // distance of columns depends on how many there are.
+    bool stacks_across(int matrix) const {
+        return problem.same_sums && (matrix == matrix_b) != problem.transposed(matrix);
+    }
+    // Along k of a ring's slots.
+    std::int64_t depth_of_slots() const {
+        return problem.same_sums ? how.block : std::min(how.block, k_starts.back() - k_starts.front());
+    }
     // More than there are tasks, found without looking at any, so that nobody counts where this is few.
     std::int64_t tasks_at_most() const;
 };

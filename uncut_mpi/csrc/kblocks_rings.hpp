@@ -21,7 +21,9 @@ class Rings final : public Store {
           known_(layout.buffers.size()) {
         const KRequest &asked = layout.request;
         first_k_ = asked.k_starts.front();
-        depth_ = std::min(asked.how.block, asked.k_starts.back() - first_k_);
+        depth_ = asked.depth_of_slots();
+        for (const int matrix : {matrix_a, matrix_b})
+            if (asked.stacks_across(matrix)) width_[matrix] = matrix == matrix_a ? asked.how.c_rows : asked.how.c_cols;
         for (std::size_t worker = 0; worker < layout.workers.size(); ++worker)
             for (const int matrix : {matrix_a, matrix_b}) {
                 slots_[worker][static_cast<std::size_t>(matrix)].resize(
@@ -50,8 +52,9 @@ class Rings final : public Store {
         const Slot *slot = slot_of(part.worker, what);
         if (!slot) throw std::logic_error("what is read of A and B is in no slot");
         const auto number = slot - slots_[part.worker][static_cast<std::size_t>(panel)].data();
-        const Extent across = what.across.shifted(-slot->has.across.first),
-                     k = what.k.shifted(number * depth_ - slot->has.k.first);
+        const std::int64_t width = width_[panel];
+        const Extent across = what.across.shifted(number * width - slot->has.across.first),
+                     k = what.k.shifted((width > 0 ? 0 : number * depth_) - slot->has.k.first);
         return stored(part.panel[panel], of_a ? across : k, of_a ? k : across, problem_.transposed(panel));
     }
 
@@ -178,11 +181,13 @@ class Rings final : public Store {
 
     std::size_t slot_at(int ring, const Region &region) const {
         const int matrix = ring % 2;
+        if (width_[matrix] > 0) return static_cast<std::size_t>(region.col / width_[matrix]);
         const bool k_is_down = (matrix == matrix_b) != problem_.transposed(matrix);
         return static_cast<std::size_t>((k_is_down ? region.row : region.col) / depth_);
     }
 
     std::int64_t depth_;
+    std::array<std::int64_t, 2> width_{};  // of slots of A and B that lie behind each other across k, else 0
     int round_ = 0;
     std::int64_t asked_ = 0, first_k_;
     std::vector<std::array<Slots, 2>> slots_;         // of each worker

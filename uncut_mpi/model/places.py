@@ -12,7 +12,7 @@ from uncut_mpi.model.layout import Layout, LocalArray
 from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.parts import BoundLayout, Order
 from uncut_mpi.model.placement import MATRICES, Placement, Where
-from uncut_mpi.model.positions import orders_for_product, reordered
+from uncut_mpi.model.positions import Orders, orders_for_product, reordered
 from uncut_mpi.model.problem import GemmProblem
 
 FILE: Final = "f"
@@ -134,9 +134,11 @@ class Places:
         whole = (Location.host() if isinstance(one, Dealt) else one for one in (self.a, self.b, self.c))
         Placement(*whole).check_ranks(num_ranks)
 
-    def bind(self, problem: GemmProblem, num_ranks: int) -> Placement:
+    def bind(self, problem: GemmProblem, num_ranks: int, *, in_order: bool = False) -> Placement:
         """
         Return where a product's matrices, stored column-major unless a place says otherwise, live.
+
+        Rows and columns are in orders that the matrices share, or `in_order` as they are.
 
         Raises
         ------
@@ -150,7 +152,9 @@ class Places:
                 BoundLayout.whole(problem.shape_of(of), one) if isinstance(one, Location) else one
                 for one, of in zip(found, MATRICES, strict=True)
             )
-            orders = orders_for_product(a, b, c, problem.trans_a, problem.trans_b, problem.triangle, problem.forms)
+            orders: tuple[Orders, ...] = ((None, None),) * 3
+            if not in_order:
+                orders = orders_for_product(a, b, c, problem.trans_a, problem.trans_b, problem.triangle, problem.forms)
             every = (reordered(one, order) for one, order in zip((a, b, c), orders, strict=True))
             found = [
                 one if len(bound.parts) == 1 and isinstance(one, Location) else bound

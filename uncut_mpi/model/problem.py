@@ -161,6 +161,8 @@ class GemmProblem:
     forms : (Form or None, Form or None)
         Which elements of A and of B there are, where that is one triangle of a square matrix. Each product is with all
         of such a matrix.
+    sums : (int, int, int) or None
+        Rows and columns of the tiles of C, and length of the k-blocks, of which each product is, whatever the plan.
     """
 
     m: int
@@ -179,6 +181,7 @@ class GemmProblem:
     part: PartOfC | None = None
     batch: Sequence[tuple[int, int, int]] = ()
     forms: Forms = PLAIN
+    sums: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         dtypes = three_of(self.dtype)

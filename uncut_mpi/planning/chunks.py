@@ -79,7 +79,12 @@ def chunks_of(setting: Setting) -> Chunks | None:
         The machine's host memory stands for files, if matrices lie there.
     """
     problem = setting.problem
-    if problem.batch or not problem.has_product or (not setting.private and setting.surely_fits):
+    if (
+        problem.sums is not None
+        or problem.batch
+        or not problem.has_product
+        or (not setting.private and setting.surely_fits)
+    ):
         return None
     if setting.options.scheduler not in ("auto", "kblocks"):
         return None

@@ -23,14 +23,15 @@ from uncut_mpi.errors import CapacityError, ParamError, PlanError
 from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.decomposition import starts_of
-from uncut_mpi.planning.kblocks_defaults import choose, choose_grid
+from uncut_mpi.planning.kblocks_defaults import choose, choose_grid, in_rings
 from uncut_mpi.planning.kblocks_request import DealtPanels, problem_in_core
 from uncut_mpi.planning.limits import MAX_TASKS
 from uncut_mpi.planning.node_grid import grid_over_nodes
 from uncut_mpi.planning.option_fields import declared
-from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.options import MOST_C_SLOTS, Blocking, ScheduleOptions, changed
 from uncut_mpi.planning.out_of_core import cut_to_fit
 from uncut_mpi.planning.partition import Partition
+from uncut_mpi.planning.same_sums import dealt_tiles
 from uncut_mpi.planning.schedule import BUFFER_DTYPE, Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.ways import ways_of
@@ -162,6 +163,8 @@ class Planner:
             Whether ranks have room for all they need, unless the options say otherwise. Else what does not fit is cut
             so that it does (`uncut_mpi.planning.out_of_core`), where that is possible.
         """
+        if self.problem.sums is not None:
+            return self._with_same_sums(options, self.problem.sums)
         options = self._over_nodes(options)
         how, dealt = self._deal(options)
         dealt.check_steps(how)
@@ -184,6 +187,31 @@ class Planner:
         smaller = cut_to_fit(dealt, how, options.blocking)
         dealt.check_steps(smaller)
         return Prepared(self, dealt, options, smaller, aligns=False, is_open=is_open)
+
+    def _with_same_sums(self, options: ScheduleOptions, sums: tuple[int, int, int]) -> Prepared:
+        """Return one with the sums of `uncut_mpi.planning.same_sums`: in rings, whose panels are of one shape."""
+        devices = options.computing_ranks(self.machine.num_ranks)
+        partitions, several = dealt_tiles(self.problem, len(devices))
+        asked = Blocking(
+            first=sums[2],
+            block=sums[2],
+            growth=2,
+            columns=1,
+            lanes=2,
+            delivery="balanced" if ways_of(self.machine).even else "earliest",
+            c_rows=sums[0],
+            c_cols=sums[1],
+            c_slots=min(MOST_C_SLOTS, len(partitions)),
+            sweep="again",
+        )
+        dealt = DealtPanels(self.setting, self._in_core, partitions, devices, [0, self.problem.k])
+        dealt.check_steps(in_rings(asked))
+        for slots, b_slots in several:
+            how = in_rings(changed(asked, slots=slots, b_slots=b_slots))
+            made = Prepared(self, dealt, options, how, aligns=False)
+            if made.fits:
+                break
+        return made
 
     def _over_nodes(self, options: ScheduleOptions) -> ScheduleOptions:
         """Return options with the grid of several nodes, where nobody says how C is cut among which ranks."""
@@ -263,7 +291,7 @@ class Prepared:
         self._planner, self._dealt, self._is_open = planner, dealt, is_open
         self.grid, self.splits, self.request = dealt.grid, dealt.splits, dealt.request(how, aligns=aligns)
         named_grid = self.grid if options.areas is None else None
-        known = how is options.blocking and named_grid == options.grid
+        known = dealt.problem.sums is not None or (how is options.blocking and named_grid == options.grid)
         self.options = options if known else changed(options, grid=named_grid, blocking=how)
 
     @property

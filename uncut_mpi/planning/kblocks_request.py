@@ -58,6 +58,7 @@ def problem_in_core(setting: Setting) -> _native.KBlocksProblem:
         min_slice_bytes=MIN_SLICE_BYTES,
         relay_bytes=min(max(1, min(setting.room) // MANY_RELAYS), RELAY_BYTES),
         ways=ways_of(machine),
+        same_sums=problem.sums is not None,
     )
 
 
@@ -164,6 +165,7 @@ class DealtPanels:
         if how.in_rings:
             rows, cols = self.largest
             rounds = -(-rows // (how.c_rows or rows or 1)) * -(-cols // (how.c_cols or cols or 1))
+            rounds = rounds if self.problem.sums is None else len(self.partitions)
             steps, unit = rounds * (k_blocks + blocks), "steps"
             what = f"{rounds} blocks of C on each rank, one after the other, and {k_blocks} k-blocks"
             mend = (

@@ -106,6 +106,8 @@ class OperationList:
         How far a run takes the epoch: at least 1, and no signal of any rank has a larger value.
     longest_s : float
         What the longest task of any rank is expected to take (s); 0 where that is not known.
+    same_sums : bool
+        Whether each product is made by itself, in the library's usual way: neither with others nor as is fastest.
     """
 
     rank: int
@@ -119,6 +121,7 @@ class OperationList:
     flag_lanes: np.ndarray
     span: int
     longest_s: float = 0.0
+    same_sums: bool = False
 
     @property
     def num_flags(self) -> int:
@@ -201,6 +204,7 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
             locations=schedule.locations,
             num_events=num_events,
             span=span,
+            same_sums=schedule.problem.sums is not None,
             **own,
         )
     return Lowering(lists, waits.reshape(-1, 2), np.array([len(one[3]) for one in made], np.int64), span)

@@ -39,6 +39,7 @@ BEGINS = ("first", "held")
 COMBINES = ("owner", "worker")
 SWEEPS = ("back", "again")
 BARRIERS = ("rank", "node")
+_OF_SAME_SUMS = ("same_sums", "devices", "blocking.block", "blocking.c_rows", "blocking.c_cols")
 _SHARES = ("row_shares", "col_shares", "k_shares")
 _OF_RINGS = ("slots", "b_slots", "c_rows", "c_cols", "c_slots", "sweep", "barrier")
 _IN_RINGS: Final = operator.attrgetter(*_OF_RINGS)
@@ -280,6 +281,12 @@ class ScheduleOptions:
         How far the search of auto goes. "rule": a few schedules, which takes about a millisecond. "full": as long as it
         is worth a tenth of a second. Left open: `Session.gemm` begins by rule. It looks further when a product was
         called so often that this takes a tenth of the time of all calls. `Session.plan` and plan look at once.
+    same_sums : bool
+        Make C the same in every bit on any number of ranks, wherever A, B and C are and however they are dealt. Its
+        tiles, and the k-blocks that are summed, then have sizes that depend on m, n, k and types alone, or that
+        blocking says (c_rows, c_cols, block). Products take longer, and a host multiplies with one thread a rank. It
+        holds for devices of one kind and libraries of one version, and for one product: no batch, no triangle, no
+        matrix of which one triangle is read. What is stored by rows, and what is transposed, has to be the same too.
     metric : str, default time
         What the search of auto minimises. "time": the time of a call. "pdp": the energy of all devices meanwhile,
         idle ones too. "edp": that energy times the time. All but the first need a machine whose watts are known.
@@ -321,6 +328,7 @@ class ScheduleOptions:
     blocking: Blocking = Blocking()
     tune: int = option(NUMBER, default=0, most=MOST_TRIED)
     search: str = option(WORD, default="", words=("rule", "full"))
+    same_sums: bool = option(SWITCH, "kblocks", default=False)
     metric: str = option(WORD, default="time")
 
     @classmethod
@@ -453,6 +461,15 @@ class ScheduleOptions:
                 f"metric = {self.metric!r} with tune = {self.tune}, which keeps the fastest of what it tries: "
                 "leave one of them out"
             )
+        if self.same_sums:
+            others = [name for name in self.given if name not in _OF_SAME_SUMS]
+            others += ["tune"] * (self.tune > 1) + ["search"] * bool(self.search)
+            others += ["metric"] * (self.metric != "time")
+            if others:
+                raise ParamError(
+                    f"same_sums, for which C and k are cut in one way, goes without {', '.join(others)}: leave "
+                    f"{'that' if len(others) == 1 else 'those'} out"
+                )
         if self.grid is not None and min(self.grid) < 1:
             raise ParamError(f"grid {self.grid[0]}x{self.grid[1]} has an extent below 1")
         if self.devices is not None:

@@ -409,7 +409,7 @@ class Schedule(Remade):
         return moved
 
 
-_IN_PARTS: Final = "part", "batch", "forms"
+_IN_PARTS: Final = "part", "batch", "forms", "sums"
 """Fields of a problem that the header has by themselves, where there are any."""
 
 
@@ -433,6 +433,7 @@ def _described(problem: GemmProblem) -> dict[str, object]:
         **({} if problem.part is None else {"part": problem.part.encoded()}),
         **({"batch": Alike.of(problem.batch).encoded()} if problem.batch else {}),
         **({"forms": [form and form.code for form in problem.forms]} if problem.forms != PLAIN else {}),
+        **({"sums": [*problem.sums]} if problem.sums is not None else {}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",
@@ -445,7 +446,13 @@ def _problem_of(about: dict[str, Any]) -> GemmProblem:
     part = PartOfC.decoded(about["part"]) if "part" in about else None
     batch = Alike.decoded(about.get("batch", ()))
     a, b = (code and Form.of_code(code) for code in about.get("forms", (None, None)))
-    given = {"dtype": dtypes, "part": part, "batch": batch, "forms": (a, b)}
+    given = {
+        "dtype": dtypes,
+        "part": part,
+        "batch": batch,
+        "forms": (a, b),
+        "sums": about.get("sums") and (*about["sums"],),
+    }
     problem = GemmProblem(**{**about["problem"], **given})
     for name, value in _described(problem).items():
         if about[name] != value:

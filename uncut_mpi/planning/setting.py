@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from uncut_mpi.errors import CapacityError
+from uncut_mpi.errors import CapacityError, ParamError
 from uncut_mpi.model.bounds import bound
 from uncut_mpi.model.form import PLAIN
 from uncut_mpi.model.locations import location_table
@@ -27,6 +27,7 @@ from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import resident_bytes, user_bytes, user_pieces, user_table
 from uncut_mpi.planning.limits import MANY_BUFFERS
 from uncut_mpi.planning.options import Blocking, ScheduleOptions, changed
+from uncut_mpi.planning.same_sums import grid_of_sums
 from uncut_mpi.planning.schedule import Schedule, native_tables
 from uncut_mpi.units import bytes_text
 
@@ -118,6 +119,7 @@ class Setting:
         placement.check_ranks(num_ranks)
         machine.check_ranks(num_ranks)
         options = _for_forms(problem, placement, options.oriented(problem), num_ranks)
+        problem, options = _for_same_sums(problem, options)
         return cls(problem, placement, machine, options, tuple(private), tuple(files))
 
     def but(self, **changes: Any) -> Setting:
@@ -237,6 +239,19 @@ class Setting:
             **about,
             **native_tables(*tables),  # type: ignore[arg-type]
         )
+
+
+def _for_same_sums(problem: GemmProblem, options: ScheduleOptions) -> tuple[GemmProblem, ScheduleOptions]:
+    """Return a problem whose sums are the same in every plan, and how it is scheduled, where that is asked for."""
+    if not (options.same_sums and problem.has_product):
+        return problem, options
+    if problem.batch or problem.part is not None or problem.forms != PLAIN:
+        raise ParamError(
+            "same_sums is for one product with all of A, B and C: it goes with no batch, no triangle and no matrix of "
+            "which one triangle is read; multiply one by one without these, or leave it out"
+        )
+    sums = grid_of_sums(problem, options.blocking)
+    return dataclasses.replace(problem, sums=sums), changed(options, scheduler="kblocks")
 
 
 def _for_forms(problem: GemmProblem, placement: Placement, options: ScheduleOptions, num_ranks: int) -> ScheduleOptions:

@@ -24,7 +24,7 @@ from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.locations import NOBODY, location_at, location_index
 from uncut_mpi.model.parts import ByRows, Part
 from uncut_mpi.model.placement import MATRICES
-from uncut_mpi.planning.buffers import pieces_of
+from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, pieces_of
 from uncut_mpi.planning.lower import Lowering, tables_in_core
 from uncut_mpi.planning.schedule import TRIANGLES, Kind, Matrix, Op, Role, Schedule, buffer_bytes
 from uncut_mpi.planning.verify_lists import verify_lists, verify_spare_rows
@@ -41,6 +41,8 @@ HELD_DTYPE: Final = np.dtype(
     ]
 )
 """A rectangle of A, B or C that an operand holds."""
+
+_SHAPE: Final = ["rows", "ld"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ def verify(schedule: Schedule, lowering: Lowering | None = None) -> Proof:
     _verify_user_buffers(schedule)
     _verify_softbuf(schedule)
     _verify_forms(schedule)
+    _verify_sums(schedule)
     follower = _followed(schedule)
     waits = 0
     if lowering is not None:
@@ -198,6 +201,46 @@ def _verify_forms(schedule: Schedule) -> None:
         if parts.any():
             task = _describe_task(schedule, int(products[np.argmax(parts)]))
             raise ScheduleError(f"{Matrix(at).name} is {form.kind}, and {task} has a part of it")
+
+
+def _verify_sums(schedule: Schedule) -> None:
+    """Prove of sums that shall be the same in every plan that all they depend on follows from the problem alone."""
+    problem, buffers = schedule.problem, schedule.buffers
+    if problem.sums is None:
+        return
+    products = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)
+
+    def require(good: np.ndarray, what: str) -> None:
+        if not good.all():
+            task = _describe_task(schedule, int(products[np.argmin(good)]))
+            raise ScheduleError(f"sums shall be the same in every plan, and {task} {what}")
+
+    held = held_by_operands(schedule)
+    of_c, of_a = (held[np.isin(held["task"], products) & (held["operand"] == operand)] for operand in (0, 1))
+    if not all(np.array_equal(one["task"], products) for one in (of_c, of_a)):
+        raise ScheduleError("sums shall be the same in every plan, and a product has several parts of A or C")
+    by_k = "col" if problem.trans_a == "N" else "row"
+    extents = zip(
+        (of_c, of_c, of_a), ("row", "col", by_k), problem.sums, (problem.m, problem.n, problem.k), strict=True
+    )
+    for one, first, edge, extent in extents:
+        whole = (one[first] % edge == 0) & (one[f"{first}s"] == np.minimum(edge, extent - one[first]))
+        require(whole, "is not of a tile and a k-block")
+    first_operand = schedule.tasks["first_operand"][products]
+    regions = [schedule.regions[schedule.operands["region"][first_operand + number]] for number in range(3)]
+    for region in regions:
+        buffer = buffers[region["buffer"]]
+        items = region["row"] + region["col"] * buffer["ld"]
+        begins = buffer["offset"] + items * ITEMSIZES[buffer["dtype"]]
+        same = (buffer["role"] == Role.PANEL) & (begins % BUFFER_ALIGNMENT == 0)
+        require(same & (buffer[_SHAPE] == buffer[_SHAPE][:1]), "has another panel than the first one")
+    number = of_c["row"] // problem.sums[0] * -(-problem.n // problem.sums[1]) + of_c["col"] // problem.sums[1]
+    order = np.argsort(number, kind="stable")
+    steps = -(-problem.k // problem.sums[2])
+    in_turn = np.empty(len(order), bool)
+    in_turn[order] = of_a[by_k][order] // problem.sums[2] == np.arange(len(order)) % steps
+    in_turn[order] &= regions[0][order] == np.repeat(regions[0][order][::steps], steps)[: len(order)]
+    require(in_turn, "is not the next of its tile in the order of k")
 
 
 def _verify_user_buffers(schedule: Schedule) -> None:

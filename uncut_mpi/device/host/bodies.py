@@ -388,7 +388,9 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
     """Return the bodies by operation: waits, records and signals have none. The list is checked (`check_program`)."""
     scratch, at = Scratch(), addresses.tolist()
     has_files = bool(files.table())  # of which bytes are not memory's
-    runs = {**_runs_of_products(program, addresses), **({} if has_files else _runs_of_copies(program, addresses))}
+    runs = {} if program.same_sums else _runs_of_products(program, addresses)
+    if not has_files:
+        runs.update(_runs_of_copies(program, addresses))
     is_body = program.operations["code"] <= Code.COMBINE
     bodies: dict[int, Body] = dict.fromkeys(np.flatnonzero(is_body).tolist(), _BUNDLED)
     for indices, _ in runs.values():

@@ -77,7 +77,9 @@ class HostExecutable(Executable):
             [] if of_net[lane] else np.flatnonzero(lane_of == lane).tolist() for lane in range(len(of_net))
         ]
         super().__init__(program, addresses, board, np.array([len(lane) for lane in self.lanes]))
-        self.rank, self.blas, self.spins = program.rank, blas, spins
+        self.rank, self.spins = program.rank, spins
+        # Several threads cut a product otherwise, which rounds otherwise.
+        self.blas = BlasThreads(1) if program.same_sums else blas
         operations = program.operations
         self.codes: list[int] = operations["code"].tolist()
         self.slots: list[int] = operations["slot"].tolist()
