@@ -113,7 +113,7 @@ def test_the_proof_refuses_other_products():
         dataclasses.replace(good, problem=dataclasses.replace(good.problem, sums=(100, 64, 256))), "is not of a tile"
     )
     at_home = dataclasses.replace(plain, problem=dataclasses.replace(problem, sums=(100, 128, 768)))
-    refused(at_home, "has another panel")
+    refused(at_home, "has no panel of the usual shape")
     operands = good.operands.copy()  # the second and third k-block change places
     products = np.flatnonzero(good.tasks["kind"] == Kind.GEMM)[1:3]
     first, second = (good.tasks["first_operand"][products][:, None] + [1, 2]).tolist()

@@ -42,8 +42,6 @@ HELD_DTYPE: Final = np.dtype(
 )
 """A rectangle of A, B or C that an operand holds."""
 
-_SHAPE: Final = ["rows", "ld"]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proof:
@@ -228,12 +226,14 @@ def _verify_sums(schedule: Schedule) -> None:
         require(whole, "is not of a tile and a k-block")
     first_operand = schedule.tasks["first_operand"][products]
     regions = [schedule.regions[schedule.operands["region"][first_operand + number]] for number in range(3)]
-    for region in regions:
+    rows, _, depth = problem.sums
+    wanted = (rows, rows if problem.trans_a == "N" else depth, depth if problem.trans_b == "N" else problem.sums[1])
+    for region, down in zip(regions, wanted, strict=True):
         buffer = buffers[region["buffer"]]
         items = region["row"] + region["col"] * buffer["ld"]
         begins = buffer["offset"] + items * ITEMSIZES[buffer["dtype"]]
         same = (buffer["role"] == Role.PANEL) & (begins % BUFFER_ALIGNMENT == 0)
-        require(same & (buffer[_SHAPE] == buffer[_SHAPE][:1]), "has another panel than the first one")
+        require(same & (buffer["rows"] == down) & (buffer["ld"] == buffer["ld"][:1]), "has no panel of the usual shape")
     number = of_c["row"] // problem.sums[0] * -(-problem.n // problem.sums[1]) + of_c["col"] // problem.sums[1]
     order = np.argsort(number, kind="stable")
     steps = -(-problem.k // problem.sums[2])
