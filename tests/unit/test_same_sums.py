@@ -15,6 +15,7 @@ from uncut_mpi.model.part_of_c import PartOfC
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT
+from uncut_mpi.planning.description import describe
 from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan, remade
@@ -91,6 +92,7 @@ def test_the_schedule_says_so_and_is_made_again_by_others():
     made = planned(GemmProblem(370, 290, 700, DType.f64, swapped=True))
     read = Schedule.decode(made.schedule.encode())
     assert read.problem.sums == (128, 100, 256)  # of a C stored by rows
+    assert describe(read, made.options) == "tiles of C of 100x128 and k-blocks of 256, the same in every plan"
     assert read.digest() == made.schedule.digest()
     about = Setting.of(
         GemmProblem(370, 290, 700, DType.f64, swapped=True), read.placement, 3, Machine.uniform(3), OPTIONS

@@ -15,6 +15,10 @@ from uncut_mpi.planning.schedule import Schedule
 
 def describe(schedule: Schedule, options: ScheduleOptions) -> str:
     """Return how a schedule divides its problem; `options` as `uncut_mpi.planning.planner.Planned` has them."""
+    if schedule.problem.sums is not None:
+        rows, cols, depth = schedule.problem.sums
+        edges = (cols, rows) if schedule.problem.swapped else (rows, cols)
+        return f"tiles of C of {edges[0]}x{edges[1]} and k-blocks of {depth}, the same in every plan"
     match schedule.scheduler:
         case "parts":
             return "each part " + ("copied to who shall have it" if schedule.problem.copies else "scaled where it lies")
