@@ -188,7 +188,7 @@ def planted(how_many: settings) -> dict[str, Tally]:
     small = [cases(kind, 6, 16, in_nodes=in_nodes) for kind in kinds for in_nodes in (False, True)]
 
     @how_many
-    @given(st.one_of(*[cases("product", 6, 16)] * 4, *small), st.integers(0, 1 << 16))
+    @given(st.one_of(*[cases("product", 6, 16)] * 2, *small), st.integers(0, 1 << 16))
     def run(case: Case, seed: int) -> None:
         try:
             schedule = case.plans()[0][1]
