@@ -33,8 +33,9 @@ LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
 
 
 @pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(session_level3, "BLOCK", 16)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(session_level3, "LEAST_BLOCK", 16)
+    monkeypatch.setattr(session_level3, "_STEP", 4)
 
 
 def cases(kind, step=1):
@@ -322,7 +323,7 @@ def test_a_0_on_a_diagonal_divides_by_names_of_scipy(names, monkeypatch):
 
 def test_memory_of_an_earlier_call_may_be_the_sessions_own_in_a_later_one(names, monkeypatch):
     """It was B's, and is freed; then it holds a copy of the new one, that this must not be taken to overlap."""
-    monkeypatch.setattr(session_level3, "BLOCK", 2048)
+    monkeypatch.setattr(session_level3, "LEAST_BLOCK", 2048)
     rng, extents, by = np.random.default_rng(7), (160, 120), {"side": "L", "uplo": "L", "trans": "N", "diag": "N"}
     passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
     before, shapes, held = passed_on.value, OTHERS["trsm"].shapes(by, extents), []

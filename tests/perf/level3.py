@@ -10,8 +10,8 @@ what there was (Higham 2002, sections 8.1 and 8.2).
 """
 
 import argparse
-import contextlib
 import ctypes
+import importlib
 import json
 import statistics
 import time
@@ -103,12 +103,11 @@ def measure(session, dtype, extent, xp):
 
 with um.Session(comm, backend=options.backend, max_plans=100) as session:
     found = {}
-    xp = np
-    if session.backend_name == "cuda":
-        import cupy as xp
+    cuda = session.backend_name == "cuda"
+    xp = importlib.import_module("cupy") if cuda else np
     for case in options.cases:
         dtype, extent = case.split(":")
-        with contextlib.suppress(AttributeError):
+        if cuda:
             xp.get_default_memory_pool().free_all_blocks()
         times, share = found[case] = measure(session, dtype, int(extent), xp)
         if session.rank == 0:

@@ -552,6 +552,7 @@ def test_every_option_has_its_change_tested() -> None:
         "scheduler",
         "tune",
         "metric",
+        "same_sums",
         "search",
         "areas",
         "k_shares",
