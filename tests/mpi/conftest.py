@@ -31,12 +31,12 @@ FILES = {
     (3,): """api_cut_short api_epochs api_flags api_life api_matrices api_memory api_opening api_trace
         file_matrices gemm_errors interop mixed_calls nodes_attacked nodes_left parts_memory peers same_memory
         sessions spmd_agreement spmd_exchange spmd_group spmd_turns unpinned_memory""",
-    (2, 3): "api_start",
+    (2, 3): "api_start same_sums",
     (1, 2, 3): "calibrate",
     # Four are a grid of two by two.
     (4,): "api_layouts blas nodes redistribute views",
     (1, 4): "blas_level3 gemm_layouts",
-    (1, 2, 3, 4): "fuzz same_sums",
+    (1, 2, 3, 4): "fuzz",
     # Eight are more than cores, and than a machine of four has.
     (1, 2, 4, 8): "gemm",
 }
