@@ -188,3 +188,21 @@ def test_little_memory_makes_smaller_blocks(comm, open_session, monkeypatch):
         bound = 4 * (steps_of(DType.f64, 256) + 20) * 2.0**-53 * np.abs(np.linalg.inv(square)) @ np.abs(square)
         require_within(comm, b, wanted, bound @ np.abs(wanted), "in small blocks")
         collective_assert(comm, comm.size == 1 or len(products) > 3, f"{len(products)} products")
+
+
+@pytest.mark.parametrize("name", ["Kahan", "random"])
+def test_a_solution_with_an_ill_conditioned_triangle_has_the_residual_of_substitution(comm, session, name):
+    if name == "Kahan":  # (Higham 2002, equation 8.11)
+        sine, cosine = np.sin(1.2), np.cos(1.2)
+        square = np.diag(sine ** np.arange(EDGE)) @ (np.eye(EDGE) - cosine * np.triu(np.ones((EDGE, EDGE)), 1))
+    else:
+        square = np.triu(random_matrix(EDGE, EDGE, DType.f64, (10,)))
+    b = random_matrix(EDGE, OTHER, DType.f64, (11,))
+    assert np.linalg.cond(square) > 1e6
+    x = made_of(session, b, um.Layout.rows())
+    session.trsm(made_of(session, square, um.Layout.cols()), x, lower=False)
+    found = session.gather(x)
+    if comm.rank == 0:
+        most = 2 * (steps_of(DType.f64, EDGE) + 20) * 2.0**-53 * np.abs(square) @ np.abs(found)
+        found = (np.abs(square @ found - b) <= most).all()
+    collective_assert(comm, comm.rank > 0 or bool(found), "the residual is larger than its bound")
