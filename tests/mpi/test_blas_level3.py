@@ -335,3 +335,13 @@ def test_memory_of_an_earlier_call_may_be_the_sessions_own_in_a_later_one(names,
         names.lp64.dtrsm_(*arguments("trsm", by, extents, 1.5, 0, "f8", passed))
         assert is_right("trsm", by, 1.5, 0, given, arrays[-1]), call
     assert passed_on.value == before
+
+
+@pytest.mark.mpi
+def test_empty_triangles_and_what_is_not_finite_by_numpy(comm):
+    assert um.blas.dtrsm(1.0, np.zeros((0, 0)), np.zeros((0, 3))).shape == (0, 3)
+    found = um.blas.dtrmm(1.0, np.tril(np.ones((3, 3))), np.array([[0.0], [0.0], [np.inf]]), lower=1)
+    assert np.array_equal(found, [[0.0], [0.0], [np.inf]])
+    c = np.full((2, 2), 2 + 0j)
+    c[0, 0] = complex(2, np.nan)  # of which the real part is read
+    assert um.blas.zherk(1.0, np.ones((2, 1), complex), 0.5, c)[0, 0] == 2

@@ -152,7 +152,7 @@ def test_a_diagonal_with_a_0_gives_infinities_and_nan(comm, session):
 def test_every_rank_says_what_does_not_fit(comm, session):
     a, b, flat = (session.empty(shape, "f64", um.Layout.rows()) for shape in ((8, 8), (8, 4), (4, 8)))
     whole = session.empty((16, 16), "f64", um.Layout.rows())
-    half = session.empty((8, 8), "bf16", um.Layout.rows())
+    half, z = (session.empty((8, 8), dtype, um.Layout.rows()) for dtype in ("bf16", "c64"))
     for call, words in (
         (lambda: session.trsm(flat, b), "a is 4×8"),
         (lambda: session.trsm(a, flat), "left=True a has to be 4×4"),
@@ -169,6 +169,9 @@ def test_every_rank_says_what_does_not_fit(comm, session):
         (lambda: session.symm(a, b, b), "overlaps"),
         (lambda: session.trsm(whole[:8, :8], whole[4:12, :4]), "overlaps"),
         (lambda: session.hemm(None, b), "a is None"),
+        (lambda: session.symm(z, z.H), "b is a conjugated view"),
+        (lambda: session.symm(z.H, z), "a is a conjugated view"),
+        (lambda: session.trsm(z, z.H), "b is a conjugated view"),
     ):
         expect(comm, um.ParamError, [words], call)
     for one in (a, b):
@@ -206,3 +209,42 @@ def test_a_solution_with_an_ill_conditioned_triangle_has_the_residual_of_substit
         most = 2 * (steps_of(DType.f64, EDGE) + 20) * 2.0**-53 * np.abs(square) @ np.abs(found)
         found = (np.abs(square @ found - b) <= most).all()
     collective_assert(comm, comm.rank > 0 or bool(found), "the residual is larger than its bound")
+
+
+def test_a_new_result_may_be_of_a_matrix_and_itself_and_of_one_that_is_read_only(comm, session):
+    data = random_matrix(EDGE, EDGE, DType.f64, (12,))
+    a = made_of(session, data, um.Layout.rows())
+    mirrored = np.tril(data) + np.tril(data, -1).T
+    bound = (steps_of(DType.f64, EDGE) + 20) * 2.0**-53 * np.abs(mirrored) @ np.abs(data)
+    require_within(comm, session.symm(a, a), mirrored @ data, bound, "of itself")
+    data.flags.writeable = False
+    b = session.register(data if comm.rank == 0 else None, root=0)
+    require_within(comm, session.symm(a, b), mirrored @ data, bound, "of one that is read only")
+
+
+def test_conjugated_views_of_a(comm, session):
+    square = well_conditioned(random_matrix(EDGE, EDGE, DType.c128, (13,)))
+    data = random_matrix(EDGE, OTHER, DType.c128, (14,))
+    a = made_of(session, square, um.Layout.rows())
+    half = np.tril(square).conj().T  # the upper triangle of a.H
+    b = made_of(session, data, um.Layout.cols())
+    session.trmm(a.H, b, lower=False)
+    most = (steps_of(DType.c128, EDGE) + 20) * 2.0**-53 * np.abs(half) @ np.abs(data)
+    require_within(comm, b, half @ data, most, "trmm")
+    session.trsm(a.H, b, lower=False)
+    inverse = np.abs(np.linalg.inv(half))
+    require_within(comm, b, data, 4 * inverse @ most, "trsm")
+    mirrored = half + half.conj().T - np.diag(half.diagonal()) - 1j * np.diag(half.diagonal().imag)
+    np.fill_diagonal(mirrored, half.diagonal().real)
+    most = (steps_of(DType.c128, EDGE) + 20) * 2.0**-53 * np.abs(mirrored) @ np.abs(data)
+    found = session.hemm(a.H, made_of(session, data, um.Layout.cols()), lower=False)
+    require_within(comm, found, mirrored @ data, most, "hemm")
+
+
+def test_what_is_not_finite_stays_in_the_rows_that_depend_on_it(comm, session):
+    square, data = np.tril(np.ones((EDGE, EDGE))), np.ones((EDGE, 2))
+    data[-1] = np.inf
+    a, b = made_of(session, square, um.Layout.rows()), made_of(session, data, um.Layout.cols())
+    session.trmm(a, b)
+    wanted = part_of(b, square[:, :-1] @ data[:-1] + np.where(np.arange(EDGE) == EDGE - 1, np.inf, 0)[:, None])
+    collective_assert(comm, np.array_equal(on_host(b.local), wanted), "infinities spread beyond a triangle")

@@ -55,7 +55,7 @@ class PlanKey:
         a, b, c = infos
         op_a, op_b = (conjugated(op) if one.conjugated else op for one, op in zip((a, b), choices[:2], strict=True))
 
-        # Who multiplies by what has a form transposes neither the other operand nor a Hermitian one.
+        # Beside an operand with a form the other one is read in C's order; so is a Hermitian one.
         in_order_of_c = [
             other is not None or (own is not None and own.kind == "hermitian")
             for own, other in (choices.forms, choices.forms[::-1])

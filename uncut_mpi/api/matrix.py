@@ -213,8 +213,8 @@ class ShowsMemory:
         return memory.__dlpack__()
 
 
-_MOST_SEEN: Final = 256
-"""Views of a matrix of which is kept what all ranks know."""
+_MOST_SEEN: Final = 2048
+"""Views of a matrix, times its parts, of which is kept what all ranks know."""
 
 
 class Matrix(ShowsMemory):
@@ -423,7 +423,7 @@ class Matrix(ShowsMemory):
             return whole
         found = whole._views.get(view)
         if found is None:
-            if len(whole._seen) >= _MOST_SEEN:
+            if (len(whole._seen) + 1) * len(whole.info.parts) > _MOST_SEEN:
                 whole._seen.clear()
             info = whole._seen.setdefault(view, whole._seen.get(view) or info_of(whole.info, view))
             array, (rows, cols) = whole._array, whole.shape  # none of files
@@ -441,6 +441,7 @@ class Matrix(ShowsMemory):
         """Mark the matrix and its views as released. Local."""
         for matrix in (self, *self._views.values()):
             matrix.closed, matrix.home = True, None
+        self._seen.clear()
 
     # -- other libraries ---------------------------------------------------------------------
 

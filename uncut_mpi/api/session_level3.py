@@ -307,21 +307,28 @@ class Level3(Multiplies):
             left, lower, *unit = (flag(name, one) for name, one in zip(("left", "lower", "unit"), flags, strict=False))
             form, op = Form(kind, "lower" if lower else "upper", *unit), transposition("trans", trans)
             scalars, names = Scalars.of(*factors), ("a", "b", "out")[: len(given)]
-            a, b, *c = matrices = [self._store.check(name, one) for name, one in zip(names, given, strict=True)]
+            a, b, *c = [self._store.check(name, one) for name, one in zip(names, given, strict=True)]
+            if form.kind == "hermitian" and a.info.conjugated:  # of which the other triangle is read
+                a, form = a.H, form.transposed
             extent, dtype = b.shape[0 if left else 1], a.info.dtype
             if dtype not in (DType.f32, DType.f64, DType.c64, DType.c128):
                 raise ParamError(f"{call}: a is {dtype.name}: pass matrices of f32, f64, c64 or c128")
             if a.shape != (extent, extent):
                 found = "a is {}×{} and b {}×{}".format(*a.shape, *b.shape)
                 raise ParamError(f"{call}: {found}: with left={left} a has to be {extent}×{extent}")
+            matrices = [a, b, *c]
             for name, one in zip(names, matrices, strict=True):
-                one.info.check_in_memory()
+                if one.info.conjugated and not (one is a and form.is_triangular):
+                    raise ParamError(
+                        f"{call}: {name} is a conjugated view: pass the matrix itself, and trans='C' for its op"
+                    )
                 if one.info.dtype is not dtype or one.shape not in ((extent, extent), b.shape):
                     raise ParamError(f"{call}: {name} is {one}: a is {a}, and out has the shape of b, {b}")
             if c and c[0].shape != b.shape:
                 raise ParamError(f"{call}: out is {c[0]}: it has to have the shape of b, {b}")
             told = {name: one.info for name, one in zip(names, matrices, strict=True)}
-            check_written(names[-1], told[names[-1]], **{name: told[name] for name in names[:-1]})
+            if c or form.is_triangular:
+                check_written(names[-1], told[names[-1]], **{name: told[name] for name in names[:-1]})
             if call in ("symm", "hemm") and not c and scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
             scalars.check(dtype)
@@ -449,7 +456,12 @@ class Level3(Multiplies):
             make()
         finally:
             for call in asked.begun:
-                self._calls.flight.await_end(call)
+                try:
+                    self._calls.flight.await_end(call)
+                except BaseException:  # an interrupt: whoever calls next hears of an error
+                    for left in asked.begun:
+                        self._calls.flight.drop(left)
+                    raise
         for call in asked.begun:
             if call.error is not None:
                 raise call.error

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from uncut_mpi.blas.routines import Letters, Routine
-from uncut_mpi.device.host.bodies import fill, substitute
+from uncut_mpi.device.host.bodies import fill, multiply_by_halves
 from uncut_mpi.model.form import Form, Kind
 
 Array: TypeAlias = Any
@@ -16,6 +16,11 @@ Array: TypeAlias = Any
 
 def compute_by_numpy(routine: Routine, by: Letters, operands: Sequence[Array], alpha: Any, beta: Any) -> None:
     """Write the last operand. With alpha = 0 the others are not read, with beta = 0 it is not."""
+    with np.errstate(all="ignore"):  # as BLAS, which says nothing
+        _compute(routine, by, operands, alpha, beta)
+
+
+def _compute(routine: Routine, by: Letters, operands: Sequence[Array], alpha: Any, beta: Any) -> None:
     out, inside = operands[-1], np.ones((1, 1), bool)
     if "side" not in by and "uplo" in by:
         lower = np.tri(len(out), dtype=bool)
@@ -23,11 +28,14 @@ def compute_by_numpy(routine: Routine, by: Letters, operands: Sequence[Array], a
     if routine.is_triangular:
         out[...] = _with_triangle(routine, by, operands[0], out, alpha) if alpha else 0
         return
+    is_hermitian = routine.is_hermitian and "side" not in by
+    if is_hermitian:  # whatever the imaginary parts were
+        out.imag[np.diag_indices_from(out)] = 0
     if beta != 1:
         np.copyto(out, beta * out if beta else 0, where=inside)
     if alpha:
         np.add(out, _product(routine, by, operands, alpha), out=out, where=inside)
-    if routine.is_hermitian and "side" not in by:
+    if is_hermitian:
         out.imag[np.diag_indices_from(out)] = 0
 
 
@@ -51,14 +59,11 @@ def _product(routine: Routine, by: Letters, operands: Sequence[Array], alpha: An
 def _with_triangle(routine: Routine, by: Letters, a: Array, b: Array, alpha: Any) -> Array:
     """Return alpha op(A) B, or B op(A), or that with the inverse."""
     is_left = by["side"] == "L"
-    form = Form("triangular", "lower" if by["uplo"] == "L" else "upper", by["diag"] == "U")
-    if routine.name == "trmm":
-        factor = _applied(_filled(a, form), by["trans"])
-        return alpha * (factor @ b if is_left else b @ factor)
+    kind: Kind = "triangular" if routine.name == "trmm" else "inverse"
+    form = Form(kind, "lower" if by["uplo"] == "L" else "upper", by["diag"] == "U")
     taken, found = _applied(a, by["trans"]), np.array(alpha * b, order="F")
     form = form if by["trans"] == "N" else form.transposed
-    with np.errstate(divide="ignore", invalid="ignore"):  # of a 0 on the diagonal nothing is said, as in BLAS
-        substitute(*((taken, form, found) if is_left else (taken.T, form.transposed, found.T)))
+    multiply_by_halves(*((taken, form, found) if is_left else (taken.T, form.transposed, found.T)))
     return found
 
 

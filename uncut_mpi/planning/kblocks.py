@@ -12,6 +12,7 @@ at its owner or where it is computed. `schedule` says how, who issues a copy, an
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Hashable, Sequence
 from typing import Any, Final
@@ -201,13 +202,13 @@ class Planner:
             delivery="balanced" if ways_of(self.machine).even else "earliest",
             c_rows=sums[0],
             c_cols=sums[1],
-            c_slots=min(MOST_C_SLOTS, len(partitions)),
+            c_slots=1,
             sweep="again",
         )
         dealt = DealtPanels(self.setting, self._in_core, partitions, devices, [0, self.problem.k])
         dealt.check_steps(in_rings(asked))
-        for slots, b_slots in several:
-            how = in_rings(changed(asked, slots=slots, b_slots=b_slots))
+        for c_slots, (slots, b_slots) in itertools.product(range(min(MOST_C_SLOTS, len(partitions)), 0, -1), several):
+            how = in_rings(changed(asked, slots=slots, b_slots=b_slots, c_slots=c_slots))
             made = Prepared(self, dealt, options, how, aligns=False)
             if made.fits:
                 break

@@ -283,10 +283,11 @@ class ScheduleOptions:
         called so often that this takes a tenth of the time of all calls. `Session.plan` and plan look at once.
     same_sums : bool
         Make C the same in every bit on any number of ranks, wherever A, B and C are and however they are dealt. Its
-        tiles, and the k-blocks that are summed, then have sizes that depend on m, n, k and types alone, or that
-        blocking says (c_rows, c_cols, block). Products take longer, and a host multiplies with one thread a rank. It
-        holds for devices of one kind and libraries of one version, and for one product: no batch, no triangle, no
-        matrix of which one triangle is read. What is stored by rows, and what is transposed, has to be the same too.
+        tiles, and the k-blocks that are summed, have sizes that depend on m, n, k and types alone. Or blocking says
+        them (c_rows, c_cols, and block in multiples of 256). Products take longer, and a host multiplies with one
+        thread a rank. It holds for devices of one kind and libraries of one version, and for one product: no batch,
+        no triangle, no matrix of which one triangle is read. What is stored by rows, and what is transposed, has to be
+        the same too.
     metric : str, default time
         What the search of auto minimises. "time": the time of a call. "pdp": the energy of all devices meanwhile,
         idle ones too. "edp": that energy times the time. All but the first need a machine whose watts are known.

@@ -67,7 +67,11 @@ def dealt_tiles(problem: GemmProblem, places: int) -> tuple[list[Partition], lis
     k_blocks = min(-(-problem.k // depth), MOST_SLOTS)
     across = min(len(lines[0]), len(queues[0]))
     few = min(USUAL_SLOTS, k_blocks * across)
-    slots = [(k_blocks, min(k_blocks * across, MOST_SLOTS)), (k_blocks, few), (few, few)]
+    slots = [
+        (k_blocks, min(k_blocks * across, MOST_SLOTS)),
+        (k_blocks, few),
+        *((one, one) for one in (few, 2, 1) if one <= few),
+    ]
     shape = (places, 1)
     if problem.swapped:
         slots, shape = [one[::-1] for one in slots], shape[::-1]

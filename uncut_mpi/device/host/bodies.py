@@ -177,7 +177,7 @@ class Gemm(Summing):
         # BLAS has no integers; float64 has every sum of fewer than 2**39 products of int8.
         self._made_as = DType.f64 if self._sum.is_integer else self._sum
         self._a, self._b = a, b
-        self._solves = any(one.form is not None and one.form.kind == "inverse" for one in (a, b))
+        self._is_triangular = any(one.form is not None and one.form.is_triangular for one in (a, b))
         self._factor_a = a.factor
         self._factor_c = reads[2].factor if len(reads) == 3 else Factor.ZERO
         self._part_columns = max(1, min(n, _PART_OPERATIONS // max(1, (8 if self._sum.is_complex else 2) * m * k)))
@@ -210,8 +210,8 @@ class Gemm(Summing):
             terms = [(part, factor_c)] if factor_c != 0.0 else []
             if multiplies:
                 product = part if direct else self._scratch.matrix("product", self._made_as, *part.shape)
-                if self._solves:
-                    self._solve(a, b[:, start : start + columns], product)
+                if self._is_triangular:
+                    self._with_triangle(a, b[:, start : start + columns], product)
                 else:  # transposed, because numpy hands a row-major result straight to BLAS
                     np.matmul(b[:, start : start + columns].T, a.T, out=product.T)
                 if self._sum.is_integer:  # modulo 2**32
@@ -222,19 +222,20 @@ class Gemm(Summing):
             if not direct:
                 self._write(part, terms)
 
-    def _solve(self, a: Array, b: Array, product: Array) -> None:
-        """Product := A B, where one of them stands for its inverse."""
-        if self._a.form is not None:
-            np.copyto(product, b)
-            substitute(a, self._a.form, product)
-        else:
-            assert self._b.form is not None
-            np.copyto(product, a)
-            substitute(b.T, self._b.form.transposed, product.T)
+    def _with_triangle(self, a: Array, b: Array, product: Array) -> None:
+        """Product := A B, where one of them is triangular, or stands for the inverse of such a matrix."""
+        with np.errstate(all="ignore"):  # of a 0 on the diagonal nothing is said, as in BLAS
+            if self._a.form is not None:
+                np.copyto(product, b)
+                multiply_by_halves(a, self._a.form, product)
+            else:
+                assert self._b.form is not None
+                np.copyto(product, a)
+                multiply_by_halves(b.T, self._b.form.transposed, product.T)
 
     def _is_ready(self, operand: BodyOperand) -> bool:
         """Whether BLAS can multiply it as it lies."""
-        if operand.form is not None and operand.form.kind != "inverse":
+        if operand.form is not None and not operand.form.is_triangular:
             return False
         return operand.dtype is self._made_as and operand.dtype is not DType.tf32 and not operand.conjugated
 
@@ -249,37 +250,37 @@ class Gemm(Summing):
             np.conjugate(operand.array, out=ready)
         else:
             np.copyto(ready, operand.array)
-        if operand.form is not None and operand.form.kind != "inverse":
+        if operand.form is not None and not operand.form.is_triangular:
             fill(ready, operand.form)
         return ready
 
 
 def fill(square: Array, form: Form) -> None:
-    """Make the rest of a matrix of which one triangle is given."""
+    """Make the rest of a symmetric or Hermitian matrix of which one triangle is given."""
     lower = np.tri(len(square), dtype=bool)
     beyond = ~(lower if form.triangle == "lower" else lower.T)
-    if form.is_triangular:
-        square[beyond] = 0
-    else:
-        np.copyto(square, square.T.conj() if form.kind == "hermitian" else square.T.copy(), where=beyond)
-    if form.unit:
-        np.fill_diagonal(square, 1)
-    elif form.kind == "hermitian" and square.dtype.kind == "c":
+    np.copyto(square, square.T.conj() if form.kind == "hermitian" else square.T.copy(), where=beyond)
+    if form.kind == "hermitian" and square.dtype.kind == "c":
         square.imag[np.diag_indices_from(square)] = 0
 
 
-def substitute(square: Array, form: Form, solved: Array) -> None:
-    """Solved := the inverse of a triangular matrix times it, by halves."""
+def multiply_by_halves(square: Array, form: Form, taken: Array) -> None:
+    """Taken := a triangular matrix, or its inverse, times it; zeros multiply nothing, so NaN stays where it belongs."""
     extent = len(square)
-    halves = [slice(0, extent // 2), slice(extent // 2, extent)]
-    if extent == 1:
-        if not form.unit:
-            np.divide(solved, square[0, 0], out=solved)
+    if extent <= 1:
+        if extent and not form.unit:
+            (np.divide if form.kind == "inverse" else np.multiply)(taken, square[0, 0], out=taken)
         return
+    halves = [slice(0, extent // 2), slice(extent // 2, extent)]
     first, last = halves if form.triangle == "lower" else halves[::-1]
-    substitute(square[first, first], form, solved[first])
-    solved[last] -= square[last, first] @ solved[first]
-    substitute(square[last, last], form, solved[last])
+    if form.kind == "inverse":
+        multiply_by_halves(square[first, first], form, taken[first])
+        taken[last] -= square[last, first] @ taken[first]
+        multiply_by_halves(square[last, last], form, taken[last])
+    else:
+        multiply_by_halves(square[last, last], form, taken[last])
+        taken[last] += square[last, first] @ taken[first]
+        multiply_by_halves(square[first, first], form, taken[first])
 
 
 def round_to_tf32(array: Array, out: Array) -> None:
