@@ -23,6 +23,8 @@ def check(comm, each, work):
     come and go by up to 80, whatever is done. So their least number in a window counts, and one for every other work
     is let pass.
     """
+    gc.collect()
+    gc.freeze()  # or each collection looks at all that earlier tests have left, for 0.1 s
     seen = []
     for _ in range(1 + WINDOWS):
         blocks = []
