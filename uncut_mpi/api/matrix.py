@@ -423,9 +423,11 @@ class Matrix(ShowsMemory):
             return whole
         found = whole._views.get(view)
         if found is None:
-            if (len(whole._seen) + 1) * len(whole.info.parts) > _MOST_SEEN:
-                whole._seen.clear()
-            info = whole._seen.setdefault(view, whole._seen.get(view) or info_of(whole.info, view))
+            info = whole._seen.get(view)
+            if info is None:
+                if (len(whole._seen) + 1) * len(whole.info.parts) > _MOST_SEEN:
+                    whole._seen.clear()
+                info = whole._seen[view] = info_of(whole.info, view)
             array, (rows, cols) = whole._array, whole.shape  # none of files
             found = Matrix(info, array=None, local=whole._local, home=whole.home, whole=whole)
             if view.conjugated:

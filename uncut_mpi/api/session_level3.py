@@ -8,9 +8,9 @@ are plain. A block on the diagonal is read in one triangle (`uncut_mpi.model.for
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from uncut_mpi.api.flight import Handle
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.request import Choices, Request, Scalars, check_written
@@ -22,9 +22,6 @@ from uncut_mpi.model.form import Form, Forms, Kind
 from uncut_mpi.model.part_of_c import Triangle
 from uncut_mpi.model.problem import Trans, transposition
 from uncut_mpi.planning.options import ScheduleOptions
-
-if TYPE_CHECKING:
-    from uncut_mpi.api.call import Call
 
 LEAST_BLOCK: Final = 4096
 """Rows of blocks on the diagonal, of which there are at most `_MOST_BLOCKS`: each is a call, and is sent whole."""
@@ -45,12 +42,17 @@ class _Sided:
     trans: str
     left: bool
     block: int = 0  # rows of the largest blocks on the diagonal
-    begun: list[Call] = dataclasses.field(default_factory=list)
+    begun: list[Handle[None]] = dataclasses.field(default_factory=list)
 
     def middle(self, start: int, stop: int) -> int:
         """Return where rows of A are halved, after whole blocks; where they end if they are one."""
         blocks = -(-(stop - start) // self.block)
         return stop if blocks <= 1 else start + self.block * (blocks // 2)
+
+    def wait(self) -> None:
+        """Wait for the products; the first error is raised, and another one by the next call of the session."""
+        for handle in self.begun:
+            handle.wait()
 
     def across(self, matrix: Matrix, start: int, stop: int) -> Matrix:
         """Return the rows of B or C that rows of A, on the left, have to do with; of one on the right the columns."""
@@ -367,7 +369,8 @@ class Level3(Multiplies):
                 source, target = (asked.across(one, part.start, part.stop) for one, part in ((b, other), (c, mine)))
                 self._product(asked, at, source, target, Scalars(scalars.alpha, 1.0), trans=trans)
 
-        self._end(asked, lambda: made(0, asked.a.shape[0]))
+        made(0, asked.a.shape[0])
+        asked.wait()
         return c
 
     def _with_triangle(
@@ -407,7 +410,8 @@ class Level3(Multiplies):
                 self._product(asked, at, other, out, Scalars(factor, 1.0), trans=op)
                 made(source.start, source.stop, factor)
 
-        self._end(asked, lambda: made(0, extent, scalars.alpha))
+        made(0, extent, scalars.alpha)
+        asked.wait()
         return b
 
     def _of_form(self, asked: _Sided, start: int, stop: int, ends: tuple[Matrix, Matrix], scalars: Scalars) -> bool:
@@ -445,23 +449,8 @@ class Level3(Multiplies):
                 plan = self._calls.plans.find(request)
             except Exception as error:
                 self._gate.fail(asked.call, error)
-            if self._backend.takes_host_memory or self._group.num_nodes > 1:
+            if self._group.num_nodes > 1:
                 self._calls.run(request, plan, self._calls.plans.keep)
-            else:  # one follows another without the host
-                asked.begun.append(self._calls.launch(request, plan, self._calls.plans.keep))
-
-    def _end(self, asked: _Sided, make: Callable[[], None]) -> None:
-        """Make the products of a call, and wait for them; the first error is raised."""
-        try:
-            make()
-        finally:
-            for call in asked.begun:
-                try:
-                    self._calls.flight.await_end(call)
-                except BaseException:  # an interrupt: whoever calls next hears of an error
-                    for left in asked.begun:
-                        self._calls.flight.drop(left)
-                    raise
-        for call in asked.begun:
-            if call.error is not None:
-                raise call.error
+            else:  # on GPUs one follows another without the host
+                begun = self._calls.launch(request, plan, self._calls.plans.keep)
+                asked.begun.append(Handle(self, self._calls.flight, begun, lambda _: None))
