@@ -262,7 +262,7 @@ def _for_forms(problem: GemmProblem, placement: Placement, options: ScheduleOpti
     ranks = len(options.devices) if options.devices is not None else num_ranks
     count = max(1, min(ranks, problem.n if is_left else problem.m))
     depth = max(1, problem.k)
-    # Between devices copies take less than what is lost by narrow products, as those with a form are cut once more.
+    # Executors cut products with a form once more, so narrow ones are slow. Between devices there is little to overlap.
     blocks = _BLOCKS if placement.in_host(Matrix.C) or placement.in_host(Matrix(is_left)) else 1
     how = Blocking(
         splits=1,
