@@ -5,13 +5,14 @@ Cholesky factorisation A = L Lᵀ of a matrix that is dealt to ranks, by halves.
 
 The lower triangle of A becomes L in place. The first half is factored; a triangular solve makes the rows below it, and
 what they add up to is taken from the second half's triangle, which is factored in the same way. Blocks at the end of
-this are factored by one rank. On two GPUs: --extent 32768 --block 1024 --repeats 3.
+this are factored by the rank that has them. On two GPUs: --extent 32768 --block 4096 --repeats 9.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -26,18 +27,26 @@ parser.add_argument("--shift", type=float, default=1.0, help="times the extent i
 options = parser.parse_args()
 
 
+def factor_block(own: Any) -> None:
+    """Overwrite the lower triangle of a block of this rank with its Cholesky factor."""
+    if session.backend_name != "cuda":
+        own[:] = np.linalg.cholesky(own)
+        return
+    handle, lower = cupy.cuda.device.get_cusolver_handle(), cublas.CUBLAS_FILL_MODE_LOWER
+    where = lower, len(own), own.data.ptr, own.strides[1] // own.itemsize  # cupy.linalg's makes copies
+    work, info = cupy.empty(cusolver.dpotrf_bufferSize(handle, *where), own.dtype), cupy.empty(1, "i4")
+    cusolver.dpotrf(handle, *where, work.data.ptr, work.size, info.data.ptr)
+    if info.item():
+        raise ArithmeticError("the matrix is not positive definite")
+
+
 def factor(a: um.Matrix) -> None:
     """Overwrite the lower triangle of a matrix with its Cholesky factor."""
     extent = a.shape[0]
     if extent <= options.block:
-        own = diagonal[:extent, :extent]
-        session.redistribute(a, None, out=own)
         with session.together("factoring a block"):
-            if session.rank == 0:
-                own.local[:] = xp.linalg.cholesky(own.local)
-                if not xp.isfinite(own.local).all():  # cupy raises nothing
-                    raise ArithmeticError("the matrix is not positive definite")
-        session.redistribute(own, None, out=a)
+            if a.local.size:  # of all its rows, and on one rank
+                factor_block(a.local)
         return
     half = -(-extent // options.block) // 2 * options.block
     first, below, last = a[:half, :half], a[half:, :half], a[half:, half:]
@@ -49,11 +58,14 @@ def factor(a: um.Matrix) -> None:
 
 with um.Session(MPI.COMM_WORLD, max_plans=1000) as session:  # each view has a plan of its own
     if session.backend_name == "cuda":
-        import cupy as xp
+        import cupy
+        from cupy_backends.cuda.libs import cublas, cusolver
+
+        xp = cupy
     else:
         xp = np
     n = options.extent
-    layout = um.Layout.block_cyclic(options.block, options.block, (1, session.size))
+    layout = um.Layout.block_cyclic(options.block, options.block, (session.size, 1))
     g = session.empty((n, n), "f64", layout)
     rng = xp.random.default_rng(session.rank)
     g.local[:] = rng.random(g.local.shape) - 0.5
@@ -62,7 +74,6 @@ with um.Session(MPI.COMM_WORLD, max_plans=1000) as session:  # each view has a p
     given.local[:] += options.shift * n * (rows[:, None] == cols)
     largest = MPI.COMM_WORLD.allreduce(float(abs(given.local).max()), MPI.MAX)
     session.release(g)
-    diagonal = session.empty_device((options.block, options.block), "f64", rank=0)
     times = []
     for _ in range(options.repeats):
         made = session.redistribute(given, given.layout)
@@ -80,11 +91,9 @@ with um.Session(MPI.COMM_WORLD, max_plans=1000) as session:  # each view has a p
     error = MPI.COMM_WORLD.allreduce(float(abs(given.local).max()), MPI.MAX)
     bound = 2 * (n + 1) * 2.0**-53 * largest
     if session.rank == 0:
-        best = min(times)
-        rate = n**3 / 3 / best / 1e12
-        print(
-            f"{session.size} ranks, {session.backend_name} backend: {n}x{n} in {best * 1e3:.1f} ms, {rate:.3f} TFLOP/s"
-        )
+        best, rate = min(times), n**3 / 3 / min(times) / 1e12
+        who = f"{session.size} ranks, {session.backend_name} backend"
+        print(f"{who}: {n}x{n} in {best * 1e3:.1f} ms, {rate:.3f} TFLOP/s")
         print(f"largest error of L L^T {error:.1e}, bound {bound:.1e}")
     if not error <= bound:
         raise SystemExit("the error is larger than its bound")

@@ -69,7 +69,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="+")
     parser.add_argument("--places", default="0,0,0;h,h,h;rows,cols,rows")
-    parser.add_argument("--backend")
+    parser.add_argument("--backend", default="auto")
     given = parser.parse_args()
     with um.Session(MPI.COMM_WORLD, backend=given.backend, timeout_s=60) as session:
         for problem in given.problems:
