@@ -32,8 +32,8 @@ def factor_block(own: Any) -> None:
     if session.backend_name != "cuda":
         own[:] = np.linalg.cholesky(own)
         return
-    handle, lower = cupy.cuda.device.get_cusolver_handle(), cublas.CUBLAS_FILL_MODE_LOWER
-    where = lower, len(own), own.data.ptr, own.strides[1] // own.itemsize  # cupy.linalg's makes copies
+    handle, upper = cupy.cuda.device.get_cusolver_handle(), cublas.CUBLAS_FILL_MODE_UPPER  # of the transposed matrix
+    where = upper, len(own), own.data.ptr, own.strides[0] // own.itemsize  # cupy.linalg's makes copies
     work, info = cupy.empty(cusolver.dpotrf_bufferSize(handle, *where), own.dtype), cupy.empty(1, "i4")
     cusolver.dpotrf(handle, *where, work.data.ptr, work.size, info.data.ptr)
     if info.item():

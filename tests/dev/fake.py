@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import dataclasses
 import functools
 import math
 import os
@@ -170,6 +171,12 @@ class FakeCluster:
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)
         self.host_flags = np.full((count, MAX_LANES), epoch, np.uint32)
         self.programs = [lowering.rank_list(rank) for rank in range(count)]
+        epilogue = schedule.problem.epilogue
+        if epilogue is not None:
+            self.vectors = interpret.vectors_of(schedule.problem)
+            given = zip(self.vectors, (epilogue.scale, epilogue.bias), strict=True)
+            vectors = tuple(one.ctypes.data if there else 0 for one, there in given)
+            self.programs = [dataclasses.replace(one, vectors=vectors) for one in self.programs]
         addresses = [memory.ctypes.data for memory in self.memory]
         self.files = FileWindows()
         for index, path in in_files.items():

@@ -227,19 +227,31 @@ Code bundle(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m,
                    });
 }
 
+double epilogue_of(std::int64_t activation, double x) {
+    if (activation == uncut::relu) return x < 0 ? 0 : x;
+    if (activation == uncut::gelu) return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
 void combine(const CombineArguments &a, std::uint64_t signature) {
     for (std::int64_t j = 0; j < a.cols; ++j)
         for (std::int64_t i = 0; i < a.rows; ++i) {
-            if (a.triangle != uncut::op_n && !uncut::is_in_triangle(static_cast<int>(a.triangle), i - j + a.diagonal))
-                continue;
-            Number sum = 0.0;
+            const int ending = static_cast<int>(a.ending), written = static_cast<int>(signature & 15);
+            if (uncut::is_triangle(ending) && !uncut::is_in_triangle(ending, i - j + a.diagonal)) continue;
+            Number sum = 0.0, kept = 0.0;
             int source = 0;
-            for (std::uint64_t rest = signature >> 4; rest != 0; rest >>= 4, ++source)
+            for (std::uint64_t rest = (signature & (transposing - 1)) >> 4; rest != 0; rest >>= 4, ++source)
                 if (const Number factor{a.factor[source], a.imaginary[source]}; factor != 0.0)
-                    sum +=
+                    (uncut::is_epilogue(ending) && source == a.kept ? kept : sum) +=
                         factor * load(a.source[source], j * a.source_ld[source] + i, static_cast<int>(rest & 15) - 1);
-            if (uncut::has_real_diagonal(static_cast<int>(a.triangle)) && i - j + a.diagonal == 0) sum.imag(0.0);
-            store(a.destination, j * a.ld + i, static_cast<int>(signature & 15), sum);
+            if (uncut::has_real_diagonal(ending) && i - j + a.diagonal == 0) sum.imag(0.0);
+            if ((signature & with_epilogue) != 0) {
+                const std::int64_t at = ending == uncut::op_epilogue_rows ? i : j;
+                if (a.scale != 0) sum *= load(a.scale, at, written);
+                if (a.bias != 0) sum += load(a.bias, at, written);
+                sum = epilogue_of(a.activation, (sum + kept).real());
+            }
+            store(a.destination, j * a.ld + i, written, sum);
         }
 }
 

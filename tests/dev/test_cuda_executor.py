@@ -113,7 +113,7 @@ def test_a_triangle_is_written_wherever_its_diagonal_is(fake, op):
     to = [build.add(0, 3, 5, DType.c128) for _ in below]
     terms = [(build.add(0, 3, 5, DType.c128), factor, N) for factor in (F.ALPHA, F.ONE)]
     for one, diagonal in zip(to, below, strict=True):
-        build.task(Kind.COMBINE, build.compute_lane(0), one, terms, triangle=(op, diagonal))
+        build.task(Kind.COMBINE, build.compute_lane(0), one, terms, ending=(op, diagonal))
     cluster = FakeCluster(fake, build.done())
     values = np.random.default_rng(3).normal(size=(2, 3, 5, 2)).view(np.complex128)[..., 0]
     for (place, _, _), of in zip(terms, values, strict=True):

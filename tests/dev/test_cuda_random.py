@@ -15,7 +15,7 @@ from uncut_mpi.model.dtypes import MEASURED, DType
 
 
 @settings(fuzz.SETTINGS, max_examples=200)
-@given(case=fuzz.cases("product", 4, 40), tuned=st.booleans())
+@given(case=st.one_of(fuzz.cases("product", 4, 40), fuzz.cases("epilogue", 4, 40)), tuned=st.booleans())
 def test_random_products_are_right_and_write_nothing_beside_c(fake, case: fuzz.Case, tuned: bool) -> None:
     hypothesis.assume(not any(case.node_of))  # the fake has no messages
     kind = case.problem.arithmetic

@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.helpers import oracle
 from uncut_mpi.errors import ScheduleError
-from uncut_mpi.model.form import OP_BITS, Form
+from uncut_mpi.model.form import LEAST_FORM, OP_BITS, Form
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
@@ -107,7 +107,11 @@ def take_another_tile(schedule: Schedule, rng: random.Random) -> Schedule | None
 
 
 def take_another_triangle(schedule: Schedule, rng: random.Random) -> Schedule | None:
-    """Write the other triangle of C, all of it, one with the next diagonal, or one whose diagonal is real or not."""
+    """
+    Write the other triangle of C, all of it, one with the next diagonal, or one whose diagonal is real or not.
+
+    Or leave out an epilogue, take the next element of its vectors first, or those of columns for rows.
+    """
     combines = schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.COMBINE]
     written = combines[schedule.operands["op"][combines] >= Op.LOWER]
     if not len(written):
@@ -434,7 +438,7 @@ def message_of_another_rank(lists: Lists, rng: random.Random) -> Lists | None:
 
 def operand_of_another_form(lists: Lists, rng: random.Random) -> Lists | None:
     """Read the other triangle of an operand that has a form."""
-    found = [(one.rank, at) for one in lists for at in np.flatnonzero(one.operands["op"] > OP_BITS).tolist()]
+    found = [(one.rank, at) for one in lists for at in np.flatnonzero(one.operands["op"] >= LEAST_FORM).tolist()]
     if not found:
         return None
     rank, at = rng.choice(found)

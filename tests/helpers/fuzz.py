@@ -41,6 +41,7 @@ from tests.helpers.shapes import slow_where_misaligned
 from uncut_mpi.bench.rivals.cyclic import DISTRIBUTIONS
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.dtypes import DType, Dtypes
+from uncut_mpi.model.epilogue import ACTIVATIONS, Epilogue
 from uncut_mpi.model.form import KINDS, PLAIN, Form
 from uncut_mpi.model.locations import Location
 from uncut_mpi.model.machine import Machine
@@ -86,6 +87,8 @@ FORMS = [
     *(Form(kind, triangle, unit=True) for kind in KINDS[2:] for triangle in ("lower", "upper")),
 ]
 """All that A or B may have besides a type."""
+EPILOGUES = [Epilogue(*one) for one in itertools.product(ACTIVATIONS, ("rows", "cols"), (False, True), (False, True))]
+WITH_EPILOGUE = [one for one in TYPES if not (one[0].is_complex or one[0].is_integer)]
 AS_IF_LARGE = {"LEAST_PIECE_BYTES": 64, "LEAST_GROUP_BYTES": 512, "AT_ONCE_BYTES": 4096, "STEP": 8, "CUT_S": 0.0}
 """With these, small products of a batch are cut and grouped as large ones are (`uncut_mpi.planning.batch`)."""
 
@@ -184,7 +187,7 @@ def check_plan(case: Case, setting: Setting, schedule: Schedule) -> None:
 def planted(how_many: settings) -> dict[str, Tally]:
     """Plant every fault in schedules of small cases and in their lists, and return by fault what came of it."""
     tallies = dict[str, Tally]()
-    kinds = "product", "triangle", "form", "batch", "scales", "copies"
+    kinds = "product", "triangle", "form", "epilogue", "batch", "scales", "copies"
     small = [cases(kind, 6, 16, in_nodes=in_nodes) for kind in kinds for in_nodes in (False, True)]
 
     @how_many
@@ -230,10 +233,10 @@ def cases(
 
     Parameters
     ----------
-    kind : {"product", "triangle", "form", "chunks", "scales", "copies", "batch"}
-        Whether there is a product, one of a triangle, one of a matrix that is read in a triangle, one with little room
-        and a few tasks for a schedule, which most likely goes in chunks, C is only scaled, A is copied, or there are
-        several products.
+    kind : {"product", "triangle", "form", "epilogue", "chunks", "scales", "copies", "batch"}
+        Whether there is a product, one of a triangle, one of a matrix that is read in a triangle, one with an epilogue,
+        one with little room and a few tasks for a schedule, which most likely goes in chunks, C is only scaled, A is
+        copied, or there are several products. C that is only scaled may have an epilogue, too, and so may chunks.
     most_ranks, most_extent : int
         Limits; of k ten times as much.
     in_nodes : bool, default False
@@ -254,7 +257,10 @@ def cases(
     else:
         m, n, k = draw(extent), draw(extent), draw(st.one_of(extent, st.integers(1, 10 * most_extent)))
         some = (kind == "triangle" or draw(st.integers(0, 4)) == 4) and m and n
-        part = random_part(draw(st.randoms()), m, n) if some and kind != "form" else None
+        epilogue = None
+        if kind == "epilogue" or (kind in ("scales", "chunks") and draw(st.booleans())):
+            dtypes, epilogue = draw(st.sampled_from(WITH_EPILOGUE)), draw(st.sampled_from(EPILOGUES))
+        part = random_part(draw(st.randoms()), m, n) if some and kind != "form" and epilogue is None else None
         forms, ops = PLAIN, (draw(st.sampled_from("NTC")), draw(st.sampled_from("NTC")))
         if kind == "form":
             dtypes, form = (draw(st.sampled_from(OF_FORMS)),) * 3, draw(st.sampled_from(FORMS))
@@ -274,6 +280,7 @@ def cases(
             swapped=draw(st.booleans()),
             part=part,
             forms=forms,
+            epilogue=epilogue,
         )  # fmt: skip
         placement = Placement(*(draw(wheres(problem.shape_of(matrix), ranks)) for matrix in MATRICES))
         whole = [name for name in "abc" if isinstance(getattr(placement, name), Location) and draw(st.booleans())]
@@ -285,8 +292,9 @@ def cases(
     in_host = [at for at in private if parts[at].location.space == "host"]
     scalar = st.sampled_from((2, 1, 0, -3) if problem.arithmetic.is_integer else (1.2345, 1.0, 0.0, -0.75))
     options = ScheduleOptions()
-    if kind in ("product", "triangle") and problem.has_product:
-        options = draw(any_options(placement, ranks, in_nodes=several_nodes, in_part=problem.part is not None))
+    if kind in ("product", "triangle", "epilogue") and problem.has_product:
+        by_kblocks = problem.part is not None or epilogue is not None
+        options = draw(any_options(placement, ranks, in_nodes=several_nodes, by_kblocks=by_kblocks))
     # A search that finds no room tries all there is, and schedules of many ranks with little have very many tasks: each
     # such case takes seconds.
     searched = options.scheduler == "auto" and problem.has_product and kind != "batch"
@@ -397,12 +405,12 @@ def cut_rectangles(draw: Draw, shape: tuple[int, int]) -> list[tuple[tuple[int, 
 
 
 @st.composite
-def any_options(draw: Draw, placement: Placement, ranks: int, *, in_nodes: bool, in_part: bool) -> ScheduleOptions:
+def any_options(draw: Draw, placement: Placement, ranks: int, *, in_nodes: bool, by_kblocks: bool) -> ScheduleOptions:
     """Options of any scheduler that takes the matrices; mostly of the one that takes all."""
     whole = ("cyclic",) if placement.in_host() else ("cyclic", "bands")
     rivals = () if placement.in_parts or in_nodes else whole
-    others = ("auto",) if in_part else ("uncut", "auto", *rivals)
-    if not in_part and draw(st.sampled_from((True, *[False] * 7))):
+    others = ("auto",) if by_kblocks else ("uncut", "auto", *rivals)
+    if not by_kblocks and draw(st.sampled_from((True, *[False] * 7))):
         edges = {name: draw(st.integers(0, 20)) for name in ("c_rows", "c_cols")}
         return ScheduleOptions(same_sums=True, blocking=Blocking(**edges, block=draw(st.sampled_from((0, 256)))))
     scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", *others)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,7 +21,7 @@ from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.form import Form, Forms
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.model.problem import GemmProblem
-from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, Matrix, Op, Schedule
+from uncut_mpi.planning.schedule import EPILOGUES, TRIANGLES, Factor, Kind, Matrix, Op, Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,17 +88,50 @@ def reference(problem: GemmProblem, data: Data) -> tuple[np.ndarray, np.ndarray]
             if form is not None and form.kind == "inverse":  # of T X = B |T⁻¹| |T| |X| (Higham 2002, section 8.1)
                 off = np.abs(inverse), np.abs(np.linalg.inv(inverse))
                 magnitude = off[0] @ off[1] @ magnitude if at == 0 else magnitude @ off[1] @ off[0]
+    ending = problem.epilogue
+    if ending is not None:
+        scale, bias = (one.astype(wide) for one in vectors_of(problem))
+        result = result * scale
+        magnitude = magnitude * np.abs(scale) + 4 * (np.abs(result) + np.abs(bias))
+        result = result + bias
     old = data.beta * data.c.astype(wide) if data.beta != 0 else np.zeros_like(result)
     u = problem.accumulator.unit_roundoff
     steps = steps_of(problem.arithmetic, problem.k) * u
     result = result + old
-    bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old) + 2 * of_c.unit_roundoff * np.abs(result)
+    bound = steps / (1 - steps) * magnitude + 4 * u * np.abs(old)
+    if ending is not None:
+        bound = SLOPE * bound + 16 * u * (1 + np.abs(result))  # of what follows, in the accumulator
+        result = activated(ending.activation, result)
+    bound = bound + 2 * of_c.unit_roundoff * np.abs(result)
     least = 0.0 if of_c.is_integer else float(ml_dtypes.finfo(of_c.real.numpy).smallest_subnormal)
     bound = of_both_parts(problem.arithmetic) * (bound + least)
     if problem.part is not None:
         result, beside = as_written(result, TRIANGLES[problem.triangle], problem.diagonal), ~computed(problem)
         result[beside], bound[beside] = data.c[beside], 0.0
     return result.astype(of_c.numpy).astype(wide) if of_c.is_integer else result, bound  # whole numbers wrap around
+
+
+SLOPE = 1.13
+"""The largest slope of an epilogue's function: that of GELU."""
+
+
+def vectors_of(problem: GemmProblem) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scale and the bias that tests give a problem with an epilogue, along its rows or columns."""
+    epilogue, dtype = problem.epilogue, problem.dtypes[Matrix.C]
+    by_rows = epilogue.along == "rows"
+    rng, shape = np.random.default_rng(11), (problem.m, 1) if by_rows else (1, problem.n)
+    scale, bias = (random_values(rng, shape, dtype) for _ in range(2))
+    return scale if epilogue.scale else np.ones_like(scale), bias if epilogue.bias else np.zeros_like(bias)
+
+
+def activated(activation: str, values: np.ndarray) -> np.ndarray:
+    """Return a function of values, in their type."""
+    if activation == "relu":
+        return np.where(values < 0, 0, values)
+    if activation == "gelu":
+        inner = np.sqrt(2 / np.pi) * (values + 0.044715 * values**3)
+        return (0.5 * values * (1 + np.tanh(inner))).astype(values.dtype)
+    return values
 
 
 def formed(form: Form | None, square: np.ndarray) -> np.ndarray:
@@ -229,31 +263,34 @@ class _Steps:
     """Tables of a schedule as lists, which are read much faster."""
 
     tasks: list[tuple[int, int, int]]
-    operands: list[tuple[int, str, complex, int]]
+    operands: list[tuple[int, str, complex, int, bool]]
     regions: list[tuple[int, int, int, int, int]]
     accumulator: np.dtype
     forms: Forms
+    epilogue: tuple[Any, ...]  # function, scale and bias
     messages: dict[int, np.ndarray] = dataclasses.field(default_factory=dict)  # by the SEND
 
     @classmethod
     def of(cls, schedule: Schedule, data: Data) -> _Steps:
         scalars = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: data.alpha, Factor.BETA: data.beta}
+        epilogue = schedule.problem.epilogue
         factors, ops = {int(one): value for one, value in scalars.items()}, {int(op): op.name for op in Op}
         return cls(
             schedule.tasks[["kind", "first_operand", "num_operands"]].tolist(),
             [
-                (region, ops[op], factors[factor], diagonal)
+                (region, ops[op], factors[factor], diagonal, factor == int(Factor.BETA))
                 for region, op, factor, diagonal in schedule.operands[["region", "op", "factor", "diagonal"]].tolist()
             ],
             schedule.regions[["buffer", "row", "col", "rows", "cols"]].tolist(),
             schedule.problem.accumulator.numpy,
             schedule.problem.forms,
+            () if epilogue is None else (epilogue.activation, *vectors_of(schedule.problem)),
         )
 
     def run(self, memory: list[np.ndarray], task: int) -> None:
         code, first, count = self.tasks[task]
         operands = []
-        for at, (number, op, scalar, _) in enumerate(self.operands[first : first + count]):
+        for at, (number, op, scalar, *_) in enumerate(self.operands[first : first + count]):
             buffer, row, col, rows, cols = self.regions[number]
             part = memory[buffer][row : row + rows, col : col + cols]
             if code == Kind.GEMM and at in (1, 2):
@@ -286,11 +323,20 @@ class _Steps:
             if f_a != 0:
                 total += accumulator.type(f_a) * (a.astype(accumulator) @ b.astype(accumulator))
             reads = reads[2:]
-        for array, factor in reads:
+        kept = np.zeros(target.shape, accumulator)  # beta C, which no scale is for
+        for (array, factor), (*_, is_c) in zip(reads, self.operands[first + count - len(reads) :], strict=False):
             assert array.shape == target.shape
             if factor != 0:
-                total += accumulator.type(factor) * array.astype(accumulator)
-        _, op, _, diagonal = self.operands[first]
+                into = kept if is_c else total
+                into += accumulator.type(factor) * array.astype(accumulator)
+        _, op, _, diagonal, _ = self.operands[first]
+        if Op[op] in EPILOGUES.values():
+            (activation, *vectors), by_rows = self.epilogue, Op[op] is Op.EPILOGUE_ROWS
+            some = slice(diagonal, diagonal + total.shape[0 if by_rows else 1])
+            scale, bias = ((one[some] if by_rows else one[:, some]).astype(total.dtype) for one in vectors)
+            total = activated(activation, total * scale + bias + kept)
+        else:
+            total += kept
         total = as_written(total, Op[op], diagonal)
         np.copyto(target, total.astype(target.dtype), where=in_triangle(target.shape, Op[op], diagonal))
 

@@ -19,16 +19,16 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tests.helpers.interpret import as_written, computed, in_triangle, there
+from tests.helpers.interpret import activated, as_written, computed, in_triangle, there, vectors_of
 from tests.helpers.layouts import user_parts
 from tests.helpers.numbers import op_of, random_values
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.form import OP_BITS, Form
+from uncut_mpi.model.form import LEAST_FORM, OP_BITS, Form
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
-from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, Matrix, Op, Schedule
+from uncut_mpi.planning.schedule import EPILOGUES, TRIANGLES, Factor, Kind, Matrix, Op, Schedule
 
 ALPHA, BETA = 2**0.5, 3**0.5
 VALUE = {Factor.ZERO: 0.0, Factor.ONE: 1.0, Factor.ALPHA: ALPHA, Factor.BETA: BETA}
@@ -102,7 +102,12 @@ class Memory:
             result += a
         elif problem.has_product:
             result += ALPHA * op_of(problem.trans_a, a) @ op_of(problem.trans_b, b)
-        if problem.reads_c:
+        if problem.epilogue is not None:
+            scale, bias = vectors_of(problem)
+            result = activated(
+                problem.epilogue.activation, result * scale + bias + (BETA * c if problem.reads_c else 0)
+            )
+        elif problem.reads_c:
             result += BETA * c
         if problem.part is not None:
             result = as_written(result, TRIANGLES[problem.triangle], problem.diagonal)
@@ -154,10 +159,27 @@ class Memory:
             if any(part.shape != target.shape for _, part in terms):
                 return "shapes"
             result = np.zeros(target.shape, target.dtype)
-        for factor, part in terms:
-            if factor:
+        kept = 0.0
+        for (factor, part), (_, symbol, _, _) in zip(terms, operands[len(operands) - len(terms) :], strict=True):
+            if factor and symbol is Factor.BETA:
+                kept = kept + factor * part
+            elif factor:
                 result = result + factor * part
         _, _, op, diagonal = operands[0]
+        if op in EPILOGUES.values():
+            problem = self._schedule.problem
+            if problem.epilogue is None:
+                return "an epilogue of nothing"
+            axis = 0 if op is Op.EPILOGUE_ROWS else 1
+            if EPILOGUES[problem.epilogue.along] is not op:
+                return "an epilogue along the other way"
+            scale, bias = (
+                one.take(range(diagonal, diagonal + target.shape[axis]), axis, mode="wrap")
+                for one in vectors_of(problem)
+            )
+            result = activated(problem.epilogue.activation, result * scale + bias + kept)
+        else:
+            result = result + kept
         np.copyto(target, as_written(result, op, diagonal), where=in_triangle(target.shape, op, diagonal))
         return ""
 
@@ -343,7 +365,14 @@ class ListRun:
             inside = row + rows <= about["rows"] and col + cols <= about["cols"]
             if lost or not inside or (cols > 1 and ld != about["ld"]):
                 self.fault = "an operand is no region of its buffer"
-            found.append((RegionRef(buffer, row, col, rows, cols), Factor(factor), Op(op & OP_BITS), diagonal))
+            found.append(
+                (
+                    RegionRef(buffer, row, col, rows, cols),
+                    Factor(factor),
+                    Op(op & OP_BITS if op >= LEAST_FORM else op),
+                    diagonal,
+                )
+            )
         return found
 
     def _step(self, step: _Step, reached: int) -> int | None:

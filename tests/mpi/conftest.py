@@ -25,7 +25,7 @@ FILES = {
     (1,): "faults",
     # What is of each rank itself, or between two; commands, whose ranks do the same.
     (2,): """api_arguments api_arrays api_measure api_references api_tuning bench chunks command
-        complex gemm_files gradients level3 messages odd_arguments out_of_core repeatable spmd_abort triangles
+        complex epilogues gemm_files gradients level3 messages odd_arguments out_of_core repeatable spmd_abort triangles
         usage watchdog""",
     # What one rank does, and the others are told.
     (3,): """api_cut_short api_epochs api_flags api_life api_matrices api_memory api_opening api_trace

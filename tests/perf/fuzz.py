@@ -31,7 +31,9 @@ def failure_of(number: int, found: collections.Counter[str]) -> str:
     @settings(fuzz.SETTINGS, derandomize=False, max_examples=EXAMPLES, report_multiple_bugs=False)
     @given(
         st.one_of(
-            fuzz.cases(), fuzz.cases("chunks", 4, 128), *map(fuzz.cases, ("triangle", "batch", "scales", "copies"))
+            fuzz.cases(),
+            fuzz.cases("chunks", 4, 128),
+            *map(fuzz.cases, ("triangle", "form", "epilogue", "batch", "scales", "copies")),
         )
     )
     def run(case: fuzz.Case) -> None:

@@ -19,13 +19,14 @@ def test_whatever_is_to_be_multiplied_has_a_schedule_that_is_proved_and_right_on
     fuzz.check(case)
 
 
-@settings(fuzz.SETTINGS, max_examples=200)
+@settings(fuzz.SETTINGS, max_examples=220)
 @given(
     st.one_of(
         *map(fuzz.cases, ("scales", "copies", "batch")),
         fuzz.cases("product", 8, 24),
         fuzz.cases("triangle", 8, 24),
         fuzz.cases("form", 8, 24),
+        fuzz.cases("epilogue", 8, 24),
         fuzz.cases("chunks", 4, 128),
     )
 )

@@ -114,5 +114,5 @@ def test_what_is_no_part_is_refused(rectangles, said):
 
 def test_uncut_refuses_a_part():
     problem = GemmProblem(8, 8, 8, DType.f64, part=PartOfC.lower(8, 4))
-    with pytest.raises(PlanError, match="uncut computes all of C: ask for kblocks or auto"):
+    with pytest.raises(PlanError, match="uncut computes all of C, and nothing else: ask for kblocks or auto"):
         plan(problem, Placement.parse("0,0,0"), 2, Machine.uniform(2), ScheduleOptions("uncut"))

@@ -10,6 +10,7 @@ import numpy as np
 
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
+from uncut_mpi.api.ending import Ending
 from uncut_mpi.api.keys import PlanKey, in_schedule_order, infos_in
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Name, concerns
@@ -28,7 +29,7 @@ from uncut_mpi.spmd.group import Group
 _MOST_OPERATIONS = 1 << 18
 _LEAST_SETS, _MOST_SETS = 8, 256
 
-_Names = tuple[Name, Name, Name]
+_Names = tuple[Name | None, ...]  # those of A, B and C; with an epilogue those of its scale and its bias, too
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -91,13 +92,16 @@ class Binder:
         sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
         return all(arena.fits(needed) for arena, needed in zip(self._arenas, sizes, strict=True))
 
-    def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands) -> Binding | None:
-        """Return what binds a plan to matrices, if it is bound. Local."""
+    def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands, ending: Ending | None) -> Binding | None:
+        """Return what binds a plan to matrices, and an epilogue's, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call
         bound = self._bound.get(id(plan))
-        return bound.get((a.info.name, b.info.name, c.info.name)) if bound else None
+        if not bound:
+            return None
+        names = a.info.name, b.info.name, c.info.name
+        return bound.get(names if ending is None else (*names, *ending.names))
 
-    def bind(self, plan: Plan, matrices: Operands) -> Binding:
+    def bind(self, plan: Plan, matrices: Operands, ending: Ending | None) -> Binding:
         """Reserve memory and bind a plan to matrices, where it is not yet; errors are on all ranks. Collective."""
         sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
         for arena, needed in zip(self._arenas, sizes, strict=True):
@@ -105,22 +109,25 @@ class Binder:
                 self.drop_all()  # all addresses change, also where growing fails
                 arena.ensure(needed)
         with agreement.collective(self._group, "binding the plan"):
-            binding = self.find(plan, matrices)
+            binding = self.find(plan, matrices, ending)
             if binding is None:
                 bound = self._bindings_of(plan)
                 most = min(_MOST_SETS, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
                 while len(bound) >= max(_LEAST_SETS, most):
                     bound.pop(next(iter(bound))).executable.close()
+                program = plan.program
+                if ending is not None:
+                    program = dataclasses.replace(program, vectors=self._vectors(ending))
                 executable = self._backend.executable(
-                    plan.program, self._addresses(plan, matrices), self.flags.table(), self._control.board
+                    program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
                 by_host = self._backend.takes_host_memory
                 executable.explain = functools.partial(explain, plan.schedule, self._group.here, by_host)
                 with_files = any(one.info.file for one in matrices)
                 binding = Binding(
-                    executable, bool(plan.summary.staged), digest_of(plan, matrices), with_files, plan.schedule
+                    executable, bool(plan.summary.staged), digest_of(plan, matrices, ending), with_files, plan.schedule
                 )
-                bound[_names(matrices)] = binding
+                bound[_names(matrices, ending)] = binding
         return binding
 
     def hand_over(self, plan: Plan, successor: Plan) -> None:
@@ -158,7 +165,9 @@ class Binder:
 
     def _forget_matrix(self, number: int) -> None:
         for bound in list(self._bound.values()):  # plans may go meanwhile, when the collector runs
-            for names in [names for names in bound if any(concerns(name, number) for name in names)]:
+            for names in [
+                names for names in bound if any(name is not None and concerns(name, number) for name in names)
+            ]:
                 bound.pop(names).executable.close()
 
     def close(self) -> None:
@@ -172,6 +181,11 @@ class Binder:
         self._store.on_release.clear()
         for arena in self._arenas:
             arena.abandon()
+
+    def _vectors(self, ending: Ending) -> tuple[int, int]:
+        """Return where this rank has an epilogue's scale and bias."""
+        scale, bias = (0 if one is None else self._store.own_address(one.info) for one in ending.vectors)
+        return scale, bias
 
     def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
         infos = in_schedule_order(plan.key.problem, infos_in(infos_of(matrices), plan.key.orders))
@@ -189,12 +203,12 @@ class Binder:
         return addresses
 
 
-def digest_of(plan: AnyPlan | PlanKey, matrices: Operands) -> int:
+def digest_of(plan: AnyPlan | PlanKey, matrices: Operands, ending: Ending | None) -> int:
     """Return 128 bits that only the same plan with the same matrices has, the same on all ranks."""
-    digest = agreement.digest_of(plan.digest + repr(_names(matrices)).encode())
+    digest = agreement.digest_of(plan.digest + repr(_names(matrices, ending)).encode())
     return int.from_bytes(digest.tobytes(), "little")
 
 
-def _names(matrices: Operands) -> _Names:
-    a, b, c = matrices  # spelled out: this is part of every call
-    return a.info.name, b.info.name, c.info.name
+def _names(matrices: Operands, ending: Ending | None) -> _Names:
+    a, b, c = matrices
+    return a.info.name, b.info.name, c.info.name, *(() if ending is None else ending.names)

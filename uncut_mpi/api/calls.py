@@ -124,7 +124,7 @@ class Calls:
 
     def run(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> CallResult:
         """Make a product and return what this rank did; parameters are those of `open`. Collective."""
-        binding = self.binder.find(plan, request.matrices)
+        binding = self.binder.find(plan, request.matrices, request.choices.ending)
         if binding is None or not self._may_go(request, binding):
             return self.make(request, plan, keep).result
         flags = self.binder.flags
@@ -249,7 +249,7 @@ class Calls:
         if stage is Stage.OUTSIDE:
             binding, told = self._meet(request, plan, follows=follows)
         else:
-            binding, told = self.binder.find(plan, request.matrices), READY
+            binding, told = self.binder.find(plan, request.matrices, request.choices.ending), READY
             if stage is Stage.OPENING:
                 told = self.gate.open(request.call, request.asked, b"", flags=READY, begun=True)
         all_ready = told == READY
@@ -281,17 +281,17 @@ class Calls:
         error: BaseException | None = None
         binding: Binding | None = None
         digest = _NO_DIGEST
-        matrices, scalars = request.matrices, request.scalars
+        matrices, scalars, ending = request.matrices, request.scalars, request.choices.ending
         try:
             a, b, c = matrices
-            binding = self.binder.find(plan, matrices)
+            binding = self.binder.find(plan, matrices, ending)
             if binding is not None:
                 digest = binding.take(scalars, c.info.dtype)
             else:
                 scalars.check(c.info.dtype)
-                digest = scalars.mixed_with(digest_of(plan, matrices))
+                digest = scalars.mixed_with(digest_of(plan, matrices, ending))
                 if not isinstance(plan, PlanKey):
-                    binding = self.binder.find(plan.now, plan.begins_with(matrices, request.choices))
+                    binding = self.binder.find(plan.now, *plan.begins_with(matrices, request.choices))
             self.backend.await_caller()
             if a.info.file or b.info.file or c.info.file:
                 self.store.check_files(matrices)
@@ -308,7 +308,7 @@ class Calls:
         """Take the plan that rank 0 has found beside calls of one by rule, if it can be bound here. Collective."""
         try:
             better = self.maker.successor(plan, self.searches.found.pop(plan, None))
-            binding = self.binder.bind(better, matrices)
+            binding = self.binder.bind(better, matrices, choices.ending)
         except UncutError as error:
             if not is_agreed(error) or self.gate.broken:
                 raise
@@ -323,7 +323,7 @@ class Calls:
             try:
                 if isinstance(plan, PlanKey):
                     plan = self._made(plan, matrices, choices)
-                return plan, self.binder.bind(plan.now, plan.begins_with(matrices, choices))
+                return plan, self.binder.bind(plan.now, *plan.begins_with(matrices, choices))
             except (CapacityError, DeviceError, PlanError) as error:  # of one type on all ranks
                 if not is_agreed(error) or isinstance(error, ScheduleError):
                     raise
@@ -346,9 +346,9 @@ class Calls:
     def bind_chunk(self, plan: Chunked, request: Request, number: int) -> tuple[Binding, bool]:
         """Return what binds a chunk of a product, and whether it is new. Collective."""
         its = plan.plan(number, self._plan_of_chunk, self.binder.drop)
-        matrices = plan.operands(request.matrices, request.choices, number)
-        is_new = self.binder.find(its, matrices) is None
-        return self.binder.bind(its, matrices), is_new
+        about = plan.operands(request.matrices, request.choices, number)
+        is_new = self.binder.find(its, *about) is None
+        return self.binder.bind(its, *about), is_new
 
     def judged(self, trial: Trial, seconds: float) -> AnyPlan:
         """Return what is kept of plans that are tried, after a call by one: in the end the fastest. Collective then."""

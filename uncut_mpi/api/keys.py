@@ -79,20 +79,26 @@ class PlanKey:
                 batch=batch,
                 triangle=choices.triangle,
                 forms=choices.forms,
+                epilogue=epilogue,
             )
             return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
         batch = _products_of(infos, choices)
+        epilogue = choices.ending and choices.ending.epilogue(c)
         problem, infos, read_in = read(infos)
         # What a triangular matrix is multiplied by may be C: who writes a column of it, or a row, has read all of that.
         in_place = (other is not None and other.is_triangular for other in choices.forms[::-1])
         read_of = {name: one for name, one, may in zip("AB", (a, b), in_place, strict=True) if not (may and one is c)}
+        if choices.ending is not None:
+            read_of |= choices.ending.infos
         check_written("C", c, **read_of)
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):
             layouts = a.layout, b.layout, c.layout
             if not choices.options.same_sums:  # which are of elements in their own order
-                orders = orders_for_product(*layouts, choices.trans_a, choices.trans_b, choices.triangle, choices.forms)
+                orders = orders_for_product(
+                    *layouts, choices.trans_a, choices.trans_b, choices.triangle, choices.forms, epilogue
+                )
             problem, infos, read_in = read(infos_in(infos, orders))
         both = (in_schedule_order(problem, of_three) for of_three in (infos, read_in))
         places = itertools.starmap(_where, zip(*both, strict=True))

@@ -244,6 +244,33 @@ class MatrixStore:
             raise ParamError(f"{name} is a matrix that was released or belongs to another session")
         return matrix
 
+    def check_vector(self, name: str, matrix: object) -> Matrix:
+        """Return `matrix` as `check` does, if every rank has all of it where it computes, side by side. Local."""
+        found = self.check(name, matrix)
+        lacking = [rank for rank in range(self._group.size) if self._own_part(found.info, rank) is None]
+        if lacking and 0 not in found.shape:
+            raise ParamError(
+                f"{name} is not all, its elements side by side, in memory that rank {lacking[0]} computes in: pass a "
+                "matrix that is dealt by um.Layout.replicated() and lies on the devices"
+            )
+        return found
+
+    def own_address(self, info: MatrixInfo) -> int:
+        """Return where this rank has all of a vector, 0 if it is empty. Local."""
+        part = self._own_part(info, self._group.rank)
+        return 0 if part is None else self.address(info, part)
+
+    def _own_part(self, info: MatrixInfo, rank: int) -> int | None:
+        """Return the number of the part that is all of a vector where a rank computes, if there is one."""
+        places = [Location.device(rank)]
+        if self._backend.takes_host_memory:
+            places += [Location.host(rank), Location.host()]
+        for number, held in enumerate(info.parts):
+            part, (rows, cols) = held.part, held.part.stored_shape
+            if part.location in places and part.shape == info.layout.shape and (cols == 1 or part.ld == rows):
+                return number
+        return None
+
     def check_any(self, name: str, one: object) -> Matrix | Batch:
         """Return `one` if it is a live matrix or batch of this session, else raise ParamError. Local."""
         if not isinstance(one, Batch):

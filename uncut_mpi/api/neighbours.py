@@ -68,6 +68,7 @@ def _alike(key: PlanKey) -> Hashable:
         problem.swapped,
         problem.triangle,
         problem.forms,
+        problem.epilogue,
     )
     where = tuple(map(_where, (placement.a, placement.b, placement.c)))
     return how, where, changed(key.options, search=""), bool(key.private), bool(key.files)

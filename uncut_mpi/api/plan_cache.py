@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Name
 from uncut_mpi.api.plans import AnyPlan
 from uncut_mpi.api.request import Request, infos_of
 from uncut_mpi.api.searches import Searches
-from uncut_mpi.model.form import Forms
 from uncut_mpi.planning.options import ScheduleOptions
 
 _MOST_CALLS = 256
 """Calls whose plan is known without making its key, which takes longer than the rest of a small call."""
 
-_Call = tuple[Name, Name, Name, str, str, str, Forms, bool, bool]
+_Call = tuple[Name, Name, Name, tuple[Hashable, ...], bool, bool]
 
 
 class PlanCache:
@@ -49,8 +48,9 @@ class PlanCache:
         ParamError for what cannot be multiplied. Nothing that ranks have to agree on changes: they may yet be found to
         be in different calls.
         """
-        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options, triangle, forms) = request
-        call = (a.info.name, b.info.name, c.info.name, trans_a, trans_b, triangle, forms, beta != 0, alpha == 0)
+        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options, triangle, forms, ending) = request
+        how = trans_a, trans_b, triangle, forms, ending and (ending.activation, *ending.names)
+        call = (a.info.name, b.info.name, c.info.name, how, beta != 0, alpha == 0)
         known = self._calls.get(call)
         if known is not None and (known[0] is options or known[0] == options):
             return known[1]

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from uncut_mpi.api.ending import Ending
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.request import Choices, Operands, infos_of
 from uncut_mpi.model.arguments import counted
@@ -189,9 +190,9 @@ class Plan:
         """The plan alone."""
         return (self,)
 
-    def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
+    def begins_with(self, matrices: Operands, choices: Choices) -> _Bound:
         """Return what `now` multiplies: those of a call."""
-        return matrices
+        return matrices, choices.ending
 
     @classmethod
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int, options: ScheduleOptions) -> Plan:
@@ -273,9 +274,9 @@ class Trial:
         """That of the plan predicted best."""
         return self.plans[0].schedule
 
-    def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
+    def begins_with(self, matrices: Operands, choices: Choices) -> _Bound:
         """Return what `now` multiplies: those of a call."""
-        return matrices
+        return matrices, choices.ending
 
     @property
     def num_left(self) -> int:
@@ -350,10 +351,10 @@ class Chunked:
         choices = choices._replace(options=changed(choices.options, tune=0))
         promises = {"reads_c": key.problem.reads_c, "scales_only": key.problem.scales_only}
         keys = [
-            PlanKey.of(infos_of(operands_of(matrices, choices, by_rows, extent)), choices, **promises).searched(
+            PlanKey.of(infos_of(its), choices._replace(ending=ending), **promises).searched(
                 choices.options.search or "full"  # such calls are long
             )
-            for extent in chunks.extents
+            for its, ending in (operands_of(matrices, choices, by_rows, extent) for extent in chunks.extents)
         ]
         plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_KINDS]}
         return cls(key, by_rows, chunks.extents, keys, plans, _summary(chunks, by_rows, keys, plans))
@@ -378,11 +379,11 @@ class Chunked:
         """16 bytes that only the same chunks by the same plans share."""
         return hashlib.blake2b(self.key.digest + self.summary.digest.encode(), digest_size=16).digest()
 
-    def begins_with(self, matrices: Operands, choices: Choices) -> Operands:
+    def begins_with(self, matrices: Operands, choices: Choices) -> _Bound:
         """Return what `now` multiplies: those of the first chunk."""
         return self.operands(matrices, choices, 0)
 
-    def operands(self, matrices: Operands, choices: Choices, number: int) -> Operands:
+    def operands(self, matrices: Operands, choices: Choices, number: int) -> _Bound:
         """Return what a chunk multiplies: views of the matrices of a call."""
         return operands_of(matrices, choices, self.by_rows, self.extents[number])
 
@@ -396,16 +397,20 @@ class Chunked:
         return self.by_key[key]
 
 
+_Bound: TypeAlias = tuple[Operands, Ending | None]
+"""What a plan is bound to."""
+
 AnyPlan: TypeAlias = Plan | Trial | Chunked
 
 
-def operands_of(matrices: Operands, choices: Choices, by_rows: bool, extent: Extent) -> Operands:
-    """Return views of A, B and C for some rows or columns of C."""
+def operands_of(matrices: Operands, choices: Choices, by_rows: bool, extent: Extent) -> _Bound:
+    """Return views of A, B and C, and of an epilogue's vectors, for some rows or columns of C."""
     a, b, c = matrices
     some = slice(*extent)
+    ending = choices.ending and choices.ending.within("rows" if by_rows else "cols", extent)
     if by_rows:
-        return (a[some] if choices.trans_a == "N" else a[:, some]), b, c[some]
-    return a, (b[:, some] if choices.trans_b == "N" else b[some]), c[:, some]
+        return ((a[some] if choices.trans_a == "N" else a[:, some]), b, c[some]), ending
+    return (a, (b[:, some] if choices.trans_b == "N" else b[some]), c[:, some]), ending
 
 
 def _summary(chunks: Chunks, by_rows: bool, keys: Sequence[PlanKey], plans: dict[PlanKey, Plan]) -> PlanSummary:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, c
 import numpy as np
 
 from uncut_mpi.api.batch import Batch
+from uncut_mpi.api.ending import Ending
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
@@ -31,6 +32,7 @@ from uncut_mpi.api.wanted import (
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import Number, flag
+from uncut_mpi.model.epilogue import Activation
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.part_of_c import Triangle
@@ -62,6 +64,10 @@ class _By(TypedDict, total=False):
 
 class _To(_By, total=False):
     triangle: Triangle
+    activation: Activation
+    scale: Matrix | None
+    bias: Matrix | None
+    residual: Matrix | None
     out_layout: Layout | Literal["auto"] | None
 
 
@@ -96,6 +102,10 @@ class Multiplies(MakesMatrices):
         trans_a: Trans = "N",
         trans_b: Trans = "N",
         triangle: Triangle = "",
+        activation: Activation = "",
+        scale: Matrix | None = None,
+        bias: Matrix | None = None,
+        residual: Matrix | None = None,
         scale_a: float | None = None,
         scale_b: float | None = None,
         options: ScheduleOptions | None = None,
@@ -104,7 +114,7 @@ class Multiplies(MakesMatrices):
         wait: bool = True,
     ) -> Any:
         """
-        Compute C := alpha op(A) op(B) + beta C. Collective.
+        Compute C := alpha op(A) op(B) + beta C, or f(scale alpha op(A) op(B) + bias + beta C). Collective.
 
         Parameters
         ----------
@@ -128,6 +138,14 @@ class Multiplies(MakesMatrices):
             Of a square C: alone this triangle, with the diagonal, is computed and written. Elements beyond it stay as
             they were, and are 0 in a new C. It takes little more than half the operations (`syrk` and others). With
             ``_real`` C is Hermitian: its diagonal is written without imaginary parts (`herk`).
+        activation : {"", "relu", "gelu"}
+            f, done once to each element when all is summed and before it is rounded to C's type. ``"gelu"`` is the form
+            with tanh, as of cuBLASLt. This and the next three are for one product of real types.
+        scale, bias : Matrix, optional
+            Of the type of C. 1×n: a factor and an addend for each column of C; m×1: for each row. All ranks have all of
+            it on their devices: ``session.distribute(vector[None], Layout.replicated())``.
+        residual : Matrix, optional
+            Of the shape and type of C, added instead of beta C. It is copied into C first, if it is not C itself.
         scale_a, scale_b : float
             Of e4m3 and e5m2 alone, which have to have them: A and B stand for scale_a A and scale_b B.
         options : ScheduleOptions, optional
@@ -151,9 +169,9 @@ class Multiplies(MakesMatrices):
         Raises
         ------
         ParamError
-            If arguments do not fit or differ between ranks, or beta is not 0 and there is no C. Also if C overlaps A or
-            B in memory, as far as that can be known (see `register`), or a matrix of a batch another. Nothing was
-            computed.
+            If arguments do not fit or differ between ranks, or beta is not 0 and there is no C. Also if C overlaps A, B
+            or a vector in memory, as far as that can be known (see `register`), or a matrix of a batch another. Nothing
+            was computed.
         CapacityError
             If a device has too little memory for the SoftBuf.
         UncutError
@@ -161,17 +179,23 @@ class Multiplies(MakesMatrices):
         """
         if out is None:
             scales = scale_a, scale_b
-            chosen = trans_a, trans_b, options, triangle
-            out, out_layout = self._make_result((a, b), (alpha, beta), scales, chosen, out_layout), None
+            chosen, ending = (trans_a, trans_b, options, triangle), (activation, scale, bias)
+            out, out_layout = self._make_result((a, b), (alpha, beta), scales, chosen, ending, out_layout), None
             if triangle:
                 zeros: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "scale_a": scale_a, "scale_b": scale_b}
                 self.gemm(a, b, out, alpha=0.0, **zeros)
+        if residual is not None:
+            chosen, ending = (trans_a, trans_b, options, triangle), (activation, scale, bias)
+            beta = self._begin_with(residual, (a, b, out), (alpha, beta), chosen, ending)
         with self._gate.exclusive():
             try:
                 self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
                 if out_layout is not None:
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
-                scalars, choices = Scalars.of(alpha, beta), Choices.of(trans_a, trans_b, options, triangle)
+                scalars, its = Scalars.of(alpha, beta), None
+                if scale is not None or bias is not None or activation != "":
+                    its = Ending.of(self._store.check_vector, activation, scale, bias)
+                choices = Choices.of(trans_a, trans_b, options, triangle, its)
                 call = "gemm" if wait is True else call_without_waiting("gemm", wait)
                 matrices = self._store.operands(a, b, out, choices)
                 scalars = scalars.scaled(matrices[0].info.dtype, scale_a, scale_b)
@@ -258,6 +282,9 @@ class Multiplies(MakesMatrices):
         trans_a: Trans = "N",
         trans_b: Trans = "N",
         triangle: Triangle = "",
+        activation: Activation = "",
+        scale: Matrix | None = None,
+        bias: Matrix | None = None,
         scales_only: bool = False,
         options: ScheduleOptions | None = None,
     ) -> GemmPlan:
@@ -271,8 +298,8 @@ class Multiplies(MakesMatrices):
             may be given to `GemmPlan.execute`.
         reads_c : bool, default True
             False promises beta = 0 in every execution, and saves reading C.
-        triangle : {"", "lower", "upper", "lower_real", "upper_real"}
-            As for `gemm`.
+        triangle, activation, scale, bias
+            As for `gemm`; the vectors are those of every execution, with what they hold then.
         scales_only : bool, default False
             True promises alpha = 0 in every execution, and saves A and B: C is only scaled.
 
@@ -282,7 +309,8 @@ class Multiplies(MakesMatrices):
             On all ranks.
         """
         with self._gate.call("plan") as open_with:
-            choices = Choices.of(trans_a, trans_b, options, triangle)
+            ending = Ending.of(self._store.check_vector, activation, scale, bias)
+            choices = Choices.of(trans_a, trans_b, options, triangle, ending)
             operands = self._store.operands(a, b, c, choices)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
             key = PlanKey.of(infos_of(operands), choices, **promises)
@@ -295,12 +323,14 @@ class Multiplies(MakesMatrices):
         given: tuple[Any, Any],
         factors: tuple[object, object],
         scales: tuple[object, object],
-        chosen: tuple[object, ...],
+        chosen: tuple[object, object, object, object],
+        ending: tuple[object, object, object],
         layout: object,
     ) -> Matrix | Batch:
         """Return a new matrix, or batch, for op(A) op(B). Collective."""
         with self._gate.call("gemm") as open_with:
-            scalars, choices = Scalars.of(*factors), Choices.of(*chosen)
+            scalars, its = Scalars.of(*factors), Ending.of(self._store.check_vector, *ending)
+            choices = Choices.of(*chosen, its)
             if scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
             wanted = out_layout_of(layout)
@@ -316,6 +346,31 @@ class Multiplies(MakesMatrices):
             if len(several) > 1:
                 new = self._fastest_result((first, second), several, scalars, choices)
             return self._made_of(new, first, second)
+
+    def _begin_with(
+        self,
+        residual: object,
+        given: tuple[Any, Any, Any],
+        factors: tuple[object, object],
+        chosen: tuple[object, object, object, object],
+        ending: tuple[object, object, object],
+    ) -> float:
+        """Copy a residual into C, if the product is one, and return the beta by which it is added. Collective."""
+        with self._gate.call("gemm") as open_with:
+            scalars, its = Scalars.of(*factors), Ending.of(self._store.check_vector, *ending)
+            if scalars.beta != 0:
+                raise ParamError(f"residual and beta = {scalars.beta} were given: pass one; a residual has beta 1")
+            choices = Choices.of(*chosen, its)
+            source, operands = self._store.check("residual", residual), self._store.operands(*given, choices)
+            request = Request("gemm", operands, Scalars(scalars.alpha, 1.0), choices)
+            self._calls.plans.find(request)  # what does not fit leaves C as it was
+            target = operands[2]
+            if source is not target:
+                check_copy(("residual", source.info), ("out", target.info))
+            open_with(**request.asked(), residual=source.info)
+            if source is not target:
+                self._copy("gemm", source, target)
+        return 1.0
 
     def _made_of(self, new: NewMatrix, *given: Matrix | Batch) -> Matrix | Batch:
         """Return a new matrix, or batch, of the library that the first of these is of which is not of numpy's."""

@@ -107,14 +107,16 @@ void bind_contract(nb::module_ &m) {
         .value("BETA", beta);
     nb::enum_<OpCode>(m, "Op", nb::is_arithmetic(),
                       "Whether an operand is used as stored, transposed, or conjugated too; of one that is written, "
-                      "which triangle of C is, and whether with a real diagonal.")
+                      "which triangle of C is, and whether with a real diagonal, or that it has an epilogue.")
         .value("N", op_n)
         .value("T", op_t)
         .value("C", op_c)
         .value("LOWER", op_lower)
         .value("UPPER", op_upper)
         .value("LOWER_REAL", op_lower_real)
-        .value("UPPER_REAL", op_upper_real);
+        .value("UPPER_REAL", op_upper_real)
+        .value("EPILOGUE_ROWS", op_epilogue_rows)
+        .value("EPILOGUE_COLS", op_epilogue_cols);
     nb::enum_<Role>(m, "Role", nb::is_arithmetic(), "What a buffer is for.")
         .value("USER", user_role)
         .value("PANEL", panel_role)

@@ -34,6 +34,7 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
     const ArrayBytes in_host(list.attr("in_host")());
     const auto peer_flags = nb::cast<Integers>(flags.attr("peers"));
     const auto host_flags = nb::cast<Board>(flags.attr("host")), words = nb::cast<Board>(board.attr("words"));
+    const nb::handle epilogue = list.attr("epilogue");
     const Program program{.operations = operations.records<Operation>(),
                           .operands = operands.records<cuda::Operand>(),
                           .addresses = {addresses.data(), addresses.size()},
@@ -48,7 +49,10 @@ std::shared_ptr<Executor> make_executor(std::shared_ptr<DeviceState> device, nb:
                           .rank = nb::cast<std::size_t>(board.attr("rank")),
                           .kernel = std::move(kernel),
                           .files = std::move(files),
-                          .same_sums = nb::cast<bool>(list.attr("same_sums"))};
+                          .same_sums = nb::cast<bool>(list.attr("same_sums")),
+                          .vectors = nb::cast<std::array<Address, 2>>(list.attr("vectors")),
+                          .activation = epilogue.is_none() ? std::int64_t{no_activation}
+                                                           : nb::cast<std::int64_t>(epilogue.attr("activation_code"))};
     return std::make_shared<Executor>(std::move(device), program);
 }
 

@@ -45,9 +45,13 @@ struct CombineArguments {
     Address source[max_summands];
     std::int64_t source_ld[max_summands];
     double factor[max_summands], imaginary[max_summands];  // parts of the factors; of real types the latter are 0
-    std::int64_t triangle, diagonal;                       // of C, that is written: OpCode; all of it: op_n
+    std::int64_t ending, diagonal;                         // OpCode of what is written; all of it: op_n
+    // Of an epilogue: its vectors from the first row, or column, on, 0 for one that there is not, its function, and
+    // which source is beta C, behind all others if none is.
+    Address scale, bias;
+    std::int64_t activation, kept;
 };
-static_assert(sizeof(CombineArguments) == 304);
+static_assert(sizeof(CombineArguments) == 336);
 
 // Signatures tell kernels apart. That of a COMBINE has 4 bits for the written type, then 4 bits (code + 1) per source.
 // That of a COPY that transposes on a device has this, and the bytes of an element. It takes the arguments of a COMBINE
@@ -56,6 +60,9 @@ inline constexpr std::uint64_t transposing = std::uint64_t{1} << (4 * (max_summa
 
 // The kernel of packed copies: its destination is a table of `PackedCopy`, as many as it has rows.
 inline constexpr std::uint64_t packing = 2 * transposing;
+
+// That of a COMBINE with an epilogue has this besides.
+inline constexpr std::uint64_t with_epilogue = 4 * transposing;
 
 // What an executor is built from; the tables live only during construction.
 struct Program {
@@ -74,6 +81,8 @@ struct Program {
     std::function<Address(std::uint64_t)> kernel;  // signature → function handle, of a kernel that has run before
     std::vector<HostFile> files;                   // whose bytes some addresses stand for
     bool same_sums = false;                        // whether each product is a call of its own, by the library's choice
+    std::array<Address, 2> vectors{};              // of an epilogue: its scale and its bias
+    std::int64_t activation = no_activation;       // and its function
 };
 
 // With what lanes of the host have done.

@@ -484,9 +484,21 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
                        lowest = operands[0].diagonal + operands[0].rows - 1;
     const bool is_real = has_real_diagonal(operands[0].op) && highest <= 0 && lowest >= 0;  // somewhere
     // What else lies in the triangle with both of its corners is written as any other region.
-    if (operands[0].op >= op_lower &&
+    if (is_triangle(operands[0].op) &&
         (is_real || !(is_in_triangle(operands[0].op, highest) && is_in_triangle(operands[0].op, lowest))))
-        arguments.triangle = operands[0].op, arguments.diagonal = operands[0].diagonal;
+        arguments.ending = operands[0].op, arguments.diagonal = operands[0].diagonal;
+    if (is_epilogue(operands[0].op)) {
+        const auto from = [&](Address vector) {
+            const std::int64_t before = operands[0].diagonal * bytes_of(operands[0].dtype);
+            return vector == 0 ? vector : vector + static_cast<Address>(before);
+        };
+        signature |= with_epilogue;
+        arguments.ending = operands[0].op;
+        arguments.scale = from(program.vectors[0]), arguments.bias = from(program.vectors[1]);
+        arguments.activation = program.activation;
+        const auto kept = std::find_if(operands + 1, operands + count, [](const Operand &of) { return of.factor == beta; });
+        arguments.kept = kept - (operands + 1);
+    }
     for (std::size_t i = 1; i < count; ++i) {
         signature |= static_cast<std::uint64_t>(operands[i].dtype + 1) << (4 * i);
         arguments.source[i - 1] = address_of(program, operands[i]);

@@ -7,8 +7,11 @@ namespace uncut::cuda {
 namespace {
 
 constexpr int most_proposals = 16;
-constexpr std::int64_t block_of_form = 256;  // rows of the largest square that the library's own products get
-constexpr Code not_supported = 15;           // CUBLAS_STATUS_NOT_SUPPORTED
+constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
+
+// Rows of the largest square that the library's own products get. On an H200, 4096 rows by 8192 columns in f64: solving
+// takes 5.0 ms with 64, 5.1 with 128 and 6.1 with 256; multiplying 2.9 ms with 512, 3.0 with 256 and 3.7 with 128.
+constexpr std::int64_t block_of(int kind) { return kind == inverse ? 64 : 512; }
 
 int type_of(int dtype) {
     switch (dtype) {
@@ -123,9 +126,9 @@ const void *whole_factor(int dtype, bool positive) {
 
 Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
                        const void *alpha, Address a, Address b, const void *beta, Address c) {
-    const std::int64_t extent = right ? shape.n : shape.m,
-                       half = (extent / 2 + block_of_form - 1) / block_of_form * block_of_form;
-    if (extent <= block_of_form) return product_of_block(blas, handle, shape, form, right, alpha, a, b, beta, c);
+    const std::int64_t extent = right ? shape.n : shape.m, block = block_of(kind_of_form(form)),
+                       half = (extent / 2 + block - 1) / block * block;
+    if (extent <= block) return product_of_block(blas, handle, shape, form, right, alpha, a, b, beta, c);
     const Address own = right ? b : a, other = right ? a : b;
     const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
     const int op = right ? shape.op_b : shape.op_a, kind = kind_of_form(form);

@@ -58,8 +58,11 @@ std::string why_wrong(const Content &found, const Content &expected) {
     if (!found.is_zero() && (found.row != expected.row || found.col != expected.col))
         return "the values of elements displaced by " + std::to_string(found.row - expected.row) + " rows and " +
                std::to_string(found.col - expected.col) + " columns";
-    if (found.triangle != expected.triangle)
-        return "another part of it than the triangle that is asked for, or another diagonal";
+    if (found.ending != expected.ending)
+        return is_epilogue(expected.ending) ? "what has not had its epilogue"
+               : is_epilogue(found.ending)
+                   ? "what has had an epilogue"
+                   : "another part of it than the triangle that is asked for, or another diagonal";
     if (found.summed == expected.summed && found.c_in == expected.c_in && found.alpha == expected.alpha) return "";
     std::string why;
     const auto add = [&why](const std::string &what) { why += (why.empty() ? "" : "; ") + what; };
@@ -123,12 +126,12 @@ class Follower {
     // What a rectangle of the caller's C must hold at the end: a `ResultPart` of model/problem.py. It holds C_in of the
     // same elements at first, if that takes part. RuleBroken if some of it has been said before or is no part of C.
     void expect(std::int32_t buffer, const Range &rows, const Range &cols, const Range &by, bool turned,
-                const std::vector<Range> &summed, bool alpha, int takes_c_in, bool copied, std::uint8_t triangle) {
+                const std::vector<Range> &summed, bool alpha, int takes_c_in, bool copied, std::uint8_t ending) {
         const Rect rect{rows.first, cols.first, rows.second, cols.second};
         Content content{.kind = copied ? Content::Kind::piece : Content::Kind::partial,
                         .turned = turned,
                         .alpha = alpha,
-                        .triangle = triangle,
+                        .ending = ending,
                         .c_in = static_cast<CIn>(takes_c_in),
                         .row = by.first,
                         .col = by.second};
@@ -255,7 +258,7 @@ class Follower {
     void check_issuer(const TaskRecord &task) const {
         demand(!operands_.empty(), "it writes nothing");
         demand(operands_[0].factor == one &&
-                   (operands_[0].op == not_transposed || (task.kind == combine_task && is_triangle(operands_[0].op))),
+                   (operands_[0].op == not_transposed || (task.kind == combine_task && operands_[0].op >= op_lower)),
                "the written operand has a factor or is transposed");
         const std::string rank = "rank " + std::to_string(task.rank);
         const bool over_net = task.kind == send_task || task.kind == receive_task;
@@ -398,11 +401,12 @@ class Follower {
             }
         }
         const bool rounded = rounds(to);
-        if (to.op != not_transposed) require_c_beyond(to);
+        if (is_triangle(to.op)) require_c_beyond(to);
         sums.find(to.rect, cells_);
         for (const auto &[cell, total] : cells_) {
             total->content.rounded = rounded && (!total->content.summed.empty() || total->content.c_in == CIn::scaled);
-            total->content.triangle = to.op;
+            if (is_epilogue(to.op)) require_placed(to, total->content);
+            total->content.ending = to.op;
             parts_.push_back({cell, std::move(total->content)});
         }
         write(to);
@@ -418,6 +422,13 @@ class Follower {
             demand(to.rect.top + there.row - to.rect.left - there.col + problem_.diagonal == to.diagonal,
                    "the diagonal of a triangle is not that of C");
         }
+    }
+
+    // Elements of an epilogue's vectors go to the rows, or columns, of C that they are for.
+    void require_placed(const Operand &to, const Content &sum) const {
+        demand(!sum.is_zero() && !sum.turned, "an epilogue is of a sum for a place in C, stored as C is");
+        const std::int64_t row = to.rect.top + sum.row, col = to.rect.left + sum.col;
+        demand(place_of(to.op, row, col, 0) == to.diagonal, "an epilogue begins with another element of its vectors");
     }
 
     // Pieces have the problem's type wherever they are: they come from the caller by copies, which keep it.

@@ -40,8 +40,8 @@ struct Content {
     bool turned = false;      // rows of the buffer are columns of the matrix; false for zeros
     bool alpha = false;       // whether the sum carries the factor alpha
     bool rounded = false;     // computed and then rounded to the type of C: nothing may be added any more
-    std::uint8_t triangle =
-        op_n;  // of C that holds it; beyond that is C_in as it was, and nothing may be added any more
+    // Other than op_n: C as it is written at last, and nothing may be added any more. Beyond a triangle is C_in.
+    std::uint8_t ending = op_n;
     CIn c_in = CIn::absent;
     std::int64_t row = 0, col = 0;  // displacement into the matrix; 0 for zeros
     Intervals summed{};             // parts of k
@@ -112,7 +112,8 @@ inline void add_interval(Intervals &summed, const Interval &added) {
 inline Content scaled(const Content &content, std::uint8_t factor) {
     if (content.kind != Content::Kind::partial) throw RuleBroken(text_of(content) + " cannot be a term of C");
     if (factor == zero) return Content::zeros();
-    if (content.triangle != op_n) throw RuleBroken("a triangle of C is summed again, with what is beyond it");
+    if (is_triangle(content.ending)) throw RuleBroken("a triangle of C is summed again, with what is beyond it");
+    if (content.ending != op_n) throw RuleBroken("what has had its epilogue is summed again");
     if (content.rounded)
         throw RuleBroken("a value that was rounded to the half type already is summed again: half types round once");
     Content result = content;

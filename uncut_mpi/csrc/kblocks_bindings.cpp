@@ -50,10 +50,10 @@ void bind_kblocks_scheduler(nb::module_ &m) {
         .def(
             "__init__",
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
-               std::uint8_t triangle, std::int64_t diagonal, const std::array<std::uint8_t, 3> &dtypes,
+               std::uint8_t ending, std::int64_t diagonal, const std::array<std::uint8_t, 3> &dtypes,
                nb::handle locations, nb::handle buffers, nb::handle pieces, std::int64_t step,
                std::int64_t min_slice_bytes, std::int64_t relay_bytes, nb::handle ways, bool same_sums) {
-                KProblem made{{num_ranks, serial_copies, op_a, op_b, reads_c, dtypes, {}, {}, {}, triangle, diagonal},
+                KProblem made{{num_ranks, serial_copies, op_a, op_b, reads_c, dtypes, {}, {}, {}, ending, diagonal},
                               step,
                               min_slice_bytes,
                               relay_bytes,
@@ -62,7 +62,7 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 place(made, locations, buffers, pieces);
                 new (self) KProblem(std::move(made));
             },
-            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "triangle"_a,
+            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "ending"_a,
             "diagonal"_a, "dtypes"_a, "locations"_a, "buffers"_a, "pieces"_a, "step"_a, "min_slice_bytes"_a,
             "relay_bytes"_a, "ways"_a, "same_sums"_a);
     // Of the `Blocking` of planning/options.py, and what planning/blocking.py derives.

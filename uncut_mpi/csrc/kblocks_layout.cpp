@@ -99,8 +99,8 @@ class Maker {
                 }
     }
 
-    // A triangle is what COMBINE writes, and no product.
-    bool may_be_direct() const { return problem_.triangle == op_n; }
+    // A triangle, or C with an epilogue, is what COMBINE writes, and no product.
+    bool may_be_direct() const { return problem_.ending == op_n; }
 
     // All parts of C alike: in rings C is fetched before its products, and all of these have all of k or none has.
     std::vector<KStep> mark_in_rings(std::vector<KStep> steps) {
@@ -436,7 +436,7 @@ class Maker {
         for (std::size_t part = 0; part < block.parts.size(); ++part)
             if (block.parts[part].rank != adder.rank)
                 adder.partial[part] = panel(adder.rank, height, width, matrix_c, problem_.accumulator(), staging_role);
-        const bool beside = problem_.reads_c || problem_.rounds_c();
+        const bool beside = problem_.reads_c || problem_.sums_apart();
         if (beside && !adder.home)
             adder.staging = in_turn(block, one.worker, staging, [&] {
                 return panel(adder.rank, height, width, matrix_c, problem_.dtypes[matrix_c], staging_role);

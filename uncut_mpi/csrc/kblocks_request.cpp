@@ -203,7 +203,7 @@ KRequest::KRequest(const KProblem &of, const KBlocking &blocking, std::vector<st
     require(!asked.empty(), "there is at least one round of blocks");
     require(std::ranges::all_of(devices, [&](int rank) { return rank >= 0 && rank < problem.num_ranks; }),
             "there is no such rank");
-    combines = problem.reads_c || problem.rounds_c() || splits() > 1;
+    combines = problem.reads_c || problem.sums_apart() || splits() > 1;
     first_at_worker = static_cast<int>(std::max<std::int64_t>(0, count_blocks(how.columns) - how.away));
     at_owner = how.at_owner && problem.on_device(matrix_c) && first_at_worker > 0;
     require(!how.in_rings() || (splits() == 1 && !at_owner),

@@ -289,11 +289,11 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     const KAdder &adder = block.adders[a];
     const std::int32_t on = compute(adder.rank, sum_lane + sums_[static_cast<std::size_t>(adder.rank)]++ % sum_lanes);
     const std::size_t most = max_summands - (problem_.reads_c ? 1 : 0);
-    auto sum_up = [&](std::size_t count, const Region &into, const Region *c, const TaskList &c_copies) {
+    auto sum_up = [&](std::size_t count, const Region &into, bool last, const Region *c, const TaskList &c_copies) {
         summed_.assign(1, {into});
-        if (c && problem_.triangle != op_n) {
-            summed_[0].op = problem_.triangle;
-            summed_[0].diagonal = problem_.diagonal + rows.first - slice.cols.first;
+        if (last) {
+            summed_[0].op = problem_.ending;
+            summed_[0].diagonal = place_of(problem_.ending, rows.first, slice.cols.first, problem_.diagonal);
         }
         awaits_.clear();
         for (std::size_t s = 0; s < count; ++s) {
@@ -309,7 +309,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
     while (summands.size() > most) {
         const Region into = summands.front().region;
         const std::size_t count = std::min(max_summands, summands.size());
-        const std::int32_t sum = sum_up(count, into, nullptr, {});
+        const std::int32_t sum = sum_up(count, into, false, nullptr, {});
         summands.erase(summands.begin() + 1, summands.begin() + static_cast<std::ptrdiff_t>(count));
         summands.front() = {into, {sum, -1}};
     }
@@ -317,7 +317,7 @@ Summand Scheduler::combine(std::size_t number, std::size_t a, const KStep &step,
                                 : in_staging(adder.staging, adder, rows, slice);
     const Region out = adder.home || problem_.sums_apart() ? c : summands.front().region;
     return {out,
-            {sum_up(summands.size(), out, problem_.reads_c ? &c : nullptr,
+            {sum_up(summands.size(), out, true, problem_.reads_c ? &c : nullptr,
                     blocks_[number].c_in[a][block.cell(step.top, slice.block)]),
              -1}};
 }

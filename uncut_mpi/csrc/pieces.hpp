@@ -67,8 +67,8 @@ struct PlacedProblem {
     Locations locations;
     std::vector<BufferRecord> users;  // the caller's A, B and C,
     Pieces pieces;                    // and what each buffer has of them
-    std::uint8_t triangle = op_n;     // of C that is formed: all of it, or what OpCode says
-    std::int64_t diagonal = 0;        // of that: how far the first element of C is below it
+    std::uint8_t ending = op_n;       // how C is written at last: all of it, or what OpCode says
+    std::int64_t diagonal = 0;        // of a triangle: how far the first element of C is below it
 
     // Says where A, B and C are, as they are stored.
     void place(std::span<const LocationRecord> memories, std::span<const BufferRecord> buffers,
@@ -112,7 +112,7 @@ struct PlacedProblem {
     std::int64_t itemsize(int matrix) const { return bytes_of(dtypes[static_cast<std::size_t>(matrix)]); }
     bool rounds_c() const { return dtypes[matrix_c] != accumulator(); }  // once, when all is summed
     // Whether sums are formed apart from C, which is written when they are whole.
-    bool sums_apart() const { return rounds_c() || triangle != op_n; }
+    bool sums_apart() const { return rounds_c() || ending != op_n; }
     bool transposed(int matrix) const { return matrix == matrix_a ? op_a != op_n : matrix == matrix_b && op_b != op_n; }
 };
 

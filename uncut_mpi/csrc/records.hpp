@@ -18,7 +18,7 @@ namespace uncut {
 // operand 3 (absent: the written region is not read). COMBINE writes the sum of factor × region over its reads,
 // converted to the written buffer's type and rounded once; without reads it writes zeros. If op of operand 0 is a
 // triangle of C, it leaves what is beyond that as it was. An operand whose factor is 0 at run time is not read, so NaN
-// stays out. JOIN has no operands: it awaits many and is awaited by many. SEND and RECV are the halves of a copy
+// stays out; with an epilogue it writes f(scale × the sum without beta C + bias + beta C). JOIN has no operands: it awaits many and is awaited by many. SEND and RECV are the halves of a copy
 // between nodes, one behind the other. SEND has the region that it reads, RECV the one of equal shape that it writes,
 // and awaits its SEND. No other await is from node to node.
 enum Kind : std::uint8_t {
@@ -32,9 +32,30 @@ enum Kind : std::uint8_t {
 // A scalar factor as a symbol, so that new values of alpha and beta need no new schedule.
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 // Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone). Of what
-// is written, whether all of it is or a triangle of C with the diagonal, without imaginary parts there if it is real.
-enum OpCode : std::uint8_t { op_n = 0, op_t, op_c, op_lower, op_upper, op_lower_real, op_upper_real };
+// is written, whether all of it is, or a triangle of C with the diagonal, without imaginary parts there if it is real;
+// or all of it with an epilogue, whose vectors have an element for each row, or column, of C.
+enum OpCode : std::uint8_t {
+    op_n = 0,
+    op_t,
+    op_c,
+    op_lower,
+    op_upper,
+    op_lower_real,
+    op_upper_real,
+    op_epilogue_rows,
+    op_epilogue_cols
+};
 constexpr bool is_triangle(int op) { return op >= op_lower && op <= op_upper_real; }
+constexpr bool is_epilogue(int op) { return op == op_epilogue_rows || op == op_epilogue_cols; }
+// The function of an epilogue (model/epilogue.py).
+enum Activation : std::int64_t { no_activation = 0, relu = 1, gelu = 2 };
+// Of a region that is written with such an op, what its `diagonal` says; `diagonal`: that of C.
+constexpr std::int64_t place_of(int op, std::int64_t row, std::int64_t col, std::int64_t diagonal) {
+    return op == op_n               ? 0
+           : op == op_epilogue_rows ? row
+           : op == op_epilogue_cols ? col
+                                    : diagonal + row - col;
+}
 constexpr bool has_real_diagonal(int op) { return op == op_lower_real || op == op_upper_real; }
 // Above the op of a square A or B of a GEMM, in an operation list: which triangle is read, as it is stored. A diagonal
 // of ones is not read. The kind says what is beyond it (model/form.py).
@@ -126,7 +147,9 @@ struct OperandRecord {
     std::int32_t region = 0;
     std::uint8_t factor = 0, op = 0;
     std::uint16_t pad = 0;
-    std::int64_t diagonal = 0;  // of a triangle: how far the region's first element is below the diagonal of C
+    // Of a triangle: how far the region's first element is below the diagonal of C. With an epilogue: its row, or its
+    // column, in C.
+    std::int64_t diagonal = 0;
 };
 struct RegionRecord {
     std::int32_t buffer = 0, pad = 0;

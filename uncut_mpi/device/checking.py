@@ -51,6 +51,12 @@ def check_program(program: OperationList, addresses: np.ndarray) -> None:
     ends = program.operands[halves["first_operand"]]
     if ((addresses[ends["buffer"]] == 0) & (ends["rows"] > 0) & (ends["cols"] > 0)).any():
         raise ScheduleError(f"a buffer that is sent or received has no address on rank {program.rank}")
+    epilogue = program.epilogue
+    has_epilogue = np.isin(program.operands["op"], (Op.EPILOGUE_ROWS, Op.EPILOGUE_COLS)).any()
+    if has_epilogue and (
+        epilogue is None or (epilogue.scale, epilogue.bias) != (program.vectors[0] != 0, program.vectors[1] != 0)
+    ):
+        raise ScheduleError(f"a vector of the epilogue has no address on rank {program.rank}, or is not asked for")
     each, products = np.arange(len(bodies)), np.flatnonzero(is_product)
     require(count > 0, each, "it has no operands")
     require(~is_copy | (count == 2), each, "a COPY has one destination and one source")

@@ -14,6 +14,8 @@ KINDS: Final = ("symmetric", "hermitian", "triangular", "inverse")
 OP_BITS: Final = 7
 """What is left of an op in an operation list without its form."""
 _UPPER, _UNIT, _KIND = 1 << 3, 1 << 4, 5
+LEAST_FORM: Final = 1 << _KIND
+"""An op as large has a form."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

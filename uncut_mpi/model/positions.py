@@ -17,6 +17,7 @@ import numpy as np
 
 from uncut_mpi.errors import CapacityError
 from uncut_mpi.model.cyclic import CyclicOrder
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.form import PLAIN, Forms
 from uncut_mpi.model.parts import BoundLayout, Extent, Part
 
@@ -125,13 +126,16 @@ def orders_for_product(
     trans_b: str,
     triangle: str = "",
     forms: Forms = PLAIN,
+    epilogue: Epilogue | None = None,
 ) -> tuple[Orders, Orders, Orders]:
     """
     Return the orders for A, B and C by which copies of what op(A) op(B) needs cost least (`cost_of_cuts`).
 
     Rows of op(A) and C have one order, columns of op(B) and C, and columns of op(A) and rows of op(B). Those of C are
-    as they are if a triangle of it is formed, and those of an operand that has a form.
+    as they are if a triangle of it is formed, those of an operand that has a form, and those along an epilogue's
+    vectors, which is of the caller's C as well.
     """
+    along = "" if epilogue is None else epilogue.along
     (m_of_a, k_of_a), (k_of_b, n_of_b) = (
         one.orders if trans == "N" else one.orders[::-1] for one, trans in ((a, trans_a), (b, trans_b))
     )
@@ -140,8 +144,8 @@ def orders_for_product(
         return (m, k) if trans_a == "N" else (k, m), (k, n) if trans_b == "N" else (n, k), (m, n)
 
     ways = itertools.product(
-        [None] if triangle or forms[0] else dict.fromkeys((c.orders[0], m_of_a)),
-        [None] if triangle or forms[1] else dict.fromkeys((c.orders[1], n_of_b)),
+        [None] if triangle or forms[0] or along == "rows" else dict.fromkeys((c.orders[0], m_of_a)),
+        [None] if triangle or forms[1] or along == "cols" else dict.fromkeys((c.orders[1], n_of_b)),
         [None] if any(forms) else dict.fromkeys((k_of_a, k_of_b)),
     )
 

@@ -27,6 +27,7 @@ from uncut_mpi.errors import ParamError
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.arguments import count, flag, shown, type_text
 from uncut_mpi.model.dtypes import DType, Dtypes, arithmetic_of, three_of
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.form import PLAIN, Forms
 from uncut_mpi.model.part_of_c import PartOfC, Triangle
 from uncut_mpi.model.parts import Extent, Rectangle, common, elements_of
@@ -146,7 +147,8 @@ class GemmProblem:
     lda, ldb, ldc : int
         Leading dimensions of the stored column-major matrices (elements).
     reads_c : bool
-        Whether beta may be other than 0. False: C is never read, so NaN in it does not matter. True of a triangle.
+        Whether beta may be other than 0. False: C is never read, so NaN in it does not matter. True of a triangle, and
+        of an epilogue without a product.
     scales_only : bool
         True when alpha is 0: A and B are never read. Implied by an extent of 0 (see `has_product`).
     swapped : bool
@@ -161,6 +163,8 @@ class GemmProblem:
     forms : (Form or None, Form or None)
         Which elements of A and of B there are, where that is one triangle of a square matrix. Each product is with all
         of such a matrix.
+    epilogue : Epilogue or None
+        What is done with each element of C once it is summed.
     sums : (int, int, int) or None
         Rows and columns of the tiles of C, and length of the k-blocks, of which each product is, whatever the plan.
     """
@@ -181,6 +185,7 @@ class GemmProblem:
     part: PartOfC | None = None
     batch: Sequence[tuple[int, int, int]] = ()
     forms: Forms = PLAIN
+    epilogue: Epilogue | None = None
     sums: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
@@ -215,6 +220,8 @@ class GemmProblem:
             object.__setattr__(self, name, "T" if trans == "C" and not arithmetic.is_complex else trans)
         if self.forms != PLAIN:
             self._check_forms(arithmetic)
+        if self.epilogue is not None:
+            self._check_epilogue(arithmetic)
         for name, rows in (("lda", self.a_shape[0]), ("ldb", self.b_shape[0]), ("ldc", self.m)):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, max(1, rows))
@@ -244,6 +251,17 @@ class GemmProblem:
             raise ParamError(f"{name}: C is overwritten, so beta has to be 0")
         if is_read[1 - at] != "N" or not (form.is_triangular or is_read[at] == "N"):
             raise ParamError(f"{name}, and an operand would be transposed: read it in the other order")
+
+    def _check_epilogue(self, arithmetic: DType) -> None:
+        if self.copies or self.batch or self.part is not None or self.forms != PLAIN:
+            raise ParamError(
+                "an epilogue is for all of one product: it goes with no copy, no batch, no part of C and no matrix of "
+                "which one triangle is read"
+            )
+        if arithmetic.is_complex or arithmetic.is_integer:
+            raise ParamError(f"an epilogue is for real types, and A is {arithmetic.name}")
+        if not self.has_product:  # so that it is known which element is which
+            object.__setattr__(self, "reads_c", True)
 
     def _check_batch(self) -> None:
         if self.copies or self.part is not None:
@@ -332,7 +350,7 @@ class GemmProblem:
     @property
     def sums_apart(self) -> bool:
         """Whether sums are formed apart from C, which is written when they are whole."""
-        return self.rounds_c or bool(self.triangle)
+        return self.rounds_c or bool(self.triangle) or self.epilogue is not None
 
     @property
     def has_product(self) -> bool:
@@ -405,13 +423,14 @@ class GemmProblem:
         batch: Sequence[tuple[int, int, int]] = (),
         triangle: Triangle = "",
         forms: Forms = PLAIN,
+        epilogue: Epilogue | None = None,
     ) -> GemmProblem:
         """
         Return the column-major problem for the caller's matrices.
 
         Here ``trans_a`` and ``trans_b`` may be ``"R"`` too: conjugated, not transposed. The products of a batch have
         their m, n and k as the caller writes them. A triangle is that of the caller's C, in blocks. Forms are those of
-        the caller's A and B.
+        the caller's A and B, an epilogue of the caller's C.
 
         Raises
         ------
@@ -487,6 +506,7 @@ class GemmProblem:
                 ((m, n, k) if c.order == "F" else (n, m, k), times) for (m, n, k), times in Alike.of(batch).runs
             ),
             forms=forms if c.order == "F" else forms[::-1],
+            epilogue=epilogue and (epilogue if c.order == "F" else epilogue.transposed),
         )
 
 

@@ -117,13 +117,13 @@ class ScheduleBuilder:
         reads: Sequence[tuple[RegionRef, Factor, Op]] = (),
         awaits: Iterable[int] = (),
         group: int = -1,
-        triangle: tuple[Op, int] = (Op.N, 0),
+        ending: tuple[Op, int] = (Op.N, 0),
     ) -> int:
-        """Append a task at the end of the global order and return its index; `triangle`: op and diagonal of `write`."""
+        """Append a task at the end of the global order and return its index; `ending`: op and diagonal of `write`."""
         awaited = sorted(set(awaits))
         first_operand, first_await = len(self._operands), len(self._awaits)
         if write is not None:
-            self._operands.append((self._region(write), Factor.ONE, triangle[0], 0, triangle[1]))
+            self._operands.append((self._region(write), Factor.ONE, ending[0], 0, ending[1]))
         for region, factor, op in reads:
             self._operands.append((self._region(region), factor, op, 0, 0))
         self._awaits += awaited

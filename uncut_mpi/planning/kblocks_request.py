@@ -23,7 +23,7 @@ from uncut_mpi.planning.grid import ProcessGrid
 from uncut_mpi.planning.limits import FEW_TASKS, MAX_STEPS, MAX_TASKS, too_many
 from uncut_mpi.planning.options import Blocking, changed
 from uncut_mpi.planning.partition import Partition
-from uncut_mpi.planning.schedule import TRIANGLES, Op
+from uncut_mpi.planning.schedule import Op, ending_of
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.simulate import machine_in_core
 from uncut_mpi.planning.ways import ways_of
@@ -48,7 +48,7 @@ def problem_in_core(setting: Setting) -> _native.KBlocksProblem:
         op_a=Op[problem.trans_a],
         op_b=Op[problem.trans_b],
         reads_c=problem.reads_c,
-        triangle=TRIANGLES[problem.triangle],
+        ending=ending_of(problem),
         diagonal=problem.diagonal,
         dtypes=problem.dtypes,
         locations=with_ends(location_table(machine.ranks)),

@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from uncut_mpi import _native
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.locations import in_host, with_ends
 from uncut_mpi.planning.schedule import Schedule
 
@@ -74,7 +75,9 @@ BOUND_OPERAND_DTYPE: Final = np.dtype(
         ("rows", "<i8"),
         ("cols", "<i8"),
         ("ld", "<i8"),  # elements
-        ("diagonal", "<i8"),  # of a triangle that is written: how far below its diagonal the first element is
+        # Of a triangle that is written how far below its diagonal the first element is; with an epilogue, which
+        # element of the vectors belongs to the first row, or column.
+        ("diagonal", "<i8"),
     ]
 )
 
@@ -108,6 +111,11 @@ class OperationList:
         What the longest task of any rank is expected to take (s); 0 where that is not known.
     same_sums : bool
         Whether each product is made by itself, in the library's usual way: neither with others nor as is fastest.
+    epilogue : Epilogue or None
+        What a COMBINE with such an op does besides.
+    vectors : tuple of int
+        Where its scale and its bias are in this rank's memory (addresses); 0 for one that there is not. Lowering does
+        not know.
     """
 
     rank: int
@@ -122,6 +130,8 @@ class OperationList:
     span: int
     longest_s: float = 0.0
     same_sums: bool = False
+    epilogue: Epilogue | None = None
+    vectors: tuple[int, int] = (0, 0)
 
     @property
     def num_flags(self) -> int:
@@ -205,6 +215,7 @@ def lower(schedule: Schedule, rank: int | None = None) -> Lowering:
             num_events=num_events,
             span=span,
             same_sums=schedule.problem.sums is not None,
+            epilogue=schedule.problem.epilogue,
             **own,
         )
     return Lowering(lists, waits.reshape(-1, 2), np.array([len(one[3]) for one in made], np.int64), span)

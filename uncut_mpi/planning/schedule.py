@@ -28,6 +28,7 @@ from uncut_mpi._native import Role as Role
 from uncut_mpi.errors import ScheduleError, named
 from uncut_mpi.model.alike import Alike
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.form import PLAIN, Form
 from uncut_mpi.model.locations import (
     LOCATION_DTYPE,
@@ -66,6 +67,8 @@ TASK_DTYPE, OPERAND_DTYPE, REGION_DTYPE, BUFFER_DTYPE, LANE_DTYPE, PIECE_DTYPE =
 )
 TRIANGLES: Final = {name: Op[name.upper() or "N"] for name in OTHER}
 """What the written operand of a COMBINE says of which triangle of C is."""
+EPILOGUES: Final = {"rows": Op.EPILOGUE_ROWS, "cols": Op.EPILOGUE_COLS}
+"""What it says where C is written with an epilogue, by what the vectors are along."""
 AWAIT_DTYPE: Final = np.dtype("<i4")
 
 _TABLES: Final = (
@@ -81,6 +84,11 @@ _TABLES: Final = (
 _MAGIC: Final = b"UNCUTSCH"
 FORMAT_VERSION: Final = 6
 _HEADER: Final = struct.Struct(f"<8sIIQ{len(_TABLES)}Q")
+
+
+def ending_of(problem: GemmProblem) -> Op:
+    """Return what is said of C where it is written at last: that it is all of it, a triangle, or with an epilogue."""
+    return TRIANGLES[problem.triangle] if problem.epilogue is None else EPILOGUES[problem.epilogue.along]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -305,13 +313,13 @@ class Schedule(Remade):
         )
         require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
-        is_triangle = np.zeros(len(operands), bool)
+        is_ending = np.zeros(len(operands), bool)
         combines = tasks[tasks["kind"] == Kind.COMBINE]["first_operand"]
-        is_triangle[combines] = np.isin(operands["op"][combines], [*TRIANGLES.values()])
+        is_ending[combines] = np.isin(operands["op"][combines], [*TRIANGLES.values(), *EPILOGUES.values()])
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
             (operands["factor"] <= max(Factor))
-            & ((operands["op"] <= (Op.C if self.problem.arithmetic.is_complex else Op.T)) | is_triangle),
+            & ((operands["op"] <= (Op.C if self.problem.arithmetic.is_complex else Op.T)) | is_ending),
             "an operand's factor or op is unknown, or conjugates what is real",
         )
         require_inside(regions, "region")
@@ -409,7 +417,7 @@ class Schedule(Remade):
         return moved
 
 
-_IN_PARTS: Final = "part", "batch", "forms", "sums"
+_IN_PARTS: Final = "part", "batch", "forms", "sums", "epilogue"
 """Fields of a problem that the header has by themselves, where there are any."""
 
 
@@ -434,6 +442,7 @@ def _described(problem: GemmProblem) -> dict[str, object]:
         **({"batch": Alike.of(problem.batch).encoded()} if problem.batch else {}),
         **({"forms": [form and form.code for form in problem.forms]} if problem.forms != PLAIN else {}),
         **({"sums": [*problem.sums]} if problem.sums is not None else {}),
+        **({} if problem.epilogue is None else {"epilogue": dataclasses.asdict(problem.epilogue)}),
         "dtypes": [dtype.name for dtype in problem.dtypes],
         "offsets": [[0, 0]] * 3,
         "scalars": "complex" if problem.arithmetic.is_complex else "real",
@@ -452,6 +461,7 @@ def _problem_of(about: dict[str, Any]) -> GemmProblem:
         "batch": batch,
         "forms": (a, b),
         "sums": about.get("sums") and (*about["sums"],),
+        "epilogue": Epilogue.decoded(about["epilogue"]) if "epilogue" in about else None,
     }
     problem = GemmProblem(**{**about["problem"], **given})
     for name, value in _described(problem).items():

@@ -52,8 +52,11 @@ def make_schedule(setting: Setting, *, most_tasks: int = MAX_TASKS) -> Made:
         return Made(without_product.schedule(setting), options)
     if problem.batch:
         return Made(batch.schedule(setting), options)
-    if problem.part is not None and options.scheduler != "kblocks":
-        raise PlanError(f"{options.scheduler} computes all of C: ask for kblocks or auto for a part of it")
+    if (problem.part is not None or problem.epilogue is not None) and options.scheduler != "kblocks":
+        raise PlanError(
+            f"{options.scheduler} computes all of C, and nothing else: ask for kblocks or auto for a part of it, or an "
+            "epilogue"
+        )
     if options.scheduler == "uncut":
         prepared = uncut.prepare(setting, most_tasks=most_tasks)
         schedule, seconds = prepared.schedule()

@@ -254,7 +254,8 @@ class _Explorer:
 
     def _schedulers(self, asked: ScheduleOptions) -> tuple[str, ...]:
         """Return the schedulers to search among. Looking for `uncut`'s best for matrices in parts takes too long."""
-        tiled = not (self._placement.in_parts or self._problem.part is not None) or asked.scheduler == "uncut"
+        is_plain = self._problem.part is None and self._problem.epilogue is None
+        tiled = (is_plain and not self._placement.in_parts) or asked.scheduler == "uncut"
         searched = tuple(one for one in asked.schedulers() if one == "kblocks" or (one == "uncut" and tiled))
         if not searched:
             names = " or ".join(asked.schedulers())

@@ -26,7 +26,7 @@ from uncut_mpi.model.parts import ByRows, Part
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, pieces_of
 from uncut_mpi.planning.lower import Lowering, tables_in_core
-from uncut_mpi.planning.schedule import TRIANGLES, Kind, Matrix, Op, Role, Schedule, buffer_bytes
+from uncut_mpi.planning.schedule import TRIANGLES, Kind, Matrix, Op, Role, Schedule, buffer_bytes, ending_of
 from uncut_mpi.planning.verify_lists import verify_lists, verify_spare_rows
 
 HELD_DTYPE: Final = np.dtype(
@@ -123,7 +123,8 @@ def follower_of(schedule: Schedule) -> _native.Follower:
             rows = max(row, down[0]), min(row + height, down[1])
             cols = max(col, along[0]), min(col + width, along[1])
             if rows[0] < rows[1] and cols[0] < cols[1]:
-                wanted = part.summed, part.alpha, part.c_in, part.copied, TRIANGLES[part.triangle]
+                ending = TRIANGLES[part.triangle] if problem.epilogue is None else ending_of(problem)
+                wanted = part.summed, part.alpha, part.c_in, part.copied, ending
                 follower.expect(at, rows, cols, by, bool(turned), *wanted)
     return follower
 

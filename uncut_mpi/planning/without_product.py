@@ -22,7 +22,7 @@ from uncut_mpi.model.placement import MATRICES, Matrix
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, COLUMN_ALIGNMENT, Buffers, panel_bytes
 from uncut_mpi.planning.builder import RegionRef, ScheduleBuilder
 from uncut_mpi.planning.limits import FEW_TASKS, MAX_TASKS, too_many
-from uncut_mpi.planning.schedule import TRIANGLES, Factor, Kind, Op, Role, Schedule
+from uncut_mpi.planning.schedule import Factor, Kind, Op, Role, Schedule, ending_of
 from uncut_mpi.planning.setting import Setting
 
 SLOTS: Final = 3
@@ -174,17 +174,17 @@ class _Passage:
                     places.append((top - first.rows[0], left - first.cols[0], bottom - top, right - left))
             for place in places:
                 way = self._scale if first.location.space == "device" else self._pass_through
-                below = self._problem.diagonal + first.rows[0] + place[0] - first.cols[0] - place[1]
-                way([(part, RegionRef(buffer, *place)) for part, buffer in holders], below)
+                at = first.rows[0] + place[0], first.cols[0] + place[1]
+                way([(part, RegionRef(buffer, *place)) for part, buffer in holders], at)
 
-    def _scale(self, held: list[tuple[Part, RegionRef]], below: int) -> None:
+    def _scale(self, held: list[tuple[Part, RegionRef]], at: tuple[int, int]) -> None:
         (first, here), *others = held
         rank = _rank(first.location)
-        done = self._combine(rank, here, [], below)
+        done = self._combine(rank, here, [], at)
         for other, there in others:
             self._copy_out(rank, other, there, here, done)
 
-    def _pass_through(self, held: list[tuple[Part, RegionRef]], below: int) -> None:
+    def _pass_through(self, held: list[tuple[Part, RegionRef]], at: tuple[int, int]) -> None:
         first, here = held[0]
         owner = first.location.rank
         fewest = min(self._devices if owner is None else (owner,), key=lambda one: self._slot_bytes[one])
@@ -195,7 +195,7 @@ class _Passage:
             if self._problem.reads_c:
                 lane = self._build.copy_lane(rank, self._build.host, rank)
                 came = [self._copied(lane, inside, here.part(*block), slot.users)]
-            done = self._combine(rank, inside, came, below + block[0] - block[1])
+            done = self._combine(rank, inside, came, (at[0] + block[0], at[1] + block[1]))
             slot.users = [self._copy_out(rank, other, there.part(*block), inside, done) for other, there in held]
 
     def _first_done(self, elements: int) -> int:
@@ -241,11 +241,13 @@ class _Passage:
     def _all(self, *matrices: Matrix) -> Iterator[_Held]:
         return itertools.chain.from_iterable(one for of in matrices for one in self._held[of].values())
 
-    def _combine(self, rank: int, target: RegionRef, awaits: list[int], below: int) -> int:
-        """Scale a region, whose first element is so far below the diagonal of a triangle."""
+    def _combine(self, rank: int, target: RegionRef, awaits: list[int], at: tuple[int, int]) -> int:
+        """Scale a region, whose first element has this row and column of C."""
         terms = [(target, Factor.BETA, Op.N)] if self._problem.reads_c else []
-        lane, op = self._build.compute_lane(rank), TRIANGLES[self._problem.triangle]
-        return self._build.task(Kind.COMBINE, lane, target, terms, awaits, triangle=(op, below if op else 0))
+        op, (row, col) = ending_of(self._problem), at
+        below = {Op.N: 0, Op.EPILOGUE_ROWS: row, Op.EPILOGUE_COLS: col}.get(op, self._problem.diagonal + row - col)
+        lane = self._build.compute_lane(rank)
+        return self._build.task(Kind.COMBINE, lane, target, terms, awaits, ending=(op, below))
 
     def _copied(self, lane: int, to: RegionRef, source: RegionRef, awaits: Sequence[int] = ()) -> int:
         return self._build.task(Kind.COPY, lane, to, [(source, Factor.ONE, Op.N)], awaits)

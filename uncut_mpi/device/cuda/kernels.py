@@ -2,7 +2,8 @@
 The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; COPY, transposing or packed.
 
 A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first. That of a kernel
-that transposes is `TRANSPOSING` and the bytes of an element, whatever its type. `PACKING` makes many small copies.
+that transposes is `TRANSPOSING` and the bytes of an element, whatever its type. `PACKING` makes many small copies. A
+COMBINE whose result has an epilogue has `EPILOGUE` besides.
 Halves are converted by integer arithmetic and PTX, so that no CUDA header is needed to compile.
 """
 
@@ -16,6 +17,7 @@ from uncut_mpi.planning.schedule import MAX_SUMMANDS
 
 TRANSPOSING: Final = 1 << 4 * (MAX_SUMMANDS + 1)
 PACKING: Final = 2 * TRANSPOSING
+EPILOGUE: Final = 4 * TRANSPOSING
 
 _TYPES: Final = {
     DType.f64: "double",
@@ -41,7 +43,9 @@ struct arguments {
     unsigned long long source[MAX_SUMMANDS];
     long long source_ld[MAX_SUMMANDS];
     double factor[MAX_SUMMANDS], imaginary[MAX_SUMMANDS];
-    long long triangle, diagonal;
+    long long ending, diagonal;
+    unsigned long long scale, bias;
+    long long activation, kept;
 };
 struct half_bits { unsigned short bits; };
 struct bfloat_bits { unsigned short bits; };
@@ -113,6 +117,18 @@ __device__ inline void narrow(float x, bfloat_bits &y) {
     y.bits = x != x ? 0x7fc0 : (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// Of an epilogue (model/epilogue.py).
+__device__ inline double activated(long long which, double x) {
+    if (which == 1) return x < 0 ? 0 : x;
+    if (which == 2) return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+    return x;
+}
+__device__ inline float activated(long long which, float x) {
+    if (which == 1) return x < 0 ? 0 : x;
+    if (which == 2) return 0.5f * x * (1 + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
+    return x;
+}
+
 template <typename T> struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) four { T x[4]; };
 
 template <typename T> __device__ inline bool fits(unsigned long long address, long long ld) {
@@ -148,27 +164,52 @@ __device__ inline void put(T *out, long long apart, long long left, bool whole, 
 """
 )
 
+# Written is all of a region, or a triangle (OpCode of csrc/records.hpp): the rows from the diagonal on, or up to it.
+_TRIANGLE: Final = {
+    "may_be_aligned": "a.ending == 0",
+    "first": "a.ending == 3 || a.ending == 5 ? max(0ll, col - a.diagonal) : 0",
+    "last": "a.ending == 4 || a.ending == 6 ? min(a.rows, col - a.diagonal + 1) : a.rows",
+    "end": """
+            // The diagonal of a Hermitian C is real.
+            #pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (a.ending >= 5 && row + i * apart == col - a.diagonal) make_real(sum[i]);""",
+}
+# Or it has an epilogue; beta C is added last.
+_WHOLE: Final = {
+    "may_be_aligned": "true",
+    "first": "0",
+    "last": "a.rows",
+    "end": """
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {{
+                if (i * apart >= left) break;
+                const long long at = a.ending == 7 ? row + i * apart : col;
+                if (a.scale != 0)
+                    sum[i] = fused(({sum})widen(((const {written} *)a.scale)[at]), sum[i], ({sum})0);
+                if (a.bias != 0)
+                    sum[i] = fused(({sum})1, ({sum})widen(((const {written} *)a.bias)[at]), sum[i]);
+            }}
+{kept}
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) sum[i] = activated(a.activation, sum[i]);""",
+}
 _KERNEL: Final = """
 extern "C" __global__ void {name}(const arguments a) {{
     const long long step = (long long)gridDim.x * blockDim.x;
     const long long thread = (long long)blockIdx.x * blockDim.x + threadIdx.x;
     // Four rows a thread: neighbours, moved at once, where every region allows it; else rows `step` apart.
-    const bool aligned = a.triangle == 0 && fits<{written}>(a.destination, a.ld){aligned};
+    const bool aligned = {may_be_aligned} && fits<{written}>(a.destination, a.ld){aligned};
     const long long apart = aligned ? 1 : step;
     for (long long col = (long long)blockIdx.y * blockDim.y + threadIdx.y; col < a.cols;
          col += (long long)gridDim.y * blockDim.y) {{
-        // Of a triangle (OpCode of csrc/records.hpp) the rows from the diagonal on, or up to it.
-        const long long first = a.triangle == 3 || a.triangle == 5 ? max(0ll, col - a.diagonal) : 0;
-        const long long last = a.triangle == 4 || a.triangle == 6 ? min(a.rows, col - a.diagonal + 1) : a.rows;
+        const long long first = {first};
+        const long long last = {last};
         for (long long row = first + (aligned ? 4 * thread : thread); row < last; row += 4 * step) {{
             const long long left = last - row;
             const bool whole = aligned && left >= 4;
             {sum} sum[4] = {{}};
-{reads}
-            // The diagonal of a Hermitian C is real.
-            #pragma unroll
-            for (int i = 0; i < 4; ++i)
-                if (a.triangle >= 5 && row + i * apart == col - a.diagonal) make_real(sum[i]);
+{reads}{end}
             put(({written} *)a.destination + col * a.ld + row, apart, left, whole, sum);
         }}
     }}
@@ -176,7 +217,7 @@ extern "C" __global__ void {name}(const arguments a) {{
 """
 
 # A region whose factor is 0 is not read, so that NaN in it stays out.
-_READ: Final = """            if (a.factor[{i}] != 0.0 || a.imaginary[{i}] != 0.0) {{
+_READ: Final = """            if ({which}(a.factor[{i}] != 0.0 || a.imaginary[{i}] != 0.0)) {{
                 {sum} factor;
                 take(a, {i}, factor);
                 add((const {read} *)a.source[{i}] + col * a.source_ld[{i}] + row, apart, left, whole, factor, sum);
@@ -234,6 +275,7 @@ _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: 
 
 def _types_of(signature: int) -> tuple[DType, tuple[DType, ...]]:
     """Return the written type and the types of the regions read."""
+    signature &= TRANSPOSING - 1
     reads = (signature >> shift & 15 for shift in range(4, signature.bit_length(), 4))
     return DType(signature & 15), tuple(DType(read - 1) for read in reads)
 
@@ -245,7 +287,8 @@ def kernel_name(signature: int) -> str:
     if signature & TRANSPOSING:
         return f"transpose_{signature ^ TRANSPOSING}"
     written, reads = _types_of(signature)
-    return "_".join(("combine", written.name, *(read.name for read in reads)))
+    kind = "epilogue" if signature & EPILOGUE else "combine"
+    return "_".join((kind, written.name, *(read.name for read in reads)))
 
 
 def kernel_source(signatures: Iterable[int]) -> str:
@@ -262,10 +305,21 @@ def _one(signature: int) -> str:
     total = "double" if DType.f64 in (written, *reads) else "float"
     if written.is_complex or written.is_integer:
         total = "int" if written.is_integer else _TYPES[written]
+
+    def each_read(which: str = "") -> str:
+        texts = (
+            _READ.format(i=i, sum=total, read=_TYPES[read], which=which.format(i=i)) for i, read in enumerate(reads)
+        )
+        return "\n".join(texts)
+
+    has_epilogue = bool(signature & EPILOGUE)
+    parts = dict(_WHOLE if has_epilogue else _TRIANGLE)
+    parts["end"] = parts["end"].format(sum=total, written=_TYPES[written], kept=each_read("a.kept == {i} && "))
     return _KERNEL.format(
         name=kernel_name(signature),
         written=_TYPES[written],
         sum=total,
         aligned="".join(_ALIGNED.format(i=i, read=_TYPES[read]) for i, read in enumerate(reads)),
-        reads="\n".join(_READ.format(i=i, sum=total, read=_TYPES[read]) for i, read in enumerate(reads)),
+        reads=each_read("a.kept != {i} && " if has_epilogue else ""),
+        **parts,
     )

@@ -20,7 +20,8 @@ from uncut_mpi.device.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.form import OP_BITS, Form
+from uncut_mpi.model.epilogue import Epilogue
+from uncut_mpi.model.form import LEAST_FORM, OP_BITS, Form
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
 
@@ -46,7 +47,8 @@ class BodyOperand:
     factor: Factor
     place: tuple[int, ...]
     conjugated: bool = False
-    triangle: Op = Op.N  # of what is written, and how far below its diagonal the first element is
+    # How what is written is: all of it, a triangle, or with an epilogue; and `BOUND_OPERAND_DTYPE`'s diagonal.
+    ending: Op = Op.N
     diagonal: int = 0
     form: Form | None = None  # of what is multiplied, as it is used
 
@@ -343,7 +345,7 @@ class Bundled(Body):
 
 
 class Combine(Summing):
-    """Write := the sum of factor × region."""
+    """Write := the sum of factor × region, or a triangle of it."""
 
     def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
         super().__init__(write, reads, scratch)
@@ -351,7 +353,7 @@ class Combine(Summing):
         self._reads = sorted(reads, key=lambda read: read.place != write.place)
         for name in ("total", "term"):
             scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
-        if write.triangle is not Op.N:
+        if write.ending in _IS_TRIANGLE:
             scratch.reserve("triangle", write.dtype, write.array.shape[0] * self._columns)
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
@@ -363,12 +365,12 @@ class Combine(Summing):
             columns = slice(start, start + self._columns)
             part = target[:, columns]
             here = [(part if one is target else one[:, columns], factor) for one, factor in terms]
-            if self.write.triangle is Op.N:
+            if self.write.ending is Op.N:
                 self._write(part, here)
                 continue
             whole = self._scratch.matrix("triangle", self.write.dtype, *part.shape)
             rows, cols = np.ogrid[: part.shape[0], start : start + part.shape[1]]
-            below, op = rows - cols + self.write.diagonal, self.write.triangle
+            below, op = rows - cols + self.write.diagonal, self.write.ending
             is_real = op in (Op.LOWER_REAL, Op.UPPER_REAL) and self.write.dtype.is_complex
             if is_real:  # an infinity there times 0 would be NaN
                 part.imag[below == 0] = 0
@@ -383,6 +385,76 @@ class Combine(Summing):
         if read is self._reads[0] and read.place == self.write.place:
             return target
         return read.array.copy(order="F") if np.may_share_memory(read.array, target) else read.array
+
+
+class CombineWithEpilogue(Summing):
+    """
+    Write := f(scale × (the sum of factor × region) + bias + beta C).
+
+    Parameters
+    ----------
+    epilogue : Epilogue
+        What is done.
+    vectors : ndarray, ndarray
+        Scale and bias of the region's rows, or columns, shaped to be multiplied by it; None for one that there is not.
+    """
+
+    def __init__(
+        self,
+        write: BodyOperand,
+        reads: list[BodyOperand],
+        scratch: Scratch,
+        epilogue: Epilogue,
+        vectors: tuple[Array | None, Array | None],
+    ) -> None:
+        super().__init__(write, reads, scratch)
+        self._reads = [read for read in reads if read.factor != Factor.BETA]
+        self._kept = [read for read in reads if read.factor == Factor.BETA]
+        self._epilogue, self._vectors = epilogue, vectors
+        for name in ("sum", "term"):
+            scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
+
+    def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
+        """See `Body`."""
+        target, along_rows = self.write.array, self._epilogue.along == "rows"
+        for start in range(0, target.shape[1], self._columns):
+            columns = slice(start, start + self._columns)
+            part = target[:, columns]
+            total, term = (self._scratch.matrix(name, self._sum, *part.shape) for name in ("sum", "term"))
+            total[...] = 0
+            scale, bias = (one if one is None or along_rows else one[:, columns] for one in self._vectors)
+            with np.errstate(all="ignore"):
+                self._add(total, term, self._reads, columns, scalars)
+                if scale is not None:
+                    np.multiply(total, scale.astype(total.dtype), out=total)
+                if bias is not None:
+                    np.add(total, bias.astype(total.dtype), out=total)
+                self._add(total, term, self._kept, columns, scalars)
+                _activate(self._epilogue, total, term)
+                np.copyto(part, total, casting="unsafe")
+
+    def _add(self, total: Array, term: Array, reads: list[BodyOperand], columns: slice, scalars: list[Number]) -> None:
+        for read in reads:
+            if (factor := scalars[read.factor]) != 0:
+                np.copyto(term, read.array[:, columns])
+                np.multiply(term, factor, out=term)
+                np.add(total, term, out=total)
+
+
+def _activate(epilogue: Epilogue, values: Array, scratch: Array) -> None:
+    """Replace values by a function of each (`Epilogue`)."""
+    if epilogue.activation == "relu":
+        values[values < 0] = 0  # NaN stays
+    elif epilogue.activation == "gelu":
+        np.multiply(values, values, out=scratch)
+        np.multiply(scratch, values, out=scratch)
+        np.multiply(scratch, 0.044715, out=scratch)
+        np.add(scratch, values, out=scratch)
+        np.multiply(scratch, math.sqrt(2 / math.pi), out=scratch)
+        np.tanh(scratch, out=scratch)
+        np.add(scratch, 1, out=scratch)
+        np.multiply(scratch, values, out=scratch)
+        np.multiply(scratch, 0.5, out=values)
 
 
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:
@@ -404,10 +476,31 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
             bodies[index] = Copy(operands[0], operands[1:], files, None if run is None else (len(run[0]), run[1][0]))
         elif run is not None:
             bodies[index] = Gemms(operands, run[1], len(run[0]), scratch)
+        elif operands[0].ending in _IS_EPILOGUE:
+            assert program.epilogue is not None
+            vectors = _vectors_of(program.epilogue, operands[0], program.vectors)
+            bodies[index] = CombineWithEpilogue(operands[0], operands[1:], scratch, program.epilogue, vectors)
         else:
             bodies[index] = (Gemm if code == Code.GEMM else Combine)(operands[0], operands[1:], scratch)
     scratch.allocate()
     return bodies
+
+
+_IS_TRIANGLE: Final = {Op.LOWER, Op.UPPER, Op.LOWER_REAL, Op.UPPER_REAL}
+_IS_EPILOGUE: Final = {Op.EPILOGUE_ROWS, Op.EPILOGUE_COLS}
+
+
+def _vectors_of(
+    epilogue: Epilogue, write: BodyOperand, addresses: tuple[int, int]
+) -> tuple[Array | None, Array | None]:
+    """Return what of an epilogue's vectors at two addresses is for a region."""
+    by_rows, item = epilogue.along == "rows", write.dtype.itemsize
+    rows, cols = (write.array.shape[0], 1) if by_rows else (1, write.array.shape[1])
+    scale, bias = (
+        None if not address else matrix_at(address + item * write.diagonal, rows, cols, rows, write.dtype.numpy)
+        for address in addresses
+    )
+    return scale, bias
 
 
 _BUNDLED: Final = Bundled(BodyOperand(np.empty((0, 0)), DType.f64, Factor.ONE, ()))
@@ -493,11 +586,11 @@ _DTYPES, _OPS, _FACTORS = tuple(DType), tuple(Op), tuple(Factor)  # which are ca
 
 def _operand(record: tuple[int, ...], addresses: list[int]) -> BodyOperand:
     buffer, code, number, how, _, offset, rows, cols, ld, diagonal = record  # of BOUND_OPERAND_DTYPE
-    dtype, op, address = _DTYPES[code], _OPS[how & OP_BITS], addresses[buffer] + offset
+    dtype, op, address = _DTYPES[code], _OPS[how & OP_BITS if how >= LEAST_FORM else how], addresses[buffer] + offset
     array = matrix_at(address, rows, cols, ld, dtype.numpy)
     if op > Op.C:
         place = address, rows, cols, ld, dtype, Op.N
-        return BodyOperand(array, dtype, _FACTORS[number], place, triangle=op, diagonal=diagonal)
+        return BodyOperand(array, dtype, _FACTORS[number], place, ending=op, diagonal=diagonal)
     place, form = (address, rows, cols, ld, dtype, op), Form.of_code(how)
     if op is Op.N:
         return BodyOperand(array, dtype, _FACTORS[number], place, form=form)

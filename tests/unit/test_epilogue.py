@@ -1,0 +1,108 @@
+"""What is done with C once it is summed: planned, proved and computed."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from tests.helpers import interpret, oracle
+from tests.helpers.faults import set_rows
+from uncut_mpi.errors import ParamError, PlanError, ScheduleError
+from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.epilogue import ACTIVATIONS, Epilogue
+from uncut_mpi.model.machine import Machine
+from uncut_mpi.model.places import Places
+from uncut_mpi.model.problem import GemmProblem, StoredMatrix
+from uncut_mpi.planning.lower import lower
+from uncut_mpi.planning.options import Blocking, ScheduleOptions
+from uncut_mpi.planning.planner import plan
+from uncut_mpi.planning.schedule import EPILOGUES, Op, Schedule
+from uncut_mpi.planning.verify import verify
+
+PLACES = ("0,0,0", "h,h,h", "0,h,1", "rows,cols,cols", "cols,1,h", "h,rows,replicated")
+DTYPES = DType.f64, DType.f32, DType.tf32, DType.f16, DType.bf16, (DType.bf16, DType.bf16, DType.f32)
+
+
+def epilogue_of(rng: random.Random) -> Epilogue:
+    flags = rng.random() < 0.7, rng.random() < 0.5
+    return Epilogue(rng.choice(ACTIVATIONS), rng.choice(("rows", "cols")), *flags)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_an_epilogue_comes_once_and_after_all_sums(seed):
+    rng = random.Random(seed)
+    ranks, m, n, k = rng.randint(1, 4), rng.randint(1, 40), rng.randint(1, 40), rng.choice((0, 3, rng.randint(1, 60)))
+    place = rng.choice(PLACES if ranks > 1 else PLACES[:2])
+    problem = GemmProblem(
+        m,
+        n,
+        k,
+        rng.choice(DTYPES),
+        rng.choice("NT"),
+        rng.choice("NT"),
+        reads_c=rng.random() < 0.6,
+        scales_only=rng.random() < 0.2,
+        epilogue=epilogue_of(rng),
+    )
+    some = rng.choice(({}, {"same_sums": True}, {"device_memory": 60_000}))
+    options = ScheduleOptions(rng.choice(("auto", "kblocks")), **some)
+    machine, placement = Machine.uniform(ranks), Places.parse(place).bind(problem, ranks)
+    planned = plan(problem, placement, ranks, machine, options)
+    verify(planned.schedule, lower(planned.schedule))
+    assert Schedule.decode(planned.schedule.encode()).problem == planned.schedule.problem
+    assert oracle.is_wrong(planned.schedule) == ""
+    data, order = interpret.random_data(problem, seed), interpret.random_order(planned.schedule, seed)
+    assert interpret.mismatch(planned.schedule, data, order) == ""
+
+
+@pytest.mark.parametrize("scales_only", [False, True])
+@pytest.mark.parametrize("along", ["rows", "cols"])
+def test_an_epilogue_that_is_missing_twice_or_elsewhere_is_refused(along, scales_only):
+    problem = GemmProblem(24, 20, 300, DType.f64, scales_only=scales_only, epilogue=Epilogue("relu", along, bias=True))
+    options = ScheduleOptions("kblocks", blocking=Blocking(splits=2))
+    schedule = plan(problem, Places.parse("rows,cols,rows").bind(problem, 2), 2, Machine.uniform(2), options).schedule
+    verify(schedule)
+    written = np.flatnonzero(schedule.operands["op"] == EPILOGUES[along])
+    assert len(written) > 1
+    other = EPILOGUES["cols" if along == "rows" else "rows"]
+    faults = {
+        "what has not had its epilogue": {"op": Op.N},
+        "begins with another element of its vectors|what has not had": {"op": other},
+        "begins with another element": {"diagonal": schedule.operands["diagonal"][written[-1]] + 1},
+    }
+    for said, values in faults.items():
+        faulty = set_rows(schedule, "operands", written[-1], **values)
+        with pytest.raises(ScheduleError, match=said):
+            verify(faulty)
+        assert oracle.wrong_result(faulty)
+    plain = dataclasses.replace(schedule, problem=dataclasses.replace(problem, epilogue=None))
+    with pytest.raises(ScheduleError, match="what has had an epilogue"):
+        verify(plain)
+
+
+def test_a_row_major_c_has_its_vectors_along_the_other_extent():
+    a, b = StoredMatrix(6, 4), StoredMatrix(4, 5)
+    by_order = {
+        order: GemmProblem.from_operands(
+            a, b, StoredMatrix(6, 5, order), dtype=DType.f64, epilogue=Epilogue("gelu", "cols", bias=True)
+        ).epilogue
+        for order in "FC"
+    }
+    assert (by_order["F"].along, by_order["C"].along) == ("cols", "rows")
+    assert by_order["C"].transposed == by_order["F"]
+
+
+def test_what_no_epilogue_is_for_is_an_error():
+    with pytest.raises(ParamError, match="activation is 'tanh'"):
+        Epilogue("tanh")
+    with pytest.raises(ParamError, match="along 'k'"):
+        Epilogue(along="k")
+    for dtype in (DType.c64, DType.i8):
+        with pytest.raises(ParamError, match="for real types"):
+            GemmProblem(3, 3, 3, dtype, epilogue=Epilogue())
+    with pytest.raises(ParamError, match="no batch"):
+        GemmProblem(2, 2, 2, DType.f64, batch=((1, 1, 1), (1, 1, 1)), epilogue=Epilogue())
+    problem = GemmProblem(8, 8, 8, DType.f64, epilogue=Epilogue("relu"))
+    with pytest.raises(PlanError, match="ask for kblocks or auto"):
+        plan(problem, Places.parse("0,0,0").bind(problem, 1), 1, Machine.uniform(1), ScheduleOptions("uncut"))
