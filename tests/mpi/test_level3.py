@@ -242,7 +242,7 @@ def test_conjugated_views_of_a(comm, session):
 
 
 def test_what_is_not_finite_stays_in_the_rows_that_depend_on_it(comm, session):
-    rows, beside = 1200, 512 if session.backend_name == "cuda" else 1  # cuBLAS multiplies zeros beside the diagonal, too
+    rows, beside = 1200, 512 if session.backend_name == "cuda" else 1  # cuBLAS multiplies zeros, too
     square, data = np.tril(np.ones((rows, rows))), np.ones((rows, 2))
     data[-1] = np.inf
     a, b = made_of(session, square, um.Layout.rows()), made_of(session, data, um.Layout.cols())
