@@ -263,6 +263,40 @@ void transpose(const CombineArguments &a, std::int64_t bytes) {
                         static_cast<std::size_t>(bytes));
 }
 
+// By vectors, in the order in which their elements are known; what is beyond the triangle is not read.
+template <typename T>
+void solve(const CombineArguments &a) {
+    const auto conj = [&](T one) {
+        if constexpr (requires { one.imag(); })
+            return (a.ending & solves_conjugated) != 0 ? std::conj(one) : one;
+        else
+            return one;
+    };
+    const bool right = (a.ending & solves_right) != 0, back = (a.ending & solves_last_first) != 0;
+    const auto stored = [&](std::int64_t i, std::int64_t j) {
+        if ((a.ending & solves_transposed) != 0) std::swap(i, j);
+        return conj(reinterpret_cast<const T *>(a.source[0])[j * a.source_ld[0] + i]);
+    };
+    T alpha;
+    if constexpr (requires { alpha.imag(); })
+        alpha = T(Number(a.factor[0], a.imaginary[0]));
+    else
+        alpha = static_cast<T>(a.factor[0]);
+    for (std::int64_t which = 0; which < a.cols; ++which) {
+        T *vector = reinterpret_cast<T *>(a.destination) + which * (right ? 1 : a.ld);
+        const std::int64_t apart = right ? a.ld : 1;
+        for (std::int64_t step = 0; step < a.rows; ++step) {
+            const std::int64_t i = back ? a.rows - 1 - step : step;
+            T sum = alpha * vector[i * apart];
+            for (std::int64_t before = 0; before < step; ++before) {
+                const std::int64_t j = back ? a.rows - 1 - before : before;
+                sum -= stored(i, j) * vector[j * apart];
+            }
+            vector[i * apart] = (a.ending & solves_unit) != 0 ? sum : sum / stored(i, i);
+        }
+    }
+}
+
 template <typename T>
 Code create(const char *name, T **out, T *fresh) {
     return at_once(name, [&] {
@@ -302,21 +336,13 @@ Code of_form(const char *name, BlasHandle h, int kind, int side, int upper, int 
         // Of the other operand and of C, what one row or column has, along k.
         const std::int64_t lines = side ? m : n, apart = side ? 1 : ldb, along = side ? ldb : 1;
         const std::int64_t to_apart = side ? 1 : ldc, to_along = side ? ldc : 1;
-        const bool first_first = (upper != 0) == ((op != 0) != (side != 0));
         for (std::int64_t line = 0; line < lines; ++line) {
             std::vector<T> found(static_cast<std::size_t>(k));
             for (std::int64_t step = 0; step < k; ++step) {
-                const std::int64_t i = kind != inverse || first_first ? step : k - 1 - step;
                 T sum(0);
-                for (std::int64_t j = 0; j < k; ++j) {
-                    const T factor = side ? own(j, i) : own(i, j);
-                    if (kind != inverse)
-                        sum += factor * from[line * apart + j * along];
-                    else if (first_first ? j < i : j > i)
-                        sum += factor * found[static_cast<std::size_t>(j)];
-                }
-                found[static_cast<std::size_t>(i)] =
-                    kind == inverse ? (scale * from[line * apart + i * along] - sum) / own(i, i) : scale * sum;
+                for (std::int64_t j = 0; j < k; ++j)
+                    sum += (side ? own(j, step) : own(step, j)) * from[line * apart + j * along];
+                found[static_cast<std::size_t>(step)] = scale * sum;
             }
             for (std::int64_t i = 0; i < k; ++i) {
                 T &one = to[line * to_apart + i * to_along];
@@ -528,6 +554,17 @@ Code f_cuLaunchKernel(Function function, unsigned gx, unsigned gy, unsigned, uns
             }
             return true;
         });
+    if ((signature & solving) != 0)
+        return enqueue("cuLaunchKernel", stream,
+                       "solve " + number(arguments.rows) + "x" + number(arguments.cols), [=] {
+                           switch (signature ^ solving) {
+                               case dtype_f32: solve<float>(arguments); break;
+                               case dtype_f64: solve<double>(arguments); break;
+                               case dtype_c64: solve<std::complex<float>>(arguments); break;
+                               default: solve<Number>(arguments); break;
+                           }
+                           return true;
+                       });
     const bool transposes = (signature & transposing) != 0;
     const std::string extents = number(arguments.rows) + "x" + number(arguments.cols);
     return enqueue("cuLaunchKernel", stream, (transposes ? "transpose " : "combine ") + extents, [=] {
@@ -614,10 +651,6 @@ Code cublasGemmEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::int64_t 
                                const void *alpha, const void *a, std::int64_t lda, const void *b, std::int64_t ldb,    \
                                void *c, std::int64_t ldc) {                                                            \
         return of_form<T>("trmm", h, triangular, side, upper, op, unit, m, n, alpha, a, lda, b, ldb, nullptr, c, ldc); \
-    }                                                                                                                  \
-    Code cublas##P##trsm_v2_64(BlasHandle h, int side, int upper, int op, int unit, std::int64_t m, std::int64_t n,    \
-                               const void *alpha, const void *a, std::int64_t lda, void *b, std::int64_t ldb) {        \
-        return of_form<T>("trsm", h, inverse, side, upper, op, unit, m, n, alpha, a, lda, b, ldb, nullptr, b, ldb);    \
     }
 FAKE_FORMS(S, float)
 FAKE_FORMS(D, double)

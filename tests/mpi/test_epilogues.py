@@ -120,7 +120,6 @@ def test_without_a_product_and_with_nan_that_is_not_read(comm, session):
 
 
 def test_rows_and_columns_in_chunks_have_their_own_elements_of_a_vector(comm, session, monkeypatch):
-    monkeypatch.setattr(chunks, "MOST_TASKS", max(60, 30 * comm.size))
     monkeypatch.setattr(chunks, "STEP", 8)
     shapes = (400, 96), (96, 300), (400, 300)
     data = [random_matrix(*shape, DType.f64, (4, at)) for at, shape in enumerate(shapes)]
@@ -128,7 +127,9 @@ def test_rows_and_columns_in_chunks_have_their_own_elements_of_a_vector(comm, se
     for shape, seed in (((400, 1), 7), ((1, 300), 8)):
         values = random_matrix(*shape, DType.f64, (9, seed))
         bias = made_of(session, values, um.Layout.replicated())
-        for room in (256 << 10, 160 << 10, 100 << 10, 60 << 10):  # machines cut a product otherwise
+        # Machines cut a product otherwise.
+        for room, most in itertools.product((256 << 10, 100 << 10, 60 << 10), (60, 24, 12)):
+            monkeypatch.setattr(chunks, "MOST_TASKS", most * max(2, comm.size))
             options = um.ScheduleOptions(device_memory=room)
             plan = session.plan(a, b, c, reads_c=False, bias=bias, activation="relu", options=options)
             if "chunks" in plan.summary.how:

@@ -183,10 +183,7 @@ using BlasSymm = Code(BlasHandle, int, int, std::int64_t, std::int64_t, const vo
                       const void *, std::int64_t, const void *, void *, std::int64_t);
 using BlasTrmm = Code(BlasHandle, int, int, int, int, std::int64_t, std::int64_t, const void *, const void *,
                       std::int64_t, const void *, std::int64_t, void *, std::int64_t);
-using BlasTrsm = Code(BlasHandle, int, int, int, int, std::int64_t, std::int64_t, const void *, const void *,
-                      std::int64_t, void *, std::int64_t);
-#define UNCUT_BLAS_OF_FORMS(X, T)                                                                                      \
-    X(cublas##T##symm_v2_64, BlasSymm) X(cublas##T##trmm_v2_64, BlasTrmm) X(cublas##T##trsm_v2_64, BlasTrsm)
+#define UNCUT_BLAS_OF_FORMS(X, T) X(cublas##T##symm_v2_64, BlasSymm) X(cublas##T##trmm_v2_64, BlasTrmm)
 
 // Every function of cuBLAS and of the cublasLt beneath it in use, by its 64-bit name where there is one.
 #define UNCUT_BLAS_FUNCTIONS(X)                                                                                        \

@@ -351,9 +351,10 @@ void Run::issue_gemm(const Step &step) {
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.form != no_form) {
         if (g.copy >= 0) launch(executor_->combines_[static_cast<std::size_t>(g.copy)], step);
+        const KernelSolver solver(device_.driver(), g.solver, lane.stream);
         const Called called =
-            product_of_form(device_.blas(), lane.handle, g.shape, g.form, g.right, alpha, g.a, g.b, beta, g.c);
-        fail(called.name, called.code, &step, true);
+            product_of_form(device_.blas(), lane.handle, &solver, g.shape, g.form, g.right, alpha, g.a, g.b, beta, g.c);
+        fail(called.name, called.code, &step, called.blas);
     } else if (g.bundle >= 0) {
         const Bundle &bundle = executor_->bundles_[g.bundle];
         const Called called = bundled_product(device_.blas(), lane.handle, g.shape, alpha, beta, bundle);
@@ -377,6 +378,38 @@ void Run::multiply(const Executor::Lane &lane, const auto &g, const void *alpha,
         const Called usual = usual_product(device_.blas(), lane.handle, g.shape, alpha, g.a, g.b, beta, g.c);
         fail(usual.name, usual.code, &step, true);
     }
+}
+
+Called KernelSolver::operator()(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
+                                Address b) const {
+    const int op = right ? shape.op_b : shape.op_a;
+    const bool transposed = (op != blas_op_n) != right, upper = (form & form_upper) != 0;
+    CombineArguments arguments{};
+    arguments.destination = b;
+    arguments.ld = shape.ldc;
+    arguments.rows = right ? shape.n : shape.m;
+    arguments.cols = right ? shape.m : shape.n;
+    arguments.source[0] = a;
+    arguments.source_ld[0] = right ? shape.ldb : shape.lda;
+    arguments.ending = (right ? solves_right : 0) | (upper != transposed ? solves_last_first : 0) |
+                       (transposed ? solves_transposed : 0) | (op == blas_op_c ? solves_conjugated : 0) |
+                       ((form & form_unit) != 0 ? solves_unit : 0);
+    const auto take = [&](auto number) {
+        const std::complex<double> factor(*static_cast<const decltype(number) *>(alpha));
+        arguments.factor[0] = factor.real(), arguments.imaginary[0] = factor.imag();
+    };
+    switch (shape.dtype) {
+        case dtype_f32: take(float{}); break;
+        case dtype_f64: take(double{}); break;
+        case dtype_c64: take(std::complex<float>{}); break;
+        default: take(std::complex<double>{}); break;
+    }
+    constexpr unsigned threads = 128, vectors = threads / 4;
+    const auto blocks = static_cast<unsigned>((arguments.cols + vectors - 1) / vectors);
+    void *parameters[] = {&arguments};
+    if (blocks == 0) return {"", success};
+    return {"cuLaunchKernel",
+            driver_.cuLaunchKernel(function_, blocks, 1, 1, threads, 1, 1, 0, stream_, parameters, nullptr), false};
 }
 
 void Run::issue_parts(const Executor::Gemm &gemm, const Step &step) {

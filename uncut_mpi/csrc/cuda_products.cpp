@@ -9,9 +9,8 @@ namespace {
 constexpr int most_proposals = 16;
 constexpr Code not_supported = 15;  // CUBLAS_STATUS_NOT_SUPPORTED
 
-// Rows of the largest square that the library's own products get. On an H200, 4096 rows by 8192 columns in f64: solving
-// takes 5.0 ms with 64, 5.1 with 128 and 6.1 with 256; multiplying 2.9 ms with 512, 3.0 with 256 and 3.7 with 128.
-constexpr std::int64_t block_of(int kind) { return kind == inverse ? 64 : 512; }
+// Rows of the largest square that is no gemm: of the library's own products what is fastest for 4096 rows on an H200.
+constexpr std::int64_t block_of(int kind, int dtype) { return kind == inverse ? most_solved(dtype) : 512; }
 
 int type_of(int dtype) {
     switch (dtype) {
@@ -99,12 +98,6 @@ Called product_of_block(const Blas &blas, BlasHandle handle, const ProductShape 
         return {"cublas?trmm_v2_64", call(handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, other,
                                           ld_other, written, shape.ldc)};
     }
-    if (kind == inverse) {
-        const auto call =
-            of_type(blas.cublasStrsm_v2_64, blas.cublasDtrsm_v2_64, blas.cublasCtrsm_v2_64, blas.cublasZtrsm_v2_64);
-        return {"cublas?trsm_v2_64",
-                call(handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, written, shape.ldc)};
-    }
     const bool conjugates = kind == hermitian && is_complex(shape.dtype);
     const auto call =
         conjugates
@@ -124,10 +117,12 @@ const void *whole_factor(int dtype, bool positive) {
 
 }  // namespace
 
-Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
-                       const void *alpha, Address a, Address b, const void *beta, Address c) {
-    const std::int64_t extent = right ? shape.n : shape.m, block = block_of(kind_of_form(form)),
+Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver, const ProductShape &shape, int form,
+                       bool right, const void *alpha, Address a, Address b, const void *beta, Address c) {
+    const std::int64_t extent = right ? shape.n : shape.m, block = block_of(kind_of_form(form), shape.dtype),
                        half = (extent / 2 + block - 1) / block * block;
+    if (extent <= block && kind_of_form(form) == inverse)
+        return (*solver)(shape, form, right, alpha, right ? b : a, c);
     if (extent <= block) return product_of_block(blas, handle, shape, form, right, alpha, a, b, beta, c);
     const Address own = right ? b : a, other = right ? a : b;
     const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
@@ -148,7 +143,7 @@ Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &
         ProductShape its = shape;
         (right ? its.n : its.m) = its.k = extents[which];
         const Address square = moved(own, starts[which] * (ld + 1)), from = part(other, ld_other, which);
-        last = product_of_form(blas, handle, its, form, right, factor, right ? from : square, right ? square : from,
+        last = product_of_form(blas, handle, solver, its, form, right, factor, right ? from : square, right ? square : from,
                                beta, part(c, shape.ldc, which));
     };
     // C of one half := factor op(block) times the other half of B, or of C, + keep times itself.

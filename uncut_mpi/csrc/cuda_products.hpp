@@ -44,16 +44,35 @@ int widened(const ProductShape &shape);
 struct Called {
     const char *name;
     Code code;
+    bool blas = true;  // whose the code is: the library's, or the driver's
 };
 
 // C := alpha op(A) op(B) + beta C by the library's choice; factors in host memory, of the type that sums.
 Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
                      Address b, const void *beta, Address c);
 
+// B := alpha inverse(op(A)) B, or on the right alpha B inverse(op(A)), for a triangle of `most_solved` rows or fewer.
+class Solver {
+  public:
+    virtual ~Solver() = default;
+    virtual Called operator()(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
+                              Address b) const = 0;
+};
+// Rows that a thread of it has in registers.
+constexpr std::int64_t most_solved(int dtype) { return dtype == dtype_c128 ? 32 : 64; }
+// Bits that say which triangle it is of and how.
+enum Solving : std::int64_t {
+    solves_right = 1,        // vectors are rows of B
+    solves_last_first = 2,   // from the last element of each on
+    solves_transposed = 4,   // with the stored matrix transposed
+    solves_conjugated = 8,
+    solves_unit = 16
+};
+
 // C := alpha op(A) op(B) + beta C where A has a form (`FormKind`, with its bits), or on the right B. Of triangular
 // matrices beta is 0; where one stands for its inverse, C holds the other operand.
-Called product_of_form(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
-                       const void *alpha, Address a, Address b, const void *beta, Address c);
+Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver, const ProductShape &shape, int form,
+                       bool right, const void *alpha, Address a, Address b, const void *beta, Address c);
 
 // Products of one shape. Those of A, B and C follow one another at steps of so many elements, or tables in the device's
 // memory say where they are.

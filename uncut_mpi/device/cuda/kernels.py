@@ -1,9 +1,10 @@
 """
-The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; COPY, transposing or packed.
+The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; COPY, transposing or packed;
+and what solves with a small triangle.
 
 A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first. That of a kernel
 that transposes is `TRANSPOSING` and the bytes of an element, whatever its type. `PACKING` makes many small copies. A
-COMBINE whose result has an epilogue has `EPILOGUE` besides.
+COMBINE whose result has an epilogue has `EPILOGUE` besides. That of a solver has `SOLVING` and a type.
 Halves are converted by integer arithmetic and PTX, so that no CUDA header is needed to compile.
 """
 
@@ -18,6 +19,7 @@ from uncut_mpi.planning.schedule import MAX_SUMMANDS
 TRANSPOSING: Final = 1 << 4 * (MAX_SUMMANDS + 1)
 PACKING: Final = 2 * TRANSPOSING
 EPILOGUE: Final = 4 * TRANSPOSING
+SOLVING: Final = 8 * TRANSPOSING
 
 _TYPES: Final = {
     DType.f64: "double",
@@ -270,6 +272,89 @@ extern "C" __global__ void {name}(const arguments a) {{
     }}
 }}
 """
+# Of KernelSolver in csrc/cuda_executor.hpp; `ending` has the bits of Solving. Four threads have a column of B in their
+# registers, on the right a row, each every fourth element: what they read together fills a sector. The triangle lies in
+# shared memory as if it were lower and not transposed; where the last elements come first it is turned by half a circle.
+_SOLVE: Final = """
+#define BLOCK {block}
+#define PARTS 4
+#define THREADS 128
+__device__ inline double of_part(double x, int part) {{ return __shfl_sync(0xffffffffu, x, part, PARTS); }}
+__device__ inline float of_part(float x, int part) {{ return __shfl_sync(0xffffffffu, x, part, PARTS); }}
+template <typename T> __device__ inline complex<T> of_part(complex<T> x, int part) {{
+    return {{of_part(x.re, part), of_part(x.im, part)}};
+}}
+__device__ inline double over(double x) {{ return 1 / x; }}
+__device__ inline float over(float x) {{ return 1 / x; }}
+template <typename T> __device__ inline complex<T> over(complex<T> x) {{  // Smith 1962, which does not overflow
+    if (x.re < 0 ? -x.re >= (x.im < 0 ? -x.im : x.im) : x.re >= (x.im < 0 ? -x.im : x.im)) {{
+        const T ratio = x.im / x.re, below = x.re + x.im * ratio;
+        return {{1 / below, -ratio / below}};
+    }}
+    const T ratio = x.re / x.im, below = x.re * ratio + x.im;
+    return {{ratio / below, -1 / below}};
+}}
+__device__ inline void conjugate(double &) {{}}
+__device__ inline void conjugate(float &) {{}}
+template <typename T> __device__ inline void conjugate(complex<T> &x) {{ x.im = -x.im; }}
+__device__ inline double product(double x, double y) {{ return x * y; }}
+__device__ inline float product(float x, float y) {{ return fused(x, y, 0.0f); }}
+template <typename T> __device__ inline complex<T> product(complex<T> x, complex<T> y) {{
+    return {{fused(-x.im, y.im, fused(x.re, y.re, (T)0)), fused(x.im, y.re, fused(x.re, y.im, (T)0))}};
+}}
+__device__ inline double less(double sum, double x, double y) {{ return fused(-x, y, sum); }}
+__device__ inline float less(float sum, float x, float y) {{ return fused(-x, y, sum); }}
+template <typename T> __device__ inline complex<T> less(complex<T> sum, complex<T> x, complex<T> y) {{
+    return {{fused(x.im, y.im, fused(-x.re, y.re, sum.re)), fused(-x.im, y.re, fused(-x.re, y.im, sum.im))}};
+}}
+extern "C" __global__ void {name}(const arguments a) {{
+    __shared__ {type} triangle[BLOCK][BLOCK], inverse[BLOCK];  // triangle by columns
+    const int rows = (int)a.rows, part = threadIdx.x % PARTS;
+    const bool right = a.ending & 1, turned = a.ending & 2, transposed = a.ending & 4;
+    const long long which = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / PARTS;
+    const long long apart = right ? a.ld : 1, step = turned ? -apart : apart;
+    {type} *vector = ({type} *)a.destination + (right ? which : which * a.ld) + (turned ? (rows - 1) * apart : 0);
+    {type} alpha, x[BLOCK / PARTS];
+    take(a, 0, alpha);
+    #pragma unroll
+    for (int at = 0; at < BLOCK / PARTS; ++at) {{
+        const int row = PARTS * at + part;
+        x[at] = row < rows && which < a.cols ? vector[row * step] : {type}{{}};
+    }}
+    const {type} *stored = (const {type} *)a.source[0];
+    const long long down = transposed ? a.source_ld[0] : 1, along = transposed ? 1 : a.source_ld[0];
+    #pragma unroll 8
+    for (int at = threadIdx.x; at < BLOCK * BLOCK; at += THREADS) {{
+        const int row = at % BLOCK, col = at / BLOCK;
+        const bool there = row < rows && row + !(a.ending & 16) > col;
+        {type} value = {{}};
+        if (there) value = stored[(turned ? rows - 1 - row : row) * down + (turned ? rows - 1 - col : col) * along];
+        if (a.ending & 8) conjugate(value);
+        triangle[col][row] = value;
+    }}
+    __syncthreads();
+    const int row = threadIdx.x;
+    if (row < BLOCK)
+        inverse[row] = row < rows && !(a.ending & 16) ? over(triangle[row][row]) : {type}{{1}};
+    __syncthreads();
+    #pragma unroll
+    for (int at = 0; at < BLOCK / PARTS; ++at) x[at] = product(alpha, x[at]);
+    #pragma unroll
+    for (int col = 0; col < BLOCK; ++col) {{
+        const {type} known = of_part(product(x[col / PARTS], inverse[col]), col % PARTS);
+        if (part == col % PARTS) x[col / PARTS] = known;
+        #pragma unroll
+        for (int at = col / PARTS; at < BLOCK / PARTS; ++at)
+            if (at > col / PARTS || part > col % PARTS)
+                x[at] = less(x[at], triangle[col][PARTS * at + part], known);
+    }}
+    #pragma unroll
+    for (int at = 0; at < BLOCK / PARTS; ++at) {{
+        const int row = PARTS * at + part;
+        if (row < rows && which < a.cols) vector[row * step] = x[at];
+    }}
+}}
+"""
 _WORDS: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
 
@@ -286,6 +371,8 @@ def kernel_name(signature: int) -> str:
         return "pack"
     if signature & TRANSPOSING:
         return f"transpose_{signature ^ TRANSPOSING}"
+    if signature & SOLVING:
+        return f"solve_{DType(signature ^ SOLVING).name}"
     written, reads = _types_of(signature)
     kind = "epilogue" if signature & EPILOGUE else "combine"
     return "_".join((kind, written.name, *(read.name for read in reads)))
@@ -301,6 +388,10 @@ def _one(signature: int) -> str:
         return _PACK.format(name=kernel_name(signature))
     if signature & TRANSPOSING:
         return _TRANSPOSE.format(name=kernel_name(signature), word=_WORDS[signature ^ TRANSPOSING])
+    if signature & SOLVING:
+        dtype = DType(signature ^ SOLVING)
+        block = 32 if dtype is DType.c128 else 64  # `most_solved` of csrc/cuda_products.hpp
+        return _SOLVE.format(name=kernel_name(signature), type=_TYPES[dtype], block=block)
     written, reads = _types_of(signature)
     total = "double" if DType.f64 in (written, *reads) else "float"
     if written.is_complex or written.is_integer:
