@@ -404,7 +404,7 @@ Called KernelSolver::operator()(const ProductShape &shape, int form, bool right,
         case dtype_c64: take(std::complex<float>{}); break;
         default: take(std::complex<double>{}); break;
     }
-    constexpr unsigned threads = 128, vectors = threads / 4;
+    constexpr unsigned threads = 256, vectors = threads / 8;
     const auto blocks = static_cast<unsigned>((arguments.cols + vectors - 1) / vectors);
     void *parameters[] = {&arguments};
     if (blocks == 0) return {"", success};

@@ -272,13 +272,13 @@ extern "C" __global__ void {name}(const arguments a) {{
     }}
 }}
 """
-# Of KernelSolver in csrc/cuda_executor.hpp; `ending` has the bits of Solving. Four threads have a column of B in their
-# registers, on the right a row, each every fourth element: what they read together fills a sector. The triangle lies in
+# Of KernelSolver in csrc/cuda_executor.hpp; `ending` has the bits of Solving. Eight threads have a column of B in their
+# registers, on the right a row, each every eighth element: what they read together fills sectors. The triangle lies in
 # shared memory as if it were lower and not transposed; where the last elements come first it is turned by half a circle.
 _SOLVE: Final = """
 #define BLOCK {block}
-#define PARTS 4
-#define THREADS 128
+#define PARTS 8
+#define THREADS 256
 __device__ inline double of_part(double x, int part) {{ return __shfl_sync(0xffffffffu, x, part, PARTS); }}
 __device__ inline float of_part(float x, int part) {{ return __shfl_sync(0xffffffffu, x, part, PARTS); }}
 template <typename T> __device__ inline complex<T> of_part(complex<T> x, int part) {{
