@@ -1,7 +1,7 @@
 """
-The text of our kernels: COMBINE, a weighted sum of regions, converted and rounded once; COPY, transposing or packed;
-and what solves with a small triangle.
+The text of our kernels: COMBINE; COPY, transposing or packed; and what solves with a small triangle.
 
+COMBINE is a weighted sum of regions, converted and rounded once, and may have an epilogue.
 A signature holds 4 bits of the written type, then 4 bits (code + 1) per region read, lowest first. That of a kernel
 that transposes is `TRANSPOSING` and the bytes of an element, whatever its type. `PACKING` makes many small copies. A
 COMBINE whose result has an epilogue has `EPILOGUE` besides. That of a solver has `SOLVING` and a type.
@@ -274,7 +274,7 @@ extern "C" __global__ void {name}(const arguments a) {{
 """
 # Of KernelSolver in csrc/cuda_executor.hpp; `ending` has the bits of Solving. Eight threads have a column of B in their
 # registers, on the right a row, each every eighth element: what they read together fills sectors. The triangle lies in
-# shared memory as if it were lower and not transposed; where the last elements come first it is turned by half a circle.
+# shared memory as if it were lower and not transposed: turned by half a circle where the last elements come first.
 _SOLVE: Final = """
 #define BLOCK {block}
 #define PARTS 8
