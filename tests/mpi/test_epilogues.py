@@ -15,7 +15,7 @@ from tests.helpers.interpret import SLOPE, activated
 from tests.helpers.numbers import steps_of
 from tests.helpers.products import random_matrix
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.planning import chunks
+from uncut_mpi.planning import chunks, planner
 
 LAYOUTS = {
     "rows": lambda _: um.Layout.rows(),
@@ -120,24 +120,20 @@ def test_without_a_product_and_with_nan_that_is_not_read(comm, session):
 
 
 def test_rows_and_columns_in_chunks_have_their_own_elements_of_a_vector(comm, session, monkeypatch):
-    monkeypatch.setattr(chunks, "STEP", 8)
-    shapes = (400, 96), (96, 300), (400, 300)
-    data = [random_matrix(*shape, DType.f64, (4, at)) for at, shape in enumerate(shapes)]
-    a, b, c = (made_of(session, one, um.Layout.rows(), memory="host") for one in data)
-    for shape, seed in (((400, 1), 7), ((1, 300), 8)):
-        values = random_matrix(*shape, DType.f64, (9, seed))
-        bias = made_of(session, values, um.Layout.replicated())
-        # Machines cut a product otherwise.
-        for room, most in itertools.product((256 << 10, 100 << 10, 60 << 10), (60, 24, 12)):
-            monkeypatch.setattr(chunks, "MOST_TASKS", most * max(2, comm.size))
-            options = um.ScheduleOptions(device_memory=room)
-            plan = session.plan(a, b, c, reads_c=False, bias=bias, activation="relu", options=options)
-            if "chunks" in plan.summary.how:
-                break
-        collective_assert(comm, "chunks" in plan.summary.how, plan.summary.how)
-        plan.execute()
-        wanted = np.maximum(data[0] @ data[1] + values, 0)
-        check(comm, c, (wanted, np.full(wanted.shape, 1e-12)), f"chunks, {shape}")
+    data = [random_matrix(*shape, DType.f64, (4, at)) for at, shape in enumerate(((M, K), (K, N), (M, N)))]
+    for axis, along in enumerate(("rows", "cols")):
+        cut = chunks.Chunks(axis, (0, 16, 32, (M, N)[axis]))
+        monkeypatch.setattr(
+            planner, "chunks_of", lambda of, cut=cut: cut if (of.problem.m, of.problem.n) == (M, N) else None
+        )
+        a, b, c = (made_of(session, one, um.Layout.rows(), order="F") for one in data)
+        vectors = {name: vector_of(session, along, DType.f64, at) for at, name in enumerate(("scale", "bias"))}
+        its = {name: matrix for name, (matrix, _) in vectors.items()}
+        plan = session.plan(a, b, c, activation="gelu", **its)
+        collective_assert(comm, "3 chunks" in plan.summary.how, plan.summary.how)
+        plan.execute(ALPHA, BETA)
+        numbers = {name: values for name, (_, values) in vectors.items()}
+        check(comm, c, result_of(data, DType.f64, BETA, "gelu", **numbers), f"chunks, {along}")
 
 
 def test_vectors_that_do_not_fit_are_refused_on_all_ranks(comm, session):
