@@ -93,7 +93,7 @@ PROBLEM = {
     "num_ranks": 2,
     **dict.fromkeys(("serial_copies", "reads_c"), False),
     **dict.fromkeys(("op_a", "op_b"), Op.N),
-    "triangle": Op.N,
+    "ending": Op.N,
     "diagonal": 0,
     "dtypes": (DType.f64,) * 3,
     "locations": with_ends(location_table(2)),

@@ -447,7 +447,7 @@ def test_a_scalar_that_float32_does_not_have_is_named(value):
 
 def test_choices_are_words_and_options():
     made = Choices.of(np.str_("T"), "N", None)
-    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions(), "", PLAIN), str)
+    assert (made, type(made.trans_a)) == (("T", "N", ScheduleOptions(), "", PLAIN, None), str)
     for wrong in ("R", "n", b"N", None, 1, [], np.array(["N", "T"])):
         with pytest.raises(ParamError, match="trans_b = "):
             Choices.of("N", wrong, None)

@@ -357,12 +357,12 @@ class Multiplies(MakesMatrices):
     ) -> float:
         """Copy a residual into C, if the product is one, and return the beta by which it is added. Collective."""
         with self._gate.call("gemm") as open_with:
-            scalars, its = Scalars.of(*factors), Ending.of(self._store.check_vector, *ending)
-            if scalars.beta != 0:
-                raise ParamError(f"residual and beta = {scalars.beta} were given: pass one; a residual has beta 1")
+            (alpha, beta), its = Scalars.of(*factors), Ending.of(self._store.check_vector, *ending)
+            if beta != 0:
+                raise ParamError(f"residual and beta = {beta} were given: pass one; a residual has beta 1")
             choices = Choices.of(*chosen, its)
             source, operands = self._store.check("residual", residual), self._store.operands(*given, choices)
-            request = Request("gemm", operands, Scalars(scalars.alpha, 1.0), choices)
+            request = Request("gemm", operands, Scalars(alpha, 1.0), choices)
             self._calls.plans.find(request)  # what does not fit leaves C as it was
             target = operands[2]
             if source is not target:

@@ -47,8 +47,8 @@ struct CombineArguments {
     std::int64_t source_ld[max_summands];
     double factor[max_summands], imaginary[max_summands];  // parts of the factors; of real types the latter are 0
     std::int64_t ending, diagonal;                         // OpCode of what is written; all of it: op_n
-    // Of an epilogue: its vectors from the first row, or column, on, 0 for one that there is not, its function, and
-    // which source is beta C, behind all others if none is.
+    // Of an epilogue: its vectors from the first row, or column, on; 0 for one that there is not. Its function. Which
+    // source is beta C; if none is, the number behind the last.
     Address scale, bias;
     std::int64_t activation, kept;
 };

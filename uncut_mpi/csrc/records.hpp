@@ -32,8 +32,8 @@ enum Kind : std::uint8_t {
 // A scalar factor as a symbol, so that new values of alpha and beta need no new schedule.
 enum Factor : std::uint8_t { zero = 0, one = 1, alpha = 2, beta = 3 };
 // Whether an operand is used as stored, transposed, or conjugated too (C: factors of complex products alone). Of what
-// is written, whether all of it is, or a triangle of C with the diagonal, without imaginary parts there if it is real;
-// or all of it with an epilogue, whose vectors have an element for each row, or column, of C.
+// is written, whether all of it is, or a triangle of C with the diagonal, without imaginary parts there if it is real.
+// Or all of it is with an epilogue, whose vectors have an element for each row, or column, of C.
 enum OpCode : std::uint8_t {
     op_n = 0,
     op_t,

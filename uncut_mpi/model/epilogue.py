@@ -23,8 +23,8 @@ class Epilogue:
     Attributes
     ----------
     activation : {"", "relu", "gelu"}
-        The function f: none; x where x is not below 0, else 0; or x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))), the
-        form of GELU that cuBLASLt has (Hendrycks and Gimpel, 2016, section 2).
+        The function f. None; or x where x is not below 0, else 0; or x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x³))). The
+        last is the form of GELU that cuBLASLt has (Hendrycks and Gimpel, 2016, section 2).
     along : {"rows", "cols"}
         Whether the vectors scale and bias have an element for each row of C, or for each column.
     bias, scale : bool

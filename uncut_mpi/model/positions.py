@@ -132,8 +132,8 @@ def orders_for_product(
     Return the orders for A, B and C by which copies of what op(A) op(B) needs cost least (`cost_of_cuts`).
 
     Rows of op(A) and C have one order, columns of op(B) and C, and columns of op(A) and rows of op(B). Those of C are
-    as they are if a triangle of it is formed, those of an operand that has a form, and those along an epilogue's
-    vectors, which is of the caller's C as well.
+    as they are if a triangle of it is formed, and along an epilogue's vectors. Those of an operand that has a form are,
+    too. The epilogue is of the caller's C.
     """
     along = "" if epilogue is None else epilogue.along
     (m_of_a, k_of_a), (k_of_b, n_of_b) = (
