@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.helpers import interpret
+from tests.helpers import faults, interpret
 from tests.helpers.layouts import user_parts
 from uncut_mpi.errors import ParamError, ScheduleError
 from uncut_mpi.model.dtypes import DType
@@ -19,7 +19,7 @@ from uncut_mpi.planning import chunks
 from uncut_mpi.planning.lower import Code, lower
 from uncut_mpi.planning.options import ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import Schedule
+from uncut_mpi.planning.schedule import AWAIT_DTYPE, Kind, Schedule
 from uncut_mpi.planning.setting import Setting
 from uncut_mpi.planning.verify import verify
 
@@ -87,6 +87,22 @@ def test_the_proof_refuses_a_product_with_a_part_of_a_form_and_a_list_that_has_a
     lowered.lists[0] = dataclasses.replace(lowered.lists[0], operands=operands)
     with pytest.raises(ScheduleError, match="has another op than the schedule says"):
         verify(schedule, lowered)
+
+
+def test_the_proof_refuses_a_second_reading_of_what_may_be_the_result():
+    schedule = planned(GemmProblem(16, 16, 16, DType.f64, reads_c=False, forms=(INVERSE, None)), "0,0,0", 2)
+    found = set()
+    for task in np.flatnonzero(schedule.tasks["kind"] == Kind.COPY).tolist():
+        again = faults.changed(
+            schedule,
+            tasks=np.insert(schedule.tasks, task + 1, schedule.tasks[task]),
+            awaits=schedule.awaits + (schedule.awaits > task).astype(AWAIT_DTYPE),
+        )
+        try:
+            verify(again)
+        except ScheduleError as error:
+            found.add(str(error))
+    assert any("so that B may be C, and some of it is read twice" in text for text in found), found
 
 
 @pytest.mark.parametrize(

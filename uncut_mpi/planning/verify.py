@@ -12,6 +12,7 @@ cover those.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -26,7 +27,17 @@ from uncut_mpi.model.parts import ByRows, Part
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.buffers import BUFFER_ALIGNMENT, pieces_of
 from uncut_mpi.planning.lower import Lowering, tables_in_core
-from uncut_mpi.planning.schedule import TRIANGLES, Kind, Matrix, Op, Role, Schedule, buffer_bytes, ending_of
+from uncut_mpi.planning.schedule import (
+    TRIANGLES,
+    Kind,
+    Matrix,
+    Op,
+    Role,
+    Schedule,
+    buffer_bytes,
+    ending_of,
+    expand_ranges,
+)
 from uncut_mpi.planning.verify_lists import verify_lists, verify_spare_rows
 
 HELD_DTYPE: Final = np.dtype(
@@ -189,7 +200,11 @@ def describe_buffer(schedule: Schedule, buffer: int) -> str:
 
 
 def _verify_forms(schedule: Schedule) -> None:
-    """Prove that each product is with all of a matrix that has a form."""
+    """
+    Prove that each product is with all of a matrix that has a form, and beside a triangular one B may be C.
+
+    That is so if each element of B is read once, by what its own column of C depends on, as the contents show.
+    """
     products = np.flatnonzero(schedule.tasks["kind"] == Kind.GEMM)
     for at, form in enumerate(schedule.problem.forms):
         if form is None:
@@ -200,6 +215,21 @@ def _verify_forms(schedule: Schedule) -> None:
         if parts.any():
             task = _describe_task(schedule, int(products[np.argmax(parts)]))
             raise ScheduleError(f"{Matrix(at).name} is {form.kind}, and {task} has a part of it")
+        other, read = Matrix(1 - at), schedule.regions[schedule.operands["region"][_read_operands(schedule)]]
+        owned = schedule.buffers[read["buffer"]]
+        of_other = read[(owned["role"] == Role.USER) & (owned["matrix"] == other)]
+        times = int((of_other["rows"] * of_other["cols"]).sum())
+        if form.is_triangular and len(products) and times != math.prod(schedule.problem.shape_of(other)):
+            raise ScheduleError(
+                f"{Matrix(at).name} is {form.kind}, so that {other.name} may be C, and some of it is read twice"
+            )
+
+
+def _read_operands(schedule: Schedule) -> np.ndarray:
+    """Return the numbers of the operands that tasks read: all but what they write, and what a SEND sends."""
+    tasks = schedule.tasks
+    skipped = (tasks["kind"] != Kind.SEND).astype(np.int64)
+    return expand_ranges(tasks["first_operand"] + skipped, np.maximum(tasks["num_operands"] - skipped, 0))
 
 
 def _verify_sums(schedule: Schedule) -> None:
