@@ -15,6 +15,7 @@ from tests.helpers.distributed import address_of, check_copies, check_part, dist
 from tests.helpers.products import array_of, random_matrix, shared_of, shows
 from tests.helpers.sessions import memories
 from uncut_mpi import Layout
+from uncut_mpi.api import matrix as api_matrix
 from uncut_mpi.model.dtypes import DType
 
 
@@ -164,3 +165,15 @@ def test_what_is_conjugated_is_downloaded_from_no_memory(comm, session):
         mapped = len(session._store._held)
         expect(comm, um.ParamError, ["conjugated, which products alone do"], lambda of=matrix: session.download(of.H))
         collective_assert(comm, len(session._store._held) == mapped, "a copy is left")
+
+
+def test_what_is_known_of_views_is_bounded_and_right_when_it_is_found_again(comm, session, monkeypatch):
+    parts = comm.size  # rows of blocks on each rank
+    monkeypatch.setattr(api_matrix, "_MOST_SEEN", 6 * parts)
+    data = np.arange(144.0).reshape(12, 12)
+    matrix = made_of(session, data, Layout.rows())
+    for _ in range(2):
+        for stop in range(1, 12):
+            check_part(comm, matrix[:stop, stop:], data[:stop, stop:], f"to {stop}")
+    held = len(matrix._seen) * len(matrix.info.parts)
+    collective_assert(comm, 0 < held <= 6 * parts, f"{held} parts of views are known")
