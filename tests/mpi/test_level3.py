@@ -61,7 +61,8 @@ def require_within(comm, found, wanted, bound, told):
 @pytest.mark.parametrize("call", ["symm", "hemm"])
 def test_a_mirrored_matrix_is_read_in_one_triangle(comm, session, dtype, call):
     u = dtype.unit_roundoff
-    for number, (of_a, of_b) in enumerate([*PAIRS, *[pair[::-1] for pair in PAIRS]]):
+    pairs = [*PAIRS, *[pair[::-1] for pair in PAIRS]]
+    for number, (of_a, of_b) in enumerate(pairs if dtype in (DType.f64, DType.c128) else pairs[:4]):
         left, lower, orders = bool(number % 2), bool(number // 2 % 2), ("FC"[number // 4 % 2], "FC"[number // 8 % 2])
         shape = (EDGE, OTHER) if left else (OTHER, EDGE)
         square, b, c = (random_matrix(*one, dtype, (3, at)) for at, one in enumerate(((EDGE, EDGE), shape, shape)))
