@@ -21,7 +21,7 @@ from uncut_mpi.api.batch import Batch, Stacks
 from uncut_mpi.api.counters import Counters
 from uncut_mpi.api.dealing import by_layout, by_products, by_starts, proposed
 from uncut_mpi.api.grips import Grip, Grips, Held, Lent, Mine, Start, has_elements, is_batch
-from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo
+from uncut_mpi.api.matrix import HeldPart, Home, LocalParts, Matrix, MatrixInfo, Name
 from uncut_mpi.api.matrix_files import MatrixFile, OutputFile, known_of, mark
 from uncut_mpi.api.memory import PeerMappings
 from uncut_mpi.api.operands import NOTHING, Batches
@@ -55,6 +55,8 @@ from uncut_mpi.unfinished import Discardable
 HOST_ALIGNMENT: Final = 64
 """Bytes of which a new array in host memory begins at a multiple: JAX uses no other memory as it is."""
 
+_MOST_VECTORS: Final = 1024
+
 
 class MatrixStore:
     """
@@ -70,6 +72,7 @@ class MatrixStore:
         self._held: dict[int, Held] = {}
         self._grips = Grips(group, backend, self._held)
         self._dropped: set[int] = set()
+        self._vectors: set[Name] = set()  # those that `check_vector` has passed
         self._given: weakref.WeakValueDictionary[int, Matrix] = weakref.WeakValueDictionary()
         self._next = 0
         self._batches = Batches(home)
@@ -247,12 +250,17 @@ class MatrixStore:
     def check_vector(self, name: str, matrix: object) -> Matrix:
         """Return `matrix` as `check` does, if every rank has all of it where it computes, side by side. Local."""
         found = self.check(name, matrix)
+        if found.info.name in self._vectors:  # as mostly, and to look takes some us a rank
+            return found
         lacking = [rank for rank in range(self._group.size) if self._own_part(found.info, rank) is None]
         if lacking and 0 not in found.shape:
             raise ParamError(
                 f"{name} is not all, its elements side by side, in memory that rank {lacking[0]} computes in: pass a "
                 "matrix that is dealt by um.Layout.replicated() and lies on the devices"
             )
+        if len(self._vectors) >= _MOST_VECTORS:
+            self._vectors.clear()
+        self._vectors.add(found.info.name)
         return found
 
     def own_address(self, info: MatrixInfo) -> int:
