@@ -9,7 +9,6 @@ MPI nor CUDA; the first `Session` does.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -47,14 +46,6 @@ if TYPE_CHECKING:
     from uncut_mpi.api.session import Session, matmul
 
 _HERE = pathlib.Path(__file__).resolve().parent
-
-try:
-    __version__ = importlib.metadata.version("uncut_mpi")
-except importlib.metadata.PackageNotFoundError:
-    raise ImportError(
-        f"uncut_mpi is not installed in this Python ({sys.executable}): run launch/setup in {_HERE.parent}, or "
-        "'pip install -e .' there"
-    ) from None
 
 # Loaded at first use, since a session needs MPI and the packages above it do not.
 _LAZY = {
@@ -109,6 +100,8 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name == "blas":
         return importlib.import_module("uncut_mpi.blas")
     if name in _LAZY:
@@ -116,6 +109,18 @@ def __getattr__(name: str) -> Any:
     if name == "_native":  # whoever imports it comes here first
         return _load_native()
     raise no_attribute(f"module {__name__!r}", name, __all__)
+
+
+def _version() -> str:
+    from importlib import metadata  # which takes as long to load as the rest of this package
+
+    try:
+        return metadata.version("uncut_mpi")
+    except metadata.PackageNotFoundError:
+        raise ImportError(
+            f"uncut_mpi is not installed in this Python ({sys.executable}): run launch/setup in {_HERE.parent}, or "
+            "'pip install -e .' there"
+        ) from None
 
 
 def _load_native() -> Any:

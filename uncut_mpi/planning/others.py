@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,7 +74,9 @@ def other(scheduler: str) -> Scheduler:
 
 @functools.cache
 def _found() -> Mapping[str, Any]:
-    return {one.name: one for one in importlib.metadata.entry_points(group=GROUP)}
+    from importlib import metadata  # which takes as long to load as all that a plan needs else
+
+    return {one.name: one for one in metadata.entry_points(group=GROUP)}
 
 
 @functools.cache

