@@ -9,6 +9,7 @@ MPI nor CUDA; the first `Session` does.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -136,3 +137,7 @@ def _load_native() -> Any:
         + ". It is a checkout's folder, which Python finds before the installed package: start Python in another "
         f"folder, or run 'pip install -e .' in {_HERE.parent} (launch/setup does)"
     )
+
+
+if importlib.util.find_spec("uncut_mpi._native") is None:
+    _version()  # a checkout that is not installed says so at once
