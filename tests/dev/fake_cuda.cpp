@@ -555,16 +555,15 @@ Code f_cuLaunchKernel(Function function, unsigned gx, unsigned gy, unsigned, uns
             return true;
         });
     if ((signature & solving) != 0)
-        return enqueue("cuLaunchKernel", stream,
-                       "solve " + number(arguments.rows) + "x" + number(arguments.cols), [=] {
-                           switch (signature ^ solving) {
-                               case dtype_f32: solve<float>(arguments); break;
-                               case dtype_f64: solve<double>(arguments); break;
-                               case dtype_c64: solve<std::complex<float>>(arguments); break;
-                               default: solve<Number>(arguments); break;
-                           }
-                           return true;
-                       });
+        return enqueue("cuLaunchKernel", stream, "solve " + number(arguments.rows) + "x" + number(arguments.cols), [=] {
+            switch (signature ^ solving) {
+                case dtype_f32: solve<float>(arguments); break;
+                case dtype_f64: solve<double>(arguments); break;
+                case dtype_c64: solve<std::complex<float>>(arguments); break;
+                default: solve<Number>(arguments); break;
+            }
+            return true;
+        });
     const bool transposes = (signature & transposing) != 0;
     const std::string extents = number(arguments.rows) + "x" + number(arguments.cols);
     return enqueue("cuLaunchKernel", stream, (transposes ? "transpose " : "combine ") + extents, [=] {

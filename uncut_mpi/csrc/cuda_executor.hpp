@@ -68,9 +68,10 @@ inline constexpr std::uint64_t with_epilogue = 4 * transposing;
 // That of `Solver` has this, and the type.
 inline constexpr std::uint64_t solving = 8 * transposing;
 
-// Solves with a triangle of a few rows (`block_of`), in place, by a kernel of ours. The library's takes 8 us for 32 rows
-// one after another, on an H200 3 ms of the 5 that 4096 rows by 8192 columns take. Its arguments are those of a COMBINE:
-// B in place, as many `rows` as the triangle has, the other extent as `cols`; A is the source, alpha its factor.
+// Solves with a triangle of a few rows (`block_of`), in place, by a kernel of ours. The library's takes 8 us for 32
+// rows one after another, on an H200 3 ms of the 5 that 4096 rows by 8192 columns take. Its arguments are those of a
+// COMBINE: B in place, as many `rows` as the triangle has, the other extent as `cols`; A is the source, alpha its
+// factor.
 class KernelSolver : public Solver {
   public:
     KernelSolver(const Driver &driver, Function function, Stream stream)

@@ -497,7 +497,8 @@ Executor::Combine Executor::make_combine(const Program &program, const Operand *
         arguments.ending = operands[0].op;
         arguments.scale = from(program.vectors[0]), arguments.bias = from(program.vectors[1]);
         arguments.activation = program.activation;
-        const auto kept = std::find_if(operands + 1, operands + count, [](const Operand &of) { return of.factor == beta; });
+        const auto kept =
+            std::find_if(operands + 1, operands + count, [](const Operand &of) { return of.factor == beta; });
         arguments.kept = kept - (operands + 1);
     }
     for (std::size_t i = 1; i < count; ++i) {

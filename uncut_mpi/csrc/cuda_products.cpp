@@ -121,8 +121,7 @@ Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver
                        bool right, const void *alpha, Address a, Address b, const void *beta, Address c) {
     const std::int64_t extent = right ? shape.n : shape.m, block = block_of(kind_of_form(form), shape.dtype),
                        half = (extent / 2 + block - 1) / block * block;
-    if (extent <= block && kind_of_form(form) == inverse)
-        return (*solver)(shape, form, right, alpha, right ? b : a, c);
+    if (extent <= block && kind_of_form(form) == inverse) return (*solver)(shape, form, right, alpha, right ? b : a, c);
     if (extent <= block) return product_of_block(blas, handle, shape, form, right, alpha, a, b, beta, c);
     const Address own = right ? b : a, other = right ? a : b;
     const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
@@ -143,8 +142,8 @@ Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver
         ProductShape its = shape;
         (right ? its.n : its.m) = its.k = extents[which];
         const Address square = moved(own, starts[which] * (ld + 1)), from = part(other, ld_other, which);
-        last = product_of_form(blas, handle, solver, its, form, right, factor, right ? from : square, right ? square : from,
-                               beta, part(c, shape.ldc, which));
+        last = product_of_form(blas, handle, solver, its, form, right, factor, right ? from : square,
+                               right ? square : from, beta, part(c, shape.ldc, which));
     };
     // C of one half := factor op(block) times the other half of B, or of C, + keep times itself.
     const auto across = [&](int to, int op_of_block, const void *factor, const void *keep, bool of_c) {

@@ -62,9 +62,9 @@ class Solver {
 constexpr std::int64_t most_solved(int dtype) { return dtype == dtype_c128 ? 32 : 64; }
 // Bits that say which triangle it is of and how.
 enum Solving : std::int64_t {
-    solves_right = 1,        // vectors are rows of B
-    solves_last_first = 2,   // from the last element of each on
-    solves_transposed = 4,   // with the stored matrix transposed
+    solves_right = 1,       // vectors are rows of B
+    solves_last_first = 2,  // from the last element of each on
+    solves_transposed = 4,  // with the stored matrix transposed
     solves_conjugated = 8,
     solves_unit = 16
 };

@@ -62,9 +62,9 @@ void bind_kblocks_scheduler(nb::module_ &m) {
                 place(made, locations, buffers, pieces);
                 new (self) KProblem(std::move(made));
             },
-            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "ending"_a,
-            "diagonal"_a, "dtypes"_a, "locations"_a, "buffers"_a, "pieces"_a, "step"_a, "min_slice_bytes"_a,
-            "relay_bytes"_a, "ways"_a, "same_sums"_a);
+            nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "ending"_a, "diagonal"_a,
+            "dtypes"_a, "locations"_a, "buffers"_a, "pieces"_a, "step"_a, "min_slice_bytes"_a, "relay_bytes"_a,
+            "ways"_a, "same_sums"_a);
     // Of the `Blocking` of planning/options.py, and what planning/blocking.py derives.
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(

@@ -18,9 +18,10 @@ namespace uncut {
 // operand 3 (absent: the written region is not read). COMBINE writes the sum of factor × region over its reads,
 // converted to the written buffer's type and rounded once; without reads it writes zeros. If op of operand 0 is a
 // triangle of C, it leaves what is beyond that as it was. An operand whose factor is 0 at run time is not read, so NaN
-// stays out; with an epilogue it writes f(scale × the sum without beta C + bias + beta C). JOIN has no operands: it awaits many and is awaited by many. SEND and RECV are the halves of a copy
-// between nodes, one behind the other. SEND has the region that it reads, RECV the one of equal shape that it writes,
-// and awaits its SEND. No other await is from node to node.
+// stays out; with an epilogue it writes f(scale × the sum without beta C + bias + beta C). JOIN has no operands: it
+// awaits many and is awaited by many. SEND and RECV are the halves of a copy between nodes, one behind the other. SEND
+// has the region that it reads, RECV the one of equal shape that it writes, and awaits its SEND. No other await is from
+// node to node.
 enum Kind : std::uint8_t {
     copy_task = 0,
     gemm_task = 1,
@@ -51,10 +52,7 @@ constexpr bool is_epilogue(int op) { return op == op_epilogue_rows || op == op_e
 enum Activation : std::int64_t { no_activation = 0, relu = 1, gelu = 2 };
 // Of a region that is written with such an op, what its `diagonal` says; `diagonal`: that of C.
 constexpr std::int64_t place_of(int op, std::int64_t row, std::int64_t col, std::int64_t diagonal) {
-    return op == op_n               ? 0
-           : op == op_epilogue_rows ? row
-           : op == op_epilogue_cols ? col
-                                    : diagonal + row - col;
+    return op == op_n ? 0 : op == op_epilogue_rows ? row : op == op_epilogue_cols ? col : diagonal + row - col;
 }
 constexpr bool has_real_diagonal(int op) { return op == op_lower_real || op == op_upper_real; }
 // Above the op of a square A or B of a GEMM, in an operation list: which triangle is read, as it is stored. A diagonal
