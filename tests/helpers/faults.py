@@ -15,7 +15,7 @@ import numpy as np
 
 from tests.helpers import oracle
 from uncut_mpi.errors import ScheduleError
-from uncut_mpi.model.form import LEAST_FORM, OP_BITS, Form
+from uncut_mpi.model.form import OP_BITS, Form
 from uncut_mpi.planning.lower import Code, OperationList, lower
 from uncut_mpi.planning.schedule import AWAIT_DTYPE, Factor, Kind, Op, Role, Schedule
 from uncut_mpi.planning.verify import verify
@@ -438,7 +438,7 @@ def message_of_another_rank(lists: Lists, rng: random.Random) -> Lists | None:
 
 def operand_of_another_form(lists: Lists, rng: random.Random) -> Lists | None:
     """Read the other triangle of an operand that has a form."""
-    found = [(one.rank, at) for one in lists for at in np.flatnonzero(one.operands["op"] >= LEAST_FORM).tolist()]
+    found = [(one.rank, at) for one in lists for at in np.flatnonzero(one.operands["op"] > max(Op)).tolist()]
     if not found:
         return None
     rank, at = rng.choice(found)

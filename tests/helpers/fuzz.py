@@ -293,8 +293,8 @@ def cases(
     scalar = st.sampled_from((2, 1, 0, -3) if problem.arithmetic.is_integer else (1.2345, 1.0, 0.0, -0.75))
     options = ScheduleOptions()
     if kind in ("product", "triangle", "epilogue") and problem.has_product:
-        by_kblocks = problem.part is not None or epilogue is not None
-        options = draw(any_options(placement, ranks, in_nodes=several_nodes, by_kblocks=by_kblocks))
+        others = {"in_part": problem.part is not None, "with_epilogue": epilogue is not None}
+        options = draw(any_options(placement, ranks, in_nodes=several_nodes, **others))
     # A search that finds no room tries all there is, and schedules of many ranks with little have very many tasks: each
     # such case takes seconds.
     searched = options.scheduler == "auto" and problem.has_product and kind != "batch"
@@ -405,12 +405,14 @@ def cut_rectangles(draw: Draw, shape: tuple[int, int]) -> list[tuple[tuple[int, 
 
 
 @st.composite
-def any_options(draw: Draw, placement: Placement, ranks: int, *, in_nodes: bool, by_kblocks: bool) -> ScheduleOptions:
+def any_options(
+    draw: Draw, placement: Placement, ranks: int, *, in_nodes: bool, in_part: bool, with_epilogue: bool
+) -> ScheduleOptions:
     """Options of any scheduler that takes the matrices; mostly of the one that takes all."""
     whole = ("cyclic",) if placement.in_host() else ("cyclic", "bands")
     rivals = () if placement.in_parts or in_nodes else whole
-    others = ("auto",) if by_kblocks else ("uncut", "auto", *rivals)
-    if not by_kblocks and draw(st.sampled_from((True, *[False] * 7))):
+    others = ("auto",) if in_part or with_epilogue else ("uncut", "auto", *rivals)
+    if not in_part and draw(st.sampled_from((True, *[False] * 7))):
         edges = {name: draw(st.integers(0, 20)) for name in ("c_rows", "c_cols")}
         return ScheduleOptions(same_sums=True, blocking=Blocking(**edges, block=draw(st.sampled_from((0, 256)))))
     scheduler = draw(st.sampled_from(("kblocks", "kblocks", "kblocks", *others)))

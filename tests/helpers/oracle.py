@@ -24,7 +24,7 @@ from tests.helpers.layouts import user_parts
 from tests.helpers.numbers import op_of, random_values
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.form import LEAST_FORM, OP_BITS, Form
+from uncut_mpi.model.form import Form, op_alone
 from uncut_mpi.model.placement import MATRICES
 from uncut_mpi.planning.builder import RegionRef
 from uncut_mpi.planning.lower import Code, OperationList
@@ -369,7 +369,7 @@ class ListRun:
                 (
                     RegionRef(buffer, row, col, rows, cols),
                     Factor(factor),
-                    Op(op & OP_BITS if op >= LEAST_FORM else op),
+                    Op(op_alone(op)),
                     diagonal,
                 )
             )

@@ -145,7 +145,8 @@ def test_vectors_that_do_not_fit_are_refused_on_all_ranks(comm, session):
     dealt, wide = session.empty((1, N), "f64", um.Layout.cols()), session.empty((2, N), "f64", replicated, order="F")
     gone = session.empty((1, N), "f64", replicated)
     session.release(gone)
-    square = session.empty((N, N), "f64", um.Layout.rows())
+    square, other = (session.empty(shape, "f64", um.Layout.rows()) for shape in ((N, N), (M, N)))
+    other.local[:] = 7.0
     for said, how in (
         ((f"bias is 1×{N + 1}, and C {M}×{N}", f"1×{N}, one for its rows {M}×1"), {"bias": longer}),
         (("scale is of f32, and C of f64",), {"scale": single}),
@@ -158,9 +159,12 @@ def test_vectors_that_do_not_fit_are_refused_on_all_ranks(comm, session):
         (("residual and beta = 2.0",), {"residual": c, "beta": 2.0}),
         (("residual is an int",), {"residual": 3}),
         (("out is of shape", "residual of"), {"residual": square}),
+        (("out and out_layout were given",), {"residual": other, "out_layout": um.Layout.rows()}),
+        (("scale_a and scale_b are for e4m3",), {"residual": other, "scale_a": 1.0}),
         ((f"C must be {M}×{N}",), {"residual": c, "out": square}),
     ):
         expect(comm, um.ParamError, said, functools.partial(session.gemm, a, b, **{"out": c} | how))
+    collective_assert(comm, np.array_equal(on_host(c.local), part_of(c, data[2])), "C was written before an error")
     triangle = functools.partial(session.gemm, c.T, c, square, triangle="lower", activation="relu")
     expect(comm, um.ParamError, ("an epilogue is for all of one product", "no part of C"), triangle)
     if comm.size == 1:

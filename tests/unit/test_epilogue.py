@@ -1,59 +1,29 @@
 """What is done with C once it is summed: planned, proved and computed."""
 
 import dataclasses
-import random
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
-from tests.helpers import interpret, oracle
+from tests.helpers import fuzz, oracle
 from tests.helpers.faults import set_rows
 from uncut_mpi.errors import ParamError, PlanError, ScheduleError
 from uncut_mpi.model.dtypes import DType
-from uncut_mpi.model.epilogue import ACTIVATIONS, Epilogue
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
-from uncut_mpi.planning.lower import lower
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import EPILOGUES, Op, Schedule
+from uncut_mpi.planning.schedule import EPILOGUES, Op
 from uncut_mpi.planning.verify import verify
 
-PLACES = ("0,0,0", "h,h,h", "0,h,1", "rows,cols,cols", "cols,1,h", "h,rows,replicated")
-DTYPES = DType.f64, DType.f32, DType.tf32, DType.f16, DType.bf16, (DType.bf16, DType.bf16, DType.f32)
 
-
-def epilogue_of(rng: random.Random) -> Epilogue:
-    flags = rng.random() < 0.7, rng.random() < 0.5
-    return Epilogue(rng.choice(ACTIVATIONS), rng.choice(("rows", "cols")), *flags)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_an_epilogue_comes_once_and_after_all_sums(seed):
-    rng = random.Random(seed)
-    ranks, m, n, k = rng.randint(1, 4), rng.randint(1, 40), rng.randint(1, 40), rng.choice((0, 3, rng.randint(1, 60)))
-    place = rng.choice(PLACES if ranks > 1 else PLACES[:2])
-    problem = GemmProblem(
-        m,
-        n,
-        k,
-        rng.choice(DTYPES),
-        rng.choice("NT"),
-        rng.choice("NT"),
-        reads_c=rng.random() < 0.6,
-        scales_only=rng.random() < 0.2,
-        epilogue=epilogue_of(rng),
-    )
-    some = rng.choice(({}, {"same_sums": True}, {"device_memory": 60_000}))
-    options = ScheduleOptions(rng.choice(("auto", "kblocks")), **some)
-    machine, placement = Machine.uniform(ranks), Places.parse(place).bind(problem, ranks)
-    planned = plan(problem, placement, ranks, machine, options)
-    verify(planned.schedule, lower(planned.schedule))
-    assert Schedule.decode(planned.schedule.encode()).problem == planned.schedule.problem
-    assert oracle.is_wrong(planned.schedule) == ""
-    data, order = interpret.random_data(problem, seed), interpret.random_order(planned.schedule, seed)
-    assert interpret.mismatch(planned.schedule, data, order) == ""
+@settings(fuzz.SETTINGS, max_examples=60)
+@given(fuzz.cases("epilogue", 4, 40))
+def test_an_epilogue_comes_once_and_after_all_sums(case):
+    fuzz.check(case)
 
 
 @pytest.mark.parametrize("scales_only", [False, True])

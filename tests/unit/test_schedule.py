@@ -106,7 +106,7 @@ def test_bytes_cut_short_anywhere_are_refused() -> None:
     ("offset", "number", "words"),
     [
         (0, 0, r"says \d+ bytes, \d+ were given"),
-        (8, 77, "format 77 was found, this version reads 6"),
+        (8, 77, "format 77 was found, this version reads 7"),
         (12, 9, "not an uncut_mpi schedule"),
     ],
 )

@@ -8,9 +8,9 @@ import weakref
 
 import numpy as np
 
+from uncut_mpi.api.bound_epilogue import BoundEpilogue
 from uncut_mpi.api.control import Control
 from uncut_mpi.api.counters import Counters
-from uncut_mpi.api.ending import Ending
 from uncut_mpi.api.keys import PlanKey, in_schedule_order, infos_in
 from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.api.matrix import Name, concerns
@@ -92,16 +92,18 @@ class Binder:
         sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
         return all(arena.fits(needed) for arena, needed in zip(self._arenas, sizes, strict=True))
 
-    def find(self, plan: AnyPlan | PlanKey | None, matrices: Operands, ending: Ending | None) -> Binding | None:
+    def find(
+        self, plan: AnyPlan | PlanKey | None, matrices: Operands, epilogue: BoundEpilogue | None
+    ) -> Binding | None:
         """Return what binds a plan to matrices, and an epilogue's, if it is bound. Local."""
         a, b, c = matrices  # spelled out: this is part of every call
         bound = self._bound.get(id(plan))
         if not bound:
             return None
         names = a.info.name, b.info.name, c.info.name
-        return bound.get(names if ending is None else (*names, *ending.names))
+        return bound.get(names if epilogue is None else (*names, *epilogue.names))
 
-    def bind(self, plan: Plan, matrices: Operands, ending: Ending | None) -> Binding:
+    def bind(self, plan: Plan, matrices: Operands, epilogue: BoundEpilogue | None) -> Binding:
         """Reserve memory and bind a plan to matrices, where it is not yet; errors are on all ranks. Collective."""
         sizes = plan.softbuf_bytes, plan.host_softbuf_bytes, plan.flag_bytes
         for arena, needed in zip(self._arenas, sizes, strict=True):
@@ -109,15 +111,15 @@ class Binder:
                 self.drop_all()  # all addresses change, also where growing fails
                 arena.ensure(needed)
         with agreement.collective(self._group, "binding the plan"):
-            binding = self.find(plan, matrices, ending)
+            binding = self.find(plan, matrices, epilogue)
             if binding is None:
                 bound = self._bindings_of(plan)
                 most = min(_MOST_SETS, _MOST_OPERATIONS // max(1, len(plan.program.operations)))
                 while len(bound) >= max(_LEAST_SETS, most):
                     bound.pop(next(iter(bound))).executable.close()
                 program = plan.program
-                if ending is not None:
-                    program = dataclasses.replace(program, vectors=self._vectors(ending))
+                if epilogue is not None:
+                    program = dataclasses.replace(program, vectors=self._vectors(epilogue))
                 executable = self._backend.executable(
                     program, self._addresses(plan, matrices), self.flags.table(), self._control.board
                 )
@@ -125,9 +127,13 @@ class Binder:
                 executable.explain = functools.partial(explain, plan.schedule, self._group.here, by_host)
                 with_files = any(one.info.file for one in matrices)
                 binding = Binding(
-                    executable, bool(plan.summary.staged), digest_of(plan, matrices, ending), with_files, plan.schedule
+                    executable,
+                    bool(plan.summary.staged),
+                    digest_of(plan, matrices, epilogue),
+                    with_files,
+                    plan.schedule,
                 )
-                bound[_names(matrices, ending)] = binding
+                bound[_names(matrices, epilogue)] = binding
         return binding
 
     def hand_over(self, plan: Plan, successor: Plan) -> None:
@@ -182,9 +188,9 @@ class Binder:
         for arena in self._arenas:
             arena.abandon()
 
-    def _vectors(self, ending: Ending) -> tuple[int, int]:
+    def _vectors(self, epilogue: BoundEpilogue) -> tuple[int, int]:
         """Return where this rank has an epilogue's scale and bias."""
-        scale, bias = (0 if one is None else self._store.own_address(one.info) for one in ending.vectors)
+        scale, bias = (0 if one is None else self._store.own_address(one.info) for one in epilogue.vectors)
         return scale, bias
 
     def _addresses(self, plan: Plan, matrices: Operands) -> np.ndarray:
@@ -203,12 +209,12 @@ class Binder:
         return addresses
 
 
-def digest_of(plan: AnyPlan | PlanKey, matrices: Operands, ending: Ending | None) -> int:
+def digest_of(plan: AnyPlan | PlanKey, matrices: Operands, epilogue: BoundEpilogue | None) -> int:
     """Return 128 bits that only the same plan with the same matrices has, the same on all ranks."""
-    digest = agreement.digest_of(plan.digest + repr(_names(matrices, ending)).encode())
+    digest = agreement.digest_of(plan.digest + repr(_names(matrices, epilogue)).encode())
     return int.from_bytes(digest.tobytes(), "little")
 
 
-def _names(matrices: Operands, ending: Ending | None) -> _Names:
+def _names(matrices: Operands, epilogue: BoundEpilogue | None) -> _Names:
     a, b, c = matrices
-    return a.info.name, b.info.name, c.info.name, *(() if ending is None else ending.names)
+    return a.info.name, b.info.name, c.info.name, *(() if epilogue is None else epilogue.names)

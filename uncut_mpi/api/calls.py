@@ -124,7 +124,7 @@ class Calls:
 
     def run(self, request: Request, plan: AnyPlan | PlanKey, keep: Callable[[AnyPlan], None]) -> CallResult:
         """Make a product and return what this rank did; parameters are those of `open`. Collective."""
-        binding = self.binder.find(plan, request.matrices, request.choices.ending)
+        binding = self.binder.find(plan, request.matrices, request.choices.epilogue)
         if binding is None or not self._may_go(request, binding):
             return self.make(request, plan, keep).result
         flags = self.binder.flags
@@ -249,7 +249,7 @@ class Calls:
         if stage is Stage.OUTSIDE:
             binding, told = self._meet(request, plan, follows=follows)
         else:
-            binding, told = self.binder.find(plan, request.matrices, request.choices.ending), READY
+            binding, told = self.binder.find(plan, request.matrices, request.choices.epilogue), READY
             if stage is Stage.OPENING:
                 told = self.gate.open(request.call, request.asked, b"", flags=READY, begun=True)
         all_ready = told == READY
@@ -281,15 +281,15 @@ class Calls:
         error: BaseException | None = None
         binding: Binding | None = None
         digest = _NO_DIGEST
-        matrices, scalars, ending = request.matrices, request.scalars, request.choices.ending
+        matrices, scalars, epilogue = request.matrices, request.scalars, request.choices.epilogue
         try:
             a, b, c = matrices
-            binding = self.binder.find(plan, matrices, ending)
+            binding = self.binder.find(plan, matrices, epilogue)
             if binding is not None:
                 digest = binding.take(scalars, c.info.dtype)
             else:
                 scalars.check(c.info.dtype)
-                digest = scalars.mixed_with(digest_of(plan, matrices, ending))
+                digest = scalars.mixed_with(digest_of(plan, matrices, epilogue))
                 if not isinstance(plan, PlanKey):
                     binding = self.binder.find(plan.now, *plan.begins_with(matrices, request.choices))
             self.backend.await_caller()
@@ -308,7 +308,7 @@ class Calls:
         """Take the plan that rank 0 has found beside calls of one by rule, if it can be bound here. Collective."""
         try:
             better = self.maker.successor(plan, self.searches.found.pop(plan, None))
-            binding = self.binder.bind(better, matrices, choices.ending)
+            binding = self.binder.bind(better, matrices, choices.epilogue)
         except UncutError as error:
             if not is_agreed(error) or self.gate.broken:
                 raise

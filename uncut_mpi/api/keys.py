@@ -84,13 +84,13 @@ class PlanKey:
             return problem, (a, b, c), (stored_a.order, stored_b.order, c.stored.order)
 
         batch = _products_of(infos, choices)
-        epilogue = choices.ending and choices.ending.epilogue(c)
+        epilogue = choices.epilogue and choices.epilogue.plain(c)
         problem, infos, read_in = read(infos)
         # What a triangular matrix is multiplied by may be C: who writes a column of it, or a row, has read all of that.
         in_place = (other is not None and other.is_triangular for other in choices.forms[::-1])
         read_of = {name: one for name, one, may in zip("AB", (a, b), in_place, strict=True) if not (may and one is c)}
-        if choices.ending is not None:
-            read_of |= choices.ending.infos
+        if choices.epilogue is not None:
+            read_of |= choices.epilogue.infos
         check_written("C", c, **read_of)
         orders = _PLAIN
         if any(one.layout.orders != (None, None) for one in infos):

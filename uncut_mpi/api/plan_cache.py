@@ -48,8 +48,8 @@ class PlanCache:
         ParamError for what cannot be multiplied. Nothing that ranks have to agree on changes: they may yet be found to
         be in different calls.
         """
-        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options, triangle, forms, ending) = request
-        how = trans_a, trans_b, triangle, forms, ending and (ending.activation, *ending.names)
+        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options, triangle, forms, epilogue) = request
+        how = trans_a, trans_b, triangle, forms, epilogue and (epilogue.activation, *epilogue.names)
         call = (a.info.name, b.info.name, c.info.name, how, beta != 0, alpha == 0)
         known = self._calls.get(call)
         if known is not None and (known[0] is options or known[0] == options):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from uncut_mpi.api.ending import Ending
+from uncut_mpi.api.bound_epilogue import BoundEpilogue
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.request import Choices, Operands, infos_of
 from uncut_mpi.model.arguments import counted
@@ -192,7 +192,7 @@ class Plan:
 
     def begins_with(self, matrices: Operands, choices: Choices) -> _Bound:
         """Return what `now` multiplies: those of a call."""
-        return matrices, choices.ending
+        return matrices, choices.epilogue
 
     @classmethod
     def of(cls, key: PlanKey, summary: PlanSummary, schedule: Schedule, rank: int, options: ScheduleOptions) -> Plan:
@@ -276,7 +276,7 @@ class Trial:
 
     def begins_with(self, matrices: Operands, choices: Choices) -> _Bound:
         """Return what `now` multiplies: those of a call."""
-        return matrices, choices.ending
+        return matrices, choices.epilogue
 
     @property
     def num_left(self) -> int:
@@ -351,10 +351,10 @@ class Chunked:
         choices = choices._replace(options=changed(choices.options, tune=0))
         promises = {"reads_c": key.problem.reads_c, "scales_only": key.problem.scales_only}
         keys = [
-            PlanKey.of(infos_of(its), choices._replace(ending=ending), **promises).searched(
+            PlanKey.of(infos_of(its), choices._replace(epilogue=epilogue), **promises).searched(
                 choices.options.search or "full"  # such calls are long
             )
-            for its, ending in (operands_of(matrices, choices, by_rows, extent) for extent in chunks.extents)
+            for its, epilogue in (operands_of(matrices, choices, by_rows, extent) for extent in chunks.extents)
         ]
         plans = {one: make(one) for one in [*dict.fromkeys(keys)][:MOST_KINDS]}
         return cls(key, by_rows, chunks.extents, keys, plans, _summary(chunks, by_rows, keys, plans))
@@ -397,7 +397,7 @@ class Chunked:
         return self.by_key[key]
 
 
-_Bound: TypeAlias = tuple[Operands, Ending | None]
+_Bound: TypeAlias = tuple[Operands, BoundEpilogue | None]
 """What a plan is bound to."""
 
 AnyPlan: TypeAlias = Plan | Trial | Chunked
@@ -407,10 +407,10 @@ def operands_of(matrices: Operands, choices: Choices, by_rows: bool, extent: Ext
     """Return views of A, B and C, and of an epilogue's vectors, for some rows or columns of C."""
     a, b, c = matrices
     some = slice(*extent)
-    ending = choices.ending and choices.ending.within("rows" if by_rows else "cols", extent)
+    epilogue = choices.epilogue and choices.epilogue.within("rows" if by_rows else "cols", extent)
     if by_rows:
-        return ((a[some] if choices.trans_a == "N" else a[:, some]), b, c[some]), ending
-    return (a, (b[:, some] if choices.trans_b == "N" else b[some]), c[:, some]), ending
+        return ((a[some] if choices.trans_a == "N" else a[:, some]), b, c[some]), epilogue
+    return (a, (b[:, some] if choices.trans_b == "N" else b[some]), c[:, some]), epilogue
 
 
 def _summary(chunks: Chunks, by_rows: bool, keys: Sequence[PlanKey], plans: dict[PlanKey, Plan]) -> PlanSummary:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from uncut_mpi.api.ending import Ending
+from uncut_mpi.api.bound_epilogue import BoundEpilogue
 from uncut_mpi.api.matrix import Matrix, MatrixInfo
 from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError
@@ -100,16 +100,21 @@ class Choices(NamedTuple):
     options: ScheduleOptions  # what is fixed about the schedule
     triangle: Triangle = ""  # of C that is written
     forms: Forms = PLAIN  # of A and B of which one triangle is read
-    ending: Ending | None = None  # what is done with C once it is summed
+    epilogue: BoundEpilogue | None = None  # what is done with C once it is summed
 
     @classmethod
     def of(
-        cls, trans_a: object, trans_b: object, options: object, triangle: object = "", ending: Ending | None = None
+        cls,
+        trans_a: object,
+        trans_b: object,
+        options: object,
+        triangle: object = "",
+        epilogue: BoundEpilogue | None = None,
     ) -> Choices:
         """Return a caller's choices, or raise ParamError for what is none of those above."""
         if options is None:
             if (
-                trans_a is trans_b is _PLAIN and triangle == "" and ending is None
+                trans_a is trans_b is _PLAIN and triangle == "" and epilogue is None
             ):  # as mostly, and this is part of every call
                 return _USUAL
             options = _DEFAULT_OPTIONS
@@ -119,12 +124,12 @@ class Choices(NamedTuple):
             transposition(name, value)
         if not isinstance(triangle, str) or triangle not in OTHER:
             raise ParamError(f"triangle is {shown(triangle)}: pass 'lower', 'upper', 'lower_real', 'upper_real' or ''")
-        return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle), PLAIN, ending))
+        return tuple.__new__(cls, (str(trans_a), str(trans_b), options, str(triangle), PLAIN, epilogue))
 
     def asked(self) -> dict[str, object]:
         """Return what callers pass of it by their names; forms are told by calls of their own."""
         asked: dict[str, object] = dict(zip(self._fields[:-2], self[:-2], strict=True))
-        return asked if self.ending is None else asked | self.ending.asked()
+        return asked if self.epilogue is None else asked | self.epilogue.asked()
 
 
 _USUAL = Choices(_PLAIN, _PLAIN, _DEFAULT_OPTIONS)

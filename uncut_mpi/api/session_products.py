@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, c
 import numpy as np
 
 from uncut_mpi.api.batch import Batch
-from uncut_mpi.api.ending import Ending
+from uncut_mpi.api.bound_epilogue import BoundEpilogue
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.operands import Listed, in_one, operand_of
+from uncut_mpi.api.plans import AnyPlan
 from uncut_mpi.api.request import Choices, Request, Scalars, check_copy, infos_of
 from uncut_mpi.api.session_matrices import MakesMatrices
 from uncut_mpi.api.typed import overload
@@ -178,31 +179,39 @@ class Multiplies(MakesMatrices):
             If a rank failed while computing; C is undefined then.
         """
         if out is None:
-            scales = scale_a, scale_b
-            chosen, ending = (trans_a, trans_b, options, triangle), (activation, scale, bias)
-            out, out_layout = self._make_result((a, b), (alpha, beta), scales, chosen, ending, out_layout), None
+            scales, vectors = (scale_a, scale_b), (activation, scale, bias)
+            chosen = trans_a, trans_b, options, triangle
+            out, out_layout = self._make_result((a, b), (alpha, beta), scales, chosen, vectors, out_layout), None
             if triangle:
                 zeros: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "scale_a": scale_a, "scale_b": scale_b}
                 self.gemm(a, b, out, alpha=0.0, **zeros)
-        if residual is not None:
-            chosen, ending = (trans_a, trans_b, options, triangle), (activation, scale, bias)
-            beta = self._begin_with(residual, (a, b, out), (alpha, beta), chosen, ending)
         with self._gate.exclusive():
             try:
                 self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
                 if out_layout is not None:
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
-                scalars, its = Scalars.of(alpha, beta), None
+                scalars, epilogue = Scalars.of(alpha, beta), None
                 if scale is not None or bias is not None or activation != "":
-                    its = Ending.of(self._store.check_vector, activation, scale, bias)
-                choices = Choices.of(trans_a, trans_b, options, triangle, its)
+                    epilogue = BoundEpilogue.of(self._store.check_vector, activation, scale, bias)
+                if residual is not None:
+                    if scalars.beta != 0:
+                        raise ParamError(f"residual and beta = {scalars.beta} were given: pass one; it has beta 1")
+                    scalars = scalars._replace(beta=1.0)
+                choices = Choices.of(trans_a, trans_b, options, triangle, epilogue)
                 call = "gemm" if wait is True else call_without_waiting("gemm", wait)
                 matrices = self._store.operands(a, b, out, choices)
                 scalars = scalars.scaled(matrices[0].info.dtype, scale_a, scale_b)
                 request = tuple.__new__(Request, (call, matrices, scalars, choices))  # as in `Scalars.of`
                 plan = self._calls.plans.find(request)
+                copy = None
+                if residual is not None and residual is not matrices[2]:
+                    source = self._store.check("residual", residual)
+                    check_copy(("residual", source.info), ("out", matrices[2].info))
+                    copy = self._copying("gemm: residual", source, matrices[2])
             except Exception as error:
                 self._gate.fail("gemm", error)
+            if copy is not None:
+                self._calls.run(*copy, self._calls.plans.keep)
             if wait:
                 self._calls.run(request, plan, self._calls.plans.keep)
                 return out
@@ -309,8 +318,8 @@ class Multiplies(MakesMatrices):
             On all ranks.
         """
         with self._gate.call("plan") as open_with:
-            ending = Ending.of(self._store.check_vector, activation, scale, bias)
-            choices = Choices.of(trans_a, trans_b, options, triangle, ending)
+            epilogue = BoundEpilogue.of(self._store.check_vector, activation, scale, bias)
+            choices = Choices.of(trans_a, trans_b, options, triangle, epilogue)
             operands = self._store.operands(a, b, c, choices)
             promises = {"reads_c": flag("reads_c", reads_c), "scales_only": flag("scales_only", scales_only)}
             key = PlanKey.of(infos_of(operands), choices, **promises)
@@ -324,13 +333,13 @@ class Multiplies(MakesMatrices):
         factors: tuple[object, object],
         scales: tuple[object, object],
         chosen: tuple[object, object, object, object],
-        ending: tuple[object, object, object],
+        vectors: tuple[object, object, object],
         layout: object,
     ) -> Matrix | Batch:
         """Return a new matrix, or batch, for op(A) op(B). Collective."""
         with self._gate.call("gemm") as open_with:
-            scalars, its = Scalars.of(*factors), Ending.of(self._store.check_vector, *ending)
-            choices = Choices.of(*chosen, its)
+            scalars, epilogue = Scalars.of(*factors), BoundEpilogue.of(self._store.check_vector, *vectors)
+            choices = Choices.of(*chosen, epilogue)
             if scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
             wanted = out_layout_of(layout)
@@ -346,31 +355,6 @@ class Multiplies(MakesMatrices):
             if len(several) > 1:
                 new = self._fastest_result((first, second), several, scalars, choices)
             return self._made_of(new, first, second)
-
-    def _begin_with(
-        self,
-        residual: object,
-        given: tuple[Any, Any, Any],
-        factors: tuple[object, object],
-        chosen: tuple[object, object, object, object],
-        ending: tuple[object, object, object],
-    ) -> float:
-        """Copy a residual into C, if the product is one, and return the beta by which it is added. Collective."""
-        with self._gate.call("gemm") as open_with:
-            (alpha, beta), its = Scalars.of(*factors), Ending.of(self._store.check_vector, *ending)
-            if beta != 0:
-                raise ParamError(f"residual and beta = {beta} were given: pass one; a residual has beta 1")
-            choices = Choices.of(*chosen, its)
-            source, operands = self._store.check("residual", residual), self._store.operands(*given, choices)
-            request = Request("gemm", operands, Scalars(alpha, 1.0), choices)
-            self._calls.plans.find(request)  # what does not fit leaves C as it was
-            target = operands[2]
-            if source is not target:
-                check_copy(("residual", source.info), ("out", target.info))
-            open_with(**request.asked(), residual=source.info)
-            if source is not target:
-                self._copy("gemm", source, target)
-        return 1.0
 
     def _made_of(self, new: NewMatrix, *given: Matrix | Batch) -> Matrix | Batch:
         """Return a new matrix, or batch, of the library that the first of these is of which is not of numpy's."""
@@ -617,11 +601,15 @@ class Multiplies(MakesMatrices):
         """Copy a matrix into another, as part of a call that has opened. Collective."""
         try:
             self._backend.mark_caller(None)
-            request = Request(call, (source, source, target), Scalars(1.0, 0.0), Choices.of("N", "N", None))
-            plan = self._calls.plans.known(PlanKey.of_copy(infos_of(request.matrices), request.choices))
+            request, plan = self._copying(call, source, target)
         except Exception as error:
             self._gate.fail(call, error)
         self._calls.run(request, plan, self._calls.plans.keep)
+
+    def _copying(self, call: str, source: Matrix, target: Matrix) -> tuple[Request, AnyPlan | PlanKey]:
+        """Return the copy of a matrix into another, and its plan or the key of one. Local."""
+        request = Request(call, (source, source, target), Scalars(1.0, 0.0), Choices.of("N", "N", None))
+        return request, self._calls.plans.known(PlanKey.of_copy(infos_of(request.matrices), request.choices))
 
 
 def _like(one: Matrix | Batch, layout: Layout, memory: Memory, size: int) -> NewMatrix:

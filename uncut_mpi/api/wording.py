@@ -30,7 +30,11 @@ _INSTEAD: dict[str, tuple[type, ...]] = {
     "str": (Number, os.PathLike, enum.Enum, uuid.UUID, date, time, timedelta, np.dtype, np.datetime64, np.timedelta64),
 }
 """By what some types of no encoding become one that has."""
-_OPERANDS = {"gemm": ("a", "b", "out"), "redistribute": ("matrix", "matrix", "out")}
+_OPERANDS = {
+    "gemm": ("a", "b", "out"),
+    "gemm: residual": ("residual", "residual", "out"),
+    "redistribute": ("matrix", "matrix", "out"),
+}
 
 
 def product_asked(call: str, matrices: Iterable[Matrix], *more: Mapping[str, object]) -> dict[str, object]:

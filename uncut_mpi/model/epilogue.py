@@ -43,8 +43,7 @@ class Epilogue:
     scale: bool = False
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ParamError(f"activation is {shown(self.activation)}: pass 'relu', 'gelu' or ''")
+        activation_of(self.activation)
         if self.along not in _OTHER:
             raise ParamError(f"vectors along {shown(self.along)} of C: use 'rows' or 'cols'")
         for name in ("bias", "scale"):
@@ -64,3 +63,11 @@ class Epilogue:
     def decoded(cls, told: Mapping[str, Any]) -> Epilogue:
         """Return what `dataclasses.asdict` has made a mapping of; TypeError or ParamError if it is nothing such."""
         return cls(**told)
+
+
+def activation_of(value: object) -> Activation:
+    """Return a caller's function, or raise ParamError for what is none."""
+    for one in ACTIVATIONS:
+        if isinstance(value, str) and value == one:
+            return one
+    raise ParamError(f"activation is {shown(value)}: pass 'relu', 'gelu' or ''")

@@ -14,8 +14,6 @@ KINDS: Final = ("symmetric", "hermitian", "triangular", "inverse")
 OP_BITS: Final = 7
 """What is left of an op in an operation list without its form."""
 _UPPER, _UNIT, _KIND = 1 << 3, 1 << 4, 5
-LEAST_FORM: Final = 1 << _KIND
-"""An op as large has a form."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +72,11 @@ class Form:
     def transposed(self) -> Form:
         """The same of the transposed matrix, as it is stored."""
         return dataclasses.replace(self, triangle=OTHER[self.triangle])
+
+
+def op_alone(op: int) -> int:
+    """Return an op of an operation list without its form, if it has one."""
+    return op & OP_BITS if op >> _KIND else op
 
 
 Forms: TypeAlias = tuple[Form | None, Form | None]

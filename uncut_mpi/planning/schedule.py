@@ -82,7 +82,7 @@ _TABLES: Final = (
     ("pieces", PIECE_DTYPE),
 )
 _MAGIC: Final = b"UNCUTSCH"
-FORMAT_VERSION: Final = 6
+FORMAT_VERSION: Final = 7
 _HEADER: Final = struct.Struct(f"<8sIIQ{len(_TABLES)}Q")
 
 

@@ -21,7 +21,7 @@ from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
 from uncut_mpi.model.epilogue import Epilogue
-from uncut_mpi.model.form import LEAST_FORM, OP_BITS, Form
+from uncut_mpi.model.form import Form, op_alone
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
 
@@ -148,7 +148,7 @@ class Summing(Body):
             part[...] = 0
             return
         (array, factor), *others = terms
-        is_exact = self.write.dtype is self._sum
+        is_exact = part.dtype == self._sum.numpy
         if factor == 1.0 and not others:
             np.copyto(part, array, casting="unsafe")
             return
@@ -421,24 +421,20 @@ class CombineWithEpilogue(Summing):
             columns = slice(start, start + self._columns)
             part = target[:, columns]
             total, term = (self._scratch.matrix(name, self._sum, *part.shape) for name in ("sum", "term"))
-            total[...] = 0
+            summed, kept = (
+                [(read.array[:, columns], scalars[read.factor]) for read in reads if scalars[read.factor] != 0]
+                for reads in (self._reads, self._kept)
+            )
             scale, bias = (one if one is None or along_rows else one[:, columns] for one in self._vectors)
             with np.errstate(all="ignore"):
-                self._add(total, term, self._reads, columns, scalars)
+                self._write(total, summed)
                 if scale is not None:
                     np.multiply(total, scale.astype(total.dtype), out=total)
                 if bias is not None:
                     np.add(total, bias.astype(total.dtype), out=total)
-                self._add(total, term, self._kept, columns, scalars)
+                self._write(total, [(total, 1.0), *kept])
                 _activate(self._epilogue, total, term)
                 np.copyto(part, total, casting="unsafe")
-
-    def _add(self, total: Array, term: Array, reads: list[BodyOperand], columns: slice, scalars: list[Number]) -> None:
-        for read in reads:
-            if (factor := scalars[read.factor]) != 0:
-                np.copyto(term, read.array[:, columns])
-                np.multiply(term, factor, out=term)
-                np.add(total, term, out=total)
 
 
 def _activate(epilogue: Epilogue, values: Array, scratch: Array) -> None:
@@ -586,7 +582,7 @@ _DTYPES, _OPS, _FACTORS = tuple(DType), tuple(Op), tuple(Factor)  # which are ca
 
 def _operand(record: tuple[int, ...], addresses: list[int]) -> BodyOperand:
     buffer, code, number, how, _, offset, rows, cols, ld, diagonal = record  # of BOUND_OPERAND_DTYPE
-    dtype, op, address = _DTYPES[code], _OPS[how & OP_BITS if how >= LEAST_FORM else how], addresses[buffer] + offset
+    dtype, op, address = _DTYPES[code], _OPS[op_alone(how)], addresses[buffer] + offset
     array = matrix_at(address, rows, cols, ld, dtype.numpy)
     if op > Op.C:
         place = address, rows, cols, ld, dtype, Op.N

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from uncut_mpi.api.matrix import Matrix, MatrixInfo, Name
 from uncut_mpi.errors import ParamError
-from uncut_mpi.model.epilogue import Activation, Along, Epilogue
+from uncut_mpi.model.epilogue import Activation, Along, Epilogue, activation_of
 from uncut_mpi.model.parts import Extent
 
 
-class Ending(NamedTuple):
+class BoundEpilogue(NamedTuple):
     """An epilogue with its vectors."""
 
     activation: Activation = ""
@@ -21,7 +21,7 @@ class Ending(NamedTuple):
     @classmethod
     def of(
         cls, check: Callable[[str, object], Matrix], activation: object, scale: object, bias: object
-    ) -> Ending | None:
+    ) -> BoundEpilogue | None:
         """
         Return what a caller asks for, None for nothing.
 
@@ -37,7 +37,7 @@ class Ending(NamedTuple):
         """
         if activation == "" and scale is None and bias is None:
             return None
-        function = Epilogue(activation).activation  # type: ignore[arg-type]
+        function = activation_of(activation)
         found = {name: None if one is None else check(name, one) for name, one in (("scale", scale), ("bias", bias))}
         return cls(function, **found)
 
@@ -63,7 +63,7 @@ class Ending(NamedTuple):
         named = (("scale", self.scale), ("bias", self.bias))
         return {name: one.info for name, one in named if one is not None}
 
-    def epilogue(self, c: MatrixInfo) -> Epilogue:
+    def plain(self, c: MatrixInfo) -> Epilogue:
         """Return what is done with C, or raise ParamError if a vector does not fit it."""
         found = {name: _along(name, info, c) for name, info in self.infos.items()}
         if len({*found.values()}) > 1:
@@ -74,7 +74,7 @@ class Ending(NamedTuple):
         along: Along = next(iter(found.values()), "cols")
         return Epilogue(self.activation, along, bias=self.bias is not None, scale=self.scale is not None)
 
-    def within(self, along: Along, extent: Extent) -> Ending:
+    def within(self, along: Along, extent: Extent) -> BoundEpilogue:
         """Return the same for some rows, or columns, of C."""
         some = slice(*extent)
         by_rows = along == "rows"
