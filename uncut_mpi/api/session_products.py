@@ -194,7 +194,7 @@ class Multiplies(MakesMatrices):
                 if scale is not None or bias is not None or activation != "":
                     epilogue = BoundEpilogue.of(self._store.check_vector, activation, scale, bias)
                 if residual is not None:
-                    if scalars.beta != 0:
+                    if scalars.beta:
                         raise ParamError(f"residual and beta = {scalars.beta} were given: pass one; it has beta 1")
                     scalars = scalars._replace(beta=1.0)
                 choices = Choices.of(trans_a, trans_b, options, triangle, epilogue)
