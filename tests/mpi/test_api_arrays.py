@@ -351,7 +351,6 @@ def test_what_cannot_be_shown_by_dlpack_says_why(comm, session, tmp_path):
     session.release(file)
 
 
-@pytest.mark.one_node("wait=False")
 def test_who_takes_a_matrix_by_dlpack_waits_for_what_is_in_flight(comm, session):
     size = 400
     a = session.distribute(np.ones((size, size * comm.size)), um.Layout.rows())

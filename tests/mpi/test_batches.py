@@ -408,7 +408,6 @@ def test_an_empty_batch_does_nothing_and_a_plan_takes_other_batches(comm, sessio
     collective_assert(comm, good, f"{c.local}, {d.local}")
 
 
-@pytest.mark.one_node("wait=False")
 def test_batches_that_are_not_waited_for_are_done_in_their_order(comm, session):
     a, b, c = (session.empty_host((3, 8, 8)) for _ in "abc")
     listed = [session.empty_host((8, 8)) for _ in range(3)]

@@ -20,7 +20,7 @@ from uncut_mpi.api import flight
 from uncut_mpi.api.call import Call
 from uncut_mpi.device.host.executor import HostRun
 
-pytestmark = [pytest.mark.mpi, pytest.mark.host_backend, pytest.mark.one_node("wait=False")]
+pytestmark = [pytest.mark.mpi, pytest.mark.host_backend, pytest.mark.one_node("products are done at once")]
 
 
 def outcome(call):

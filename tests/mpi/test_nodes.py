@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 import os
 import random
@@ -284,13 +285,33 @@ def test_a_rank_that_fails_alone_is_named_on_all_nodes(comm, open_nodes):
     collective_assert(comm, wanted in said, said)
 
 
-def test_what_several_nodes_do_not_have_yet_is_refused_by_all(comm, open_nodes):
+@pytest.mark.parametrize("heard", ["waited", "dropped"])
+def test_a_product_that_is_not_waited_for_is_done_when_its_call_returns(comm, open_nodes, monkeypatch, heard):
+    step, failures = HostRun._step, []
+
+    def broken(*about):
+        if failures:
+            raise DeviceError(failures.pop())
+        step(*about)
+
+    monkeypatch.setattr(HostRun, "_step", broken)
     with open_nodes() as session:
-        a, c = ones(session), session.empty_host((4, 4))
+        a, c, e = (session.empty((24, 24), "f64", um.Layout.rows()) for _ in range(3))
+        a.local[...] = 1.0
+        first = session.gemm(a, a, c, wait=False)
+        second = session.gemm(a, c, e, wait=False)
+        good = first.done() and second.done() and second.wait() is e and bool((e.local == 576.0).all())
+        failures[:] = ["made up"] * (comm.rank == comm.size - 1)
+        handle = session.gemm(a, a, c, wait=False)
+        if heard == "waited":
+            said = outcome(handle.wait)
+        else:
+            del handle
+            gc.collect()
+            said = outcome(session.barrier)
         session.gemm(a, a, c)
-        said = outcome(lambda: session.gemm(a, a, c, wait=False))
-        session.gemm(a, a, c)
-    collective_assert(comm, "ParamError" in said and "wait=False" in said, said)
+        good = good and bool((c.local == 24.0).all())
+    collective_assert(comm, good and "DeviceError" in said and "made up" in said, f"{good}, {said}")
 
 
 @pytest.mark.parametrize("place", ["h,h,h", "rows,cols@host,rows", "0,h,1"])

@@ -107,7 +107,7 @@ def test_work_that_the_given_stream_holds_is_done_before_a_product_reads(session
     release(session, operands)
 
 
-@pytest.mark.one_node("wait=False")
+@pytest.mark.one_node("products are done at once")
 def test_what_a_stream_gets_behind_products_in_flight_finds_them_done_on_all_ranks(session, comm, cupy):
     """The host waits for none of them; each copies what all ranks have made, and ranks without work wait too."""
     size, rng = 840, np.random.default_rng(3)
