@@ -68,27 +68,20 @@ def reference(x: Any, w1: Any, w2: Any, target: Any) -> list[tuple[np.ndarray, n
     return [(y, y_off), product(dh, w1.T, dh_off), dw1, dw2, *new]
 
 
-def begin(*matrices: um.Matrix) -> Any:
-    """Begin a product, and return a call that ends it; on several nodes that call is all of it."""
-    if session.machine.num_nodes > 1:
-        return lambda: session.gemm(*matrices)
-    return session.gemm(*matrices, wait=False).wait
-
-
 def step() -> list[um.Matrix]:
     """Go forward, back and down; return what `MADE` names."""
     session.gemm(x, w1, h)
     act.local[:], by = gelu(h.local)
     session.gemm(act, w2, y)
     dy.local[:] = y.local - target.local  # the loss is half the sum of the squares
-    made_dact, made_dw2 = begin(dy, w2.T, dact), begin(act.T, dy, dw2)
-    made_dact()
+    makes_dact, makes_dw2 = session.gemm(dy, w2.T, dact, wait=False), session.gemm(act.T, dy, dw2, wait=False)
+    makes_dact.wait()
     dact.local[:] *= by  # while dW2 is made
-    made_dx, made_dw1 = begin(dact, w1.T, dx), begin(x.T, dact, dw1)
-    made_dw2()
+    makes_dx, makes_dw1 = session.gemm(dact, w1.T, dx, wait=False), session.gemm(x.T, dact, dw1, wait=False)
+    makes_dw2.wait()
     w2.local[:] -= RATE * dw2.local  # while dx and dW1 are made
-    made_dx()
-    made_dw1()
+    makes_dx.wait()
+    makes_dw1.wait()
     w1.local[:] -= RATE * dw1.local
     return [y, dx, dw1, dw2, w1, w2]
 

@@ -195,7 +195,7 @@ class Calls:
         Open a product and let it go on by itself; parameters are those of `open`. Collective.
 
         What needs ranks together more than once is done when this returns: the first call of a plan of several that are
-        tried, one in chunks, and all over several nodes, whose messages need MPI.
+        tried, and one in chunks. So is each over several nodes, whose messages need MPI.
         """
         call = self.open(request, plan, keep, follows=True)
         try:
