@@ -157,9 +157,30 @@ void store(Address base, std::int64_t at, int dtype, Number of) {
 
 Number used(Number value, int op) { return op == blas_op_c ? std::conj(value) : value; }
 
+double epilogue_of(std::int64_t activation, double x) {
+    if (activation == uncut::relu) return x < 0 ? 0 : x;
+    if (activation == uncut::gelu) return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    return x;
+}
+
+// An epilogue of cublasLt, whose bias is of the type of C.
+struct FakeEpilogue {
+    int bits = 0;
+    Address bias = 0;
+
+    Number operator()(Number sum, std::int64_t row, int dtype_c) const {
+        if ((bits & lt_epilogue_bias) != 0) sum += load(bias, row, dtype_c);
+        if (bits == 0) return sum;
+        return epilogue_of((bits & lt_epilogue_relu) != 0   ? uncut::relu
+                           : (bits & lt_epilogue_gelu) != 0 ? uncut::gelu
+                                                            : uncut::no_activation,
+                           sum.real());
+    }
+};
+
 void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, Number alpha, Address a, std::int64_t lda,
               Address b, std::int64_t ldb, Number beta, Address c, std::int64_t ldc, int dtype, int dtype_c,
-              int dtype_b = -1) {
+              int dtype_b = -1, const FakeEpilogue &epilogue = {}) {
     if (dtype_b < 0) dtype_b = dtype;
     for (std::int64_t j = 0; j < n; ++j)
         for (std::int64_t i = 0; i < m; ++i) {
@@ -167,8 +188,8 @@ void multiply(int ta, int tb, std::int64_t m, std::int64_t n, std::int64_t k, Nu
             for (std::int64_t p = 0; p < k; ++p)
                 sum += used(load(a, ta != 0 ? i * lda + p : p * lda + i, dtype), ta) *
                        used(load(b, tb != 0 ? p * ldb + j : j * ldb + p, dtype_b), tb);
-            store(c, j * ldc + i, dtype_c,
-                  alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : Number()));
+            sum = alpha * sum + (beta != 0.0 ? beta * load(c, j * ldc + i, dtype_c) : Number());
+            store(c, j * ldc + i, dtype_c, epilogue(sum, i, dtype_c));
         }
 }
 
@@ -225,12 +246,6 @@ Code bundle(const char *name, BlasHandle handle, int ta, int tb, std::int64_t m,
                        }
                        return true;
                    });
-}
-
-double epilogue_of(std::int64_t activation, double x) {
-    if (activation == uncut::relu) return x < 0 ? 0 : x;
-    if (activation == uncut::gelu) return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-    return x;
 }
 
 void combine(const CombineArguments &a, std::uint64_t signature) {
@@ -685,11 +700,12 @@ Code cublasGemmBatchedEx_64(BlasHandle h, int ta, int tb, std::int64_t m, std::i
                   });
 }
 
-// cublasLt proposes options 7, 4, 7 once more, and 1; of a k of 1 it supports nothing. A product checks what was said
-// of types, shapes, alignments and reductions.
+// cublasLt proposes options 7, 4, 7 once more, and 1; of a k of 1 it supports nothing. A product
+// checks what was said of types, shapes, alignments and reductions.
 struct FakeProduct {
     int compute;
     int ops[2] = {0, 0};
+    FakeEpilogue epilogue;
 };
 struct FakeLayout {
     int type;
@@ -711,9 +727,16 @@ Code cublasLtMatmulDescDestroy(LtProduct product) {
     return --lt_objects, success;
 }
 Code cublasLtMatmulDescSetAttribute(LtProduct product, int attribute, const void *value, std::size_t size) {
-    if (size != sizeof(int) || (attribute != lt_product_op_a && attribute != lt_product_op_b)) return 7;
-    std::memcpy(&reinterpret_cast<FakeProduct *>(product)->ops[attribute - lt_product_op_a], value, size);
-    return success;
+    auto *known = reinterpret_cast<FakeProduct *>(product);
+    const auto set = [&](void *field, std::size_t its) {
+        if (size != its) return 7;
+        std::memcpy(field, value, size);
+        return 0;
+    };
+    if (attribute == lt_product_epilogue) return set(&known->epilogue.bits, sizeof(int));
+    if (attribute == lt_product_bias) return set(&known->epilogue.bias, sizeof(Address));
+    if (attribute != lt_product_op_a && attribute != lt_product_op_b) return 7;
+    return set(&known->ops[attribute - lt_product_op_a], sizeof(int));
 }
 Code cublasLtMatrixLayoutCreate(LtLayout *made, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld) {
     if (ld < static_cast<std::int64_t>(rows)) return 7;
@@ -791,10 +814,15 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                               reinterpret_cast<Address>(d)};
     for (int i = 0; i < 4; ++i)
         if (algorithm->data[2 + i] == 0 || places[i] % algorithm->data[2 + i] != 0) return 7;
+    const FakeEpilogue epilogue = reinterpret_cast<FakeProduct *>(product)->epilogue;
+    if (epilogue.bits != 0 && (type != type_r_16bf || !narrow)) return 15;
+    if ((epilogue.bits & lt_epilogue_bias) != 0 && (epilogue.bias == 0 || epilogue.bias % algorithm->data[5] != 0))
+        return 7;
     if (reinterpret_cast<FakeBlas *>(handle)->stream != as_stream(stream)) return 7;
     return enqueue("cublasLtMatmul", stream,
                    "option " + number(algorithm->data[1]) + " " + number(m) + "x" + number(n) + "x" + number(k) +
-                       (*static_cast<const float *>(beta) != 0.0F ? " +C" : ""),
+                       (*static_cast<const float *>(beta) != 0.0F ? " +C" : "") +
+                       (epilogue.bits != 0 ? " epilogue " + number(epilogue.bits) : ""),
                    [=, turned_a = ops[0], turned_b = ops[1], alpha = *static_cast<const float *>(alpha),
                     beta = *static_cast<const float *>(beta), lda = left->ld, ldb = right->ld, ldc = result->ld,
                     option = algorithm->data[1]] {
@@ -805,7 +833,7 @@ Code cublasLtMatmul(BlasHandle handle, LtProduct product, const void *alpha, con
                                 float8 ? narrow_type(left->type)
                                 : wide ? dtype_f32
                                        : dtype_bf16,
-                                narrow ? dtype_bf16 : dtype_f32, float8 ? narrow_type(right->type) : -1);
+                                narrow ? dtype_bf16 : dtype_f32, float8 ? narrow_type(right->type) : -1, epilogue);
                        return true;
                    });
 }

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, filled_with_numbers, load, succeed
+from tests.helpers.interpret import activated
 from tests.helpers.numbers import op_of, random_values, wide_of
 from tests.helpers.pushed import Pushed
 from uncut_mpi.device.cuda.warmup import GemmSignature, Region, WarmupList
 from uncut_mpi.errors import DeviceError
 from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.machine import Machine
 from uncut_mpi.model.placement import Placement
 from uncut_mpi.model.problem import GemmProblem
@@ -68,6 +70,49 @@ def test_cublas_chooses_where_nothing_is_faster_or_tuning_is_not_wanted(paced, t
     succeed(cluster.run(1.2345, 1.1154))
     assert case.is_right(cluster.schedule, cluster.buffer(2), 1.2345, 1.1154, 0)
     assert not [line for line in paced.log() if "option" in line]
+
+
+EXTENTS = {"aligned": {}, "lda": {"lda": 68}, "ldb": {"ldb": 44}, "ldc": {"ldc": 65}, "m": {"m": 60}}
+
+
+@pytest.mark.parametrize(
+    ("extents", "activation", "tune_from"),
+    [("aligned", "gelu", 0), *(("aligned", one, 1e99) for one in ("gelu", "relu", ""))]
+    + [(one, "gelu", 0) for one in EXTENTS if one != "aligned"],
+)
+def test_the_library_writes_c_with_an_epilogue_where_all_is_aligned(paced, activation, extents, tune_from):
+    """Else its kernels may round the sum before, and one of ours writes C of sums beside it, some columns at a time."""
+    about = {"m": 64, "n": 48, "k": 40, "dtype": DType.bf16} | EXTENTS[extents]
+    problem = GemmProblem(**about, epilogue=Epilogue(activation, "rows", bias=True))
+    schedule = planner.plan(problem, Placement.parse("0,0,0"), 1, Machine.uniform(1)).schedule
+    paced.product_ticks(usual=30, option_7=20, option_4=25, option_1=10)
+    cluster = FakeCluster(paced, schedule, tune_from=tune_from, copies_bytes=64 * 4 * 17)
+    factors, is_right = filled_with_numbers(cluster, 1)
+    paced.reset()
+    succeed(cluster.run(*factors))
+    fused, apart = ([line for line in paced.log() if word in line] for word in ("epilogue 4", "gemm 64x"))
+    fused += [line for line in paced.log() if "epilogue 6" in line or "epilogue 36" in line]
+    assert len(fused) == (extents == "aligned")
+    assert all(("option 1 " in line) == (tune_from == 0) for line in fused)
+    assert len(apart) == (3 if extents.startswith("ld") else 0)  # 17, 17 and 14 columns
+    assert is_right()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_an_epilogue_without_a_product_is_of_c_alone(fake, beta):
+    problem = GemmProblem(64, 48, 40, DType.bf16, epilogue=Epilogue("gelu", "rows", bias=True))
+    schedule = planner.plan(problem, Placement.parse("0,0,0"), 1, Machine.uniform(1)).schedule
+    cluster = FakeCluster(fake, schedule)
+    filled_with_numbers(cluster, 1)
+    c = cluster.buffer(2)
+    (_, bias), before = cluster.vectors, c.astype("f8")
+    if beta == 0.0:
+        c[...] = np.nan
+    for a_or_b in (0, 1):
+        cluster.buffer(a_or_b)[...] = np.nan
+    succeed(cluster.run(0.0, beta))
+    wanted = activated("gelu", (beta * before if beta else 0.0) + bias.astype("f8"))
+    assert (np.abs(c.astype("f8") - wanted) <= 2**-7 * np.abs(wanted) + 1e-6).all()
 
 
 def test_sums_that_are_the_same_go_by_no_kernel_that_a_time_chose(paced):

@@ -112,8 +112,8 @@ def take_another_triangle(schedule: Schedule, rng: random.Random) -> Schedule | 
 
     Or leave out an epilogue, take the next element of its vectors first, or those of columns for rows.
     """
-    combines = schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.COMBINE]
-    written = combines[schedule.operands["op"][combines] >= Op.LOWER]
+    sums = schedule.tasks["first_operand"][np.isin(schedule.tasks["kind"], (Kind.COMBINE, Kind.GEMM))]
+    written = sums[schedule.operands["op"][sums] >= Op.LOWER]
     if not len(written):
         return None
     at = rng.choice(written.tolist())

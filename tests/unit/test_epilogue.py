@@ -16,7 +16,7 @@ from uncut_mpi.model.places import Places
 from uncut_mpi.model.problem import GemmProblem, StoredMatrix
 from uncut_mpi.planning.options import Blocking, ScheduleOptions
 from uncut_mpi.planning.planner import plan
-from uncut_mpi.planning.schedule import EPILOGUES, Op
+from uncut_mpi.planning.schedule import EPILOGUES, Kind, Op
 from uncut_mpi.planning.verify import verify
 
 
@@ -49,6 +49,56 @@ def test_an_epilogue_that_is_missing_twice_or_elsewhere_is_refused(along, scales
     plain = dataclasses.replace(schedule, problem=dataclasses.replace(problem, epilogue=None))
     with pytest.raises(ScheduleError, match="what has had an epilogue"):
         verify(plain)
+
+
+def fused(problem, place, ranks=2):
+    """Return how many products write C with an epilogue, and how many sums do."""
+    schedule = plan(problem, Places.parse(place).bind(problem, ranks), ranks, Machine.uniform(ranks)).schedule
+    verify(schedule)
+    first = schedule.tasks["first_operand"]
+    ends = np.isin(schedule.operands["op"][first], [*EPILOGUES.values()])
+    return tuple(int((ends & (schedule.tasks["kind"] == kind)).sum()) for kind in (Kind.GEMM, Kind.COMBINE))
+
+
+@pytest.mark.parametrize("place", ["0,0,0", "rows,cols,rows", "0,1,0"])
+@pytest.mark.parametrize("reads_c", [False, True])
+def test_a_product_of_halves_writes_c_with_an_epilogue_that_the_library_has(place, reads_c):
+    some = {"m": 128, "n": 64, "k": 96, "dtype": DType.bf16, "reads_c": reads_c}
+    one = Epilogue("gelu", "rows", bias=True)
+    for epilogue in (one, Epilogue("relu", "cols"), Epilogue("", "rows", bias=True)):
+        gemms, sums = fused(GemmProblem(**some, epilogue=epilogue), place)
+        assert gemms > 0
+        assert sums == 0
+    others = [
+        {"epilogue": dataclasses.replace(one, along="cols")},
+        {"epilogue": dataclasses.replace(one, scale=True)},
+        {"dtype": DType.f32},
+        {"dtype": (DType.bf16, DType.bf16, DType.f32)},
+        {"m": 124},
+        {"n": 60},
+        {"k": 100},
+    ]
+    for changes in others:
+        gemms, sums = fused(GemmProblem(**(some | {"epilogue": one} | changes)), place)
+        assert gemms == 0
+        assert sums > 0
+    assert fused(GemmProblem(**some, epilogue=one), "cols,rows,cols")[0] == 0  # k comes in blocks
+
+
+def test_a_product_that_writes_an_epilogue_of_its_own_is_refused():
+    problem = GemmProblem(64, 64, 64, DType.bf16, epilogue=Epilogue("gelu", "rows", bias=True))
+    schedule = plan(problem, Places.parse("0,0,0").bind(problem, 1), 1, Machine.uniform(1)).schedule
+    (at,) = schedule.tasks["first_operand"][schedule.tasks["kind"] == Kind.GEMM]
+    for said, values in {
+        "what has not had its epilogue": {"op": Op.N},
+        "begins with another element of its vectors": {"diagonal": 1},
+        "op is unknown": {"op": Op.LOWER},
+    }.items():
+        with pytest.raises(ScheduleError, match=said):
+            verify(set_rows(schedule, "operands", at, **values))
+    wider = dataclasses.replace(schedule, problem=dataclasses.replace(problem, epilogue=Epilogue("gelu", scale=True)))
+    with pytest.raises(ScheduleError, match="op is unknown"):
+        verify(wider)
 
 
 def test_a_row_major_c_has_its_vectors_along_the_other_extent():

@@ -155,18 +155,20 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
     const ProductShape &shape = wanted.shape;
     const float alpha = 1.0F, one = 1.0F, zero = 0.0F, neither = 0.5F;
     const auto product = std::make_shared<TunedProduct>(*blas_, lane.handle, shape, workspace_bytes);
+    constexpr double never = std::numeric_limits<double>::infinity();
     // A long product's time to issue is hidden behind nothing, and is nothing.
     const int at_once = shape.operations() > long_operations ? 1 : 2;
     const auto sample = [&](std::size_t candidate, int times, const float &beta) {  // 0 is the library's choice
-        if (candidate > 0) product->take(candidate - 1);
+        const bool usual = candidate == 0 && shape.epilogue == 0;
+        if (!usual) product->take(candidate - (candidate > 0));
         driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(0), lane.stream));
         for (int i = 0; i < times; ++i) {
-            if (candidate == 0) {
-                const Called usual = usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b, &beta, c);
-                blas_->check(usual.name, usual.code);
-            } else if (product->run(lane.handle, &alpha, wanted.a, wanted.b, &beta, c, lane.workspace, lane.stream) !=
-                       success) {
-                return std::numeric_limits<double>::infinity();
+            if (usual) {
+                const Called called = usual_product(*blas_, lane.handle, shape, &alpha, wanted.a, wanted.b, &beta, c);
+                blas_->check(called.name, called.code);
+            } else if (product->run(lane.handle, &alpha, wanted.a, wanted.b, &beta, c, c, lane.workspace,
+                                    lane.stream) != success) {
+                return never;
             }
         }
         driver_->check("cuEventRecord", driver_->cuEventRecord(timing_event(1), lane.stream));
@@ -176,7 +178,6 @@ DeviceState::Tuned DeviceState::time(const Wanted &wanted, Address c) {
                        driver_->cuEventElapsedTime(&milliseconds, timing_event(0), timing_event(1)));
         return 1e-3 * static_cast<double>(milliseconds) / times;
     };
-    constexpr double never = std::numeric_limits<double>::infinity();
     std::vector<double> seconds(product->num_proposals() + 1, never);
     std::vector<bool> runs;
     for (std::size_t i = 0; i < seconds.size(); ++i)

@@ -102,7 +102,14 @@ struct LtProposal {  // cublasLtMatmulHeuristicResult_t
     int reserved[4];
 };
 
-enum LtProductAttribute : int { lt_product_op_a = 3, lt_product_op_b = 4 };
+enum LtProductAttribute : int {
+    lt_product_op_a = 3,
+    lt_product_op_b = 4,
+    lt_product_epilogue = 7,
+    lt_product_bias = 8
+};
+// Bits of an epilogue; the bias has an element for each row, of the type of D.
+enum LtEpilogue : int { lt_epilogue_relu = 2, lt_epilogue_bias = 4, lt_epilogue_gelu = 32 };
 enum LtWish : int {
     lt_wish_workspace_bytes = 1,
     lt_wish_reductions = 3,

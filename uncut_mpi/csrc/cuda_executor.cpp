@@ -340,7 +340,7 @@ void Run::issue_gemm(const Step &step) {
     if (g.shape.m == 0 || g.shape.n == 0) return;
     if (g.shape.k == 0 || factors_[g.factor_product] == 0.0) {
         // C alone: A and B are not read, whatever the library does with a factor of 0.
-        if (factors_[g.factor_c] == 1.0) return;
+        if (factors_[g.factor_c] == 1.0 && g.shape.epilogue == 0) return;
         launch(executor_->combines_[g.scale], step);
         if (g.bundled) count_more(step);
         return;
@@ -372,7 +372,7 @@ void Run::multiply(const Executor::Lane &lane, const auto &g, const void *alpha,
     if (g.tuned != nullptr) {
         fail("cublasLtMatmul",
              g.tuned->run(lane.handle, static_cast<const float *>(alpha), g.a, g.b, static_cast<const float *>(beta),
-                          g.c, lane.workspace, lane.stream),
+                          g.c, g.bias, lane.workspace, lane.stream),
              &step, true);
     } else {
         const Called usual = usual_product(device_.blas(), lane.handle, g.shape, alpha, g.a, g.b, beta, g.c);
@@ -422,7 +422,8 @@ void Run::issue_parts(const Executor::Gemm &gemm, const Step &step) {
                  &step);
         for (const std::int32_t copy : {part.copy_a, part.copy_b})
             if (copy >= 0) launch(executor_->combines_[copy], step);
-        multiply(lane, part, alpha, beta, step);
+        multiply(lane, part, alpha, part.combine < 0 ? beta : factor(gemm.shape.dtype, zero), step);
+        if (part.combine >= 0) launch(executor_->combines_[static_cast<std::size_t>(part.combine)], step);
     }
 }
 

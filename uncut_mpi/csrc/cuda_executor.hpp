@@ -162,14 +162,18 @@ class Executor {
         int form = no_form;                           // of A, or of B
         bool right = false;                           // of B
         std::int32_t copy = -1;                       // the COMBINE that brings to C what an inverse is multiplied by
+        Address bias = 0;                             // of its epilogue
     };
-    // Of a product for which the library gets copies of A and B: as much as there is memory for.
+    // Of a product for which the library gets copies of A and B, or which is summed beside C: as much as there is
+    // memory for.
     struct Part {
         ProductShape shape;
         Address a, b, c;
         std::shared_ptr<const TunedProduct> tuned;  // as of a GEMM
         std::int32_t copy_a, copy_b;                // indices of the COMBINEs that make them; -1: it is there
         std::size_t cleared_words;                  // from A's copy on, ahead: k is padded with zeros
+        std::int32_t combine = -1;                  // the COMBINE that writes C, of which this is a sum
+        static constexpr Address bias = 0;
     };
     struct Combine {
         CombineArguments arguments;
@@ -218,6 +222,8 @@ class Executor {
     void upload_packs();
     void add_gemm(const Program &program, const Operation &operation);
     void add_narrow_gemm(const Program &program, const Operation &operation, Gemm &gemm);
+    void add_sums(const Program &program, const Operation &operation, Gemm &gemm);
+    void add_epilogue(const Program &program, const Operation &operation, Gemm &gemm);
     bool add_parts(const Program &program, const Operation &operation, Gemm &gemm, bool turned);
     std::shared_ptr<const TunedProduct> proposal(const ProductShape &shape, const Lane &lane);
     std::int32_t add_copy_of(const Program &program, Operand from, Address source, Address to, int dtype,

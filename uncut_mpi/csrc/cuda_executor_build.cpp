@@ -127,7 +127,7 @@ void Executor::tune_products() {
         if (gemm.tunable) ++wanted.try_emplace(gemm.shape, gemm.shape, gemm.a, gemm.b, 0).first->second.count;
     device_->tune(wanted);
     for (Gemm &gemm : gemms_)
-        if (gemm.tunable) gemm.tuned = device_->tuned_product(gemm.shape);
+        if (const auto tuned = gemm.tunable ? device_->tuned_product(gemm.shape) : nullptr) gemm.tuned = tuned;
 }
 
 void Executor::bind_lanes(const Program &program) {
@@ -301,7 +301,7 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
                   .dtype_c = c.dtype,
                   .op_a = a.op,
                   .op_b = b.op,
-                  .m = m + (gemm.form == no_form ? rows_to_add(a, c) : 0),
+                  .m = m + (gemm.form == no_form && c.op == op_n ? rows_to_add(a, c) : 0),
                   .n = n,
                   .k = k,
                   .lda = a.ld,
@@ -327,6 +327,8 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     if (kind_of_form(gemm.form) == inverse) gemm.solver = kernel_of(program, solving | c.dtype);
     if (kind_of_form(gemm.form) == inverse && !in_place)
         gemm.copy = add_copy_of(program, other, gemm.right ? gemm.a : gemm.b, gemm.c, c.dtype, c.ld, false);
+    if (is_epilogue(c.op)) add_epilogue(program, operation, gemm);
+    gemm.tunable = gemm.tunable && gemm.num_parts == 0;
     if (is_narrow(a.dtype)) add_narrow_gemm(program, operation, gemm);
     gemms_.push_back(gemm);
 }
@@ -342,9 +344,65 @@ void Executor::add_narrow_gemm(const Program &program, const Operation &operatio
     if (!add_parts(program, operation, gemm, true)) add_parts(program, operation, gemm, false);
 }
 
-// What the library proposes first of float8; null where it has nothing, and of other types.
+// Have the library write C with its epilogue, as it proposes first.
+void Executor::add_epilogue(const Program &program, const Operation &operation, Gemm &gemm) {
+    const Operand &c = program.operands[operation.first_operand];
+    if (program.vectors[0] != 0 || (program.vectors[1] != 0 && c.op != op_epilogue_rows))
+        refuse(operation, "the library has no such epilogue");
+    ProductShape &shape = gemm.shape;
+    if (program.activation == relu) shape.epilogue |= lt_epilogue_relu;
+    if (program.activation == gelu) shape.epilogue |= lt_epilogue_gelu;
+    if (program.vectors[1] != 0) {
+        shape.epilogue |= lt_epilogue_bias;
+        gemm.bias = program.vectors[1] + static_cast<Address>(c.diagonal * bytes_of(c.dtype));
+        shape.alignment_c = std::min(shape.alignment_c, alignment_of(gemm.bias));
+    }
+    if (shape.epilogue == 0 || shape.m <= 0 || shape.n <= 0 || shape.k <= 0) return;
+    // Else many of its kernels round the sum to the type of C before (docs/performance.md, 2026-11-30).
+    const auto is_aligned = [&](std::int64_t extent) { return extent * bytes_of(c.dtype) % alignment_bytes == 0; };
+    const bool all = is_aligned(shape.m) && is_aligned(shape.n) && is_aligned(shape.k) && is_aligned(shape.lda) &&
+                     is_aligned(shape.ldb) && is_aligned(shape.ldc);
+    if (all && std::min({shape.alignment_a, shape.alignment_b, shape.alignment_c}) >= alignment_bytes)
+        gemm.tuned = proposal(shape, lanes_[operation.lane]);
+    if (gemm.tuned == nullptr) add_sums(program, operation, gemm);
+}
+
+// Have a kernel of ours write C of sums beside it, of as many columns at once as there is memory for.
+void Executor::add_sums(const Program &program, const Operation &operation, Gemm &gemm) {
+    const Operand *operands = &program.operands[operation.first_operand];
+    const ProductShape &whole = gemm.shape;
+    const std::int64_t column = whole.m * bytes_of(accumulator_of(whole.dtype));
+    const std::int64_t cols = static_cast<std::int64_t>(device_->copies_bytes) / column;
+    if (cols == 0) refuse(operation, "a column of C is too long for its sums");
+    gemm.first_part = static_cast<std::uint32_t>(parts_.size());
+    for (std::int64_t j = 0; j < whole.n; j += cols) {
+        Part part{whole, gemm.a, gemm.b, device_->copies_of(lanes_[operation.lane].stream), nullptr, -1, -1, 0};
+        ProductShape &its = part.shape;
+        its.dtype_c = accumulator_of(whole.dtype);
+        its.n = std::min(cols, whole.n - j);
+        its.ldc = its.m;
+        part.b += static_cast<Address>(j * bytes_of(its.dtype_b) * (its.op_b == blas_op_n ? its.ldb : 1));
+        Operand ends[3] = {operands[0], operands[0], operands[0]};  // C, the sums, and C as it was
+        for (Operand &end : ends) {
+            end.cols = its.n;
+            end.offset += j * whole.ldc * bytes_of(whole.dtype_c);
+        }
+        ends[1].dtype = static_cast<std::uint8_t>(its.dtype_c);
+        ends[1].factor = one;
+        ends[2].factor = gemm.factor_c;
+        Combine combine = make_combine(program, ends, gemm.factor_c == zero ? 2 : 3);
+        combine.arguments.source[0] = part.c;
+        combine.arguments.source_ld[0] = its.ldc;
+        part.combine = static_cast<std::int32_t>(combines_.size());
+        combines_.push_back(combine);
+        parts_.push_back(part);
+    }
+    gemm.num_parts = static_cast<std::uint32_t>(parts_.size()) - gemm.first_part;
+}
+
+// What the library proposes first of float8, or with an epilogue; null where it has nothing, and of others.
 std::shared_ptr<const TunedProduct> Executor::proposal(const ProductShape &shape, const Lane &lane) {
-    if (shape.dtype == dtype_i8 || !is_narrow(shape.dtype)) return nullptr;
+    if (shape.epilogue == 0 && (shape.dtype == dtype_i8 || !is_narrow(shape.dtype))) return nullptr;
     const auto [known, is_new] = proposed_.try_emplace(shape);
     if (is_new) {
         const auto made =

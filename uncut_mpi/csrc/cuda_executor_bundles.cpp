@@ -42,7 +42,7 @@ bool Executor::may_join(const Lane &lane, const Gemm &gemm) const {
 // The product that was added last.
 void Executor::add_to_bundle(Lane &lane) {
     Gemm &gemm = gemms_.back();
-    if (is_narrow(gemm.shape.dtype) || gemm.form != no_form) return end_bundle(lane);
+    if (is_narrow(gemm.shape.dtype) || gemm.form != no_form || gemm.shape.epilogue != 0) return end_bundle(lane);
     const double operations = gemm.shape.operations();
     gemm.bundled = is_aligned(gemm.shape) && may_join(lane, gemm);
     if (!gemm.bundled) {

@@ -220,6 +220,8 @@ TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductSha
     };
     set(lt_product_op_a, shape.op_a);
     set(lt_product_op_b, shape.op_b);
+    if (shape.epilogue != 0) set(lt_product_epilogue, shape.epilogue);
+    has_bias_ = (shape.epilogue & lt_epilogue_bias) != 0;
     layout(a_, shape.dtype, shape.op_a, shape.m, shape.k, shape.lda);
     layout(b_, shape.dtype_b, shape.op_b, shape.k, shape.n, shape.ldb);
     layout(c_, shape.dtype_c, blas_op_n, shape.m, shape.n, shape.ldc);
@@ -247,7 +249,11 @@ TunedProduct::TunedProduct(const Blas &blas, BlasHandle handle, const ProductSha
 }
 
 Code TunedProduct::run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,
-                       Address workspace, Stream stream) const {
+                       Address bias, Address workspace, Stream stream) const {
+    if (has_bias_)
+        if (const Code code = blas_.cublasLtMatmulDescSetAttribute(product_.get(), lt_product_bias, &bias, sizeof bias);
+            code != success)
+            return code;
     return blas_.cublasLtMatmul(handle, product_.get(), alpha, reinterpret_cast<const void *>(a), a_.get(),
                                 reinterpret_cast<const void *>(b), b_.get(), beta, reinterpret_cast<const void *>(c),
                                 c_.get(), reinterpret_cast<void *>(c), c_.get(), &taken_,

@@ -27,7 +27,8 @@ struct ProductShape {
     int op_a = 0, op_b = 0;
     std::int64_t m = 0, n = 0, k = 0;
     std::int64_t lda = 0, ldb = 0, ldc = 0;
-    std::uint32_t alignment_a = 0, alignment_b = 0, alignment_c = 0;  // bytes, at most 256
+    std::uint32_t alignment_a = 0, alignment_b = 0, alignment_c = 0;  // bytes, at most 256; of C and its bias
+    int epilogue = 0;                                                 // `LtEpilogue`
     auto operator<=>(const ProductShape &) const = default;
 
     double operations() const { return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k); }
@@ -96,8 +97,8 @@ class TunedProduct {
     std::size_t num_proposals() const { return proposals_.size(); }
     // Take a proposal from now on.
     void take(std::size_t number) { taken_ = proposals_.at(number).algorithm; }
-    // C := alpha op(A) op(B) + beta C with what was taken, factors in host memory.
-    Code run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c,
+    // C := alpha op(A) op(B) + beta C with what was taken, factors in host memory; or what its epilogue makes of it.
+    Code run(BlasHandle handle, const float *alpha, Address a, Address b, const float *beta, Address c, Address bias,
              Address workspace, Stream stream) const;
 
   private:
@@ -107,6 +108,7 @@ class TunedProduct {
 
     const Blas &blas_;
     std::size_t workspace_bytes_;
+    bool has_bias_ = false;
     Owned<LtProduct> product_;
     Owned<LtLayout> a_, b_, c_;
     std::vector<LtProposal> proposals_;

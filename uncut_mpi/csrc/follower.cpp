@@ -258,7 +258,8 @@ class Follower {
     void check_issuer(const TaskRecord &task) const {
         demand(!operands_.empty(), "it writes nothing");
         demand(operands_[0].factor == one &&
-                   (operands_[0].op == not_transposed || (task.kind == combine_task && operands_[0].op >= op_lower)),
+                   (operands_[0].op == not_transposed || (task.kind == combine_task && operands_[0].op >= op_lower) ||
+                    (task.kind == gemm_task && is_epilogue(operands_[0].op))),
                "the written operand has a factor or is transposed");
         const std::string rank = "rank " + std::to_string(task.rank);
         const bool over_net = task.kind == send_task || task.kind == receive_task;
@@ -362,8 +363,10 @@ class Follower {
                         .col = b.cols.start - to.rect.left,
                         .summed = {a.cols}};
         const bool rounded = rounds(to);
+        if (is_epilogue(to.op)) require_placed(to, product);
         if (operands_.size() == 3) {
             product.rounded = rounded;
+            product.ending = to.op;
             parts_.push_back({to.rect, std::move(product)});
         } else {
             const Operand &same = operands_[3];
@@ -374,6 +377,7 @@ class Follower {
                 if (fragment->content.kind == Content::Kind::nothing) refuse_unwritten(same);
                 Content total = sum(scaled(fragment->content, same.factor), product);
                 total.rounded = rounded;
+                total.ending = to.op;
                 parts_.push_back({rect, std::move(total)});
             }
         }

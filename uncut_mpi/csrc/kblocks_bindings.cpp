@@ -52,19 +52,20 @@ void bind_kblocks_scheduler(nb::module_ &m) {
             [](KProblem *self, int num_ranks, bool serial_copies, std::uint8_t op_a, std::uint8_t op_b, bool reads_c,
                std::uint8_t ending, std::int64_t diagonal, const std::array<std::uint8_t, 3> &dtypes,
                nb::handle locations, nb::handle buffers, nb::handle pieces, std::int64_t step,
-               std::int64_t min_slice_bytes, std::int64_t relay_bytes, nb::handle ways, bool same_sums) {
+               std::int64_t min_slice_bytes, std::int64_t relay_bytes, nb::handle ways, bool same_sums, bool fuses) {
                 KProblem made{{num_ranks, serial_copies, op_a, op_b, reads_c, dtypes, {}, {}, {}, ending, diagonal},
                               step,
                               min_slice_bytes,
                               relay_bytes,
                               ways_of(ways),
-                              same_sums};
+                              same_sums,
+                              fuses};
                 place(made, locations, buffers, pieces);
                 new (self) KProblem(std::move(made));
             },
             nb::kw_only(), "num_ranks"_a, "serial_copies"_a, "op_a"_a, "op_b"_a, "reads_c"_a, "ending"_a, "diagonal"_a,
             "dtypes"_a, "locations"_a, "buffers"_a, "pieces"_a, "step"_a, "min_slice_bytes"_a, "relay_bytes"_a,
-            "ways"_a, "same_sums"_a);
+            "ways"_a, "same_sums"_a, "fuses"_a);
     // Of the `Blocking` of planning/options.py, and what planning/blocking.py derives.
     nb::class_<KBlocking>(m, "KBlocking", "How a rank's part of a product is cut, and in which order it is taken.")
         .def(

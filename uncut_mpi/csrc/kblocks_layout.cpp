@@ -99,8 +99,8 @@ class Maker {
                 }
     }
 
-    // A triangle, or C with an epilogue, is what COMBINE writes, and no product.
-    bool may_be_direct() const { return problem_.ending == op_n; }
+    // A triangle is what COMBINE writes, and no product; and so is C with an epilogue, but where these are fused.
+    bool may_be_direct() const { return problem_.ending == op_n || problem_.fuses; }
 
     // All parts of C alike: in rings C is fetched before its products, and all of these have all of k or none has.
     std::vector<KStep> mark_in_rings(std::vector<KStep> steps) {

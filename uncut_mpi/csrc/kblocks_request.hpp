@@ -24,6 +24,7 @@ struct KProblem : PlacedProblem {
     // Whether sums are the same whoever forms them, and wherever matrices are. Then no product reads or writes a
     // caller's matrix, all have panels of one shape, and k-blocks come in their own order.
     bool same_sums = false;
+    bool fuses = false;  // whether a product that has all of k may write C with its epilogue
 
     // Whether a part of a matrix lies on a device.
     bool on_device(int matrix) const {

@@ -176,6 +176,10 @@ void Scheduler::multiply_piece(std::size_t number, const KStep &step) {
     const Extent rows = block.rows_of(step), cols = block.cols_of(step);
     const Region target = store_.at(block, part, panel_of_c(part, step), rows, cols);
     std::array<Operand, 4> operands{{{target}}};
+    if (problem_.fuses && (is_direct(part, step) || in_place(part, step))) {
+        operands[0].op = problem_.ending;
+        operands[0].diagonal = place_of(problem_.ending, rows.first, cols.first, 0);
+    }
     std::size_t count = 3;  // without what is added to
     const auto factors = [&](Extent of) {
         const KPiece *a = part.reads_in_place(matrix_a, rows, of), *b = part.reads_in_place(matrix_b, cols, of);

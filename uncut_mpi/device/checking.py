@@ -10,7 +10,7 @@ from uncut_mpi.model.form import OP_BITS
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import MAX_LANES, Op, expand_ranges
 
-_REGION = ["buffer", "dtype", "op", "offset", "rows", "cols", "ld"]
+_REGION = ["buffer", "dtype", "offset", "rows", "cols", "ld"]
 
 
 def check_program(program: OperationList, addresses: np.ndarray) -> None:
@@ -73,4 +73,5 @@ def check_program(program: OperationList, addresses: np.ndarray) -> None:
     require(fits, products, "the shapes of its operands do not fit")
     adding = np.flatnonzero(count == 4)[is_product[count == 4]]
     same = used[_REGION][start[adding]] == used[_REGION][start[adding] + 3]
+    same &= used["op"][start[adding] + 3] == Op.N
     require(same, adding, "it accumulates onto another region than it writes")

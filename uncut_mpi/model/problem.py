@@ -353,6 +353,19 @@ class GemmProblem:
         return self.rounds_c or bool(self.triangle) or self.epilogue is not None
 
     @property
+    def fuses_epilogue(self) -> bool:
+        """
+        Whether a product may write C with its epilogue: one that cuBLASLt has, where C is of a half type.
+
+        Its bias is along the columns of memory. Where extents are no multiples of 16 bytes, the library may round the
+        sum to the type before (docs/performance.md, 2026-11-30).
+        """
+        one = self.epilogue
+        is_fused = one is not None and not one.scale and not (one.bias and one.along == "cols")
+        is_fused = is_fused and all(extent % 8 == 0 for extent in (self.m, self.n, self.k))
+        return is_fused and self.sums is None and set(self.dtypes) in ({DType.f16}, {DType.bf16})
+
+    @property
     def has_product(self) -> bool:
         """Whether A and B are read at all (no extent is 0, nor alpha)."""
         return self.flops > 0 and not self.scales_only

@@ -59,6 +59,7 @@ def problem_in_core(setting: Setting) -> _native.KBlocksProblem:
         relay_bytes=min(max(1, min(setting.room) // MANY_RELAYS), RELAY_BYTES),
         ways=ways_of(machine),
         same_sums=problem.sums is not None,
+        fuses=problem.fuses_epilogue,
     )
 
 

@@ -314,8 +314,12 @@ class Schedule(Remade):
         require(lanes["rank"][tasks["lane"]] == tasks["rank"], "a task's lane is on another rank")
         require((lanes["rank"] >= 0) & (lanes["rank"] < self.num_ranks), "a lane's rank does not exist")
         is_ending = np.zeros(len(operands), bool)
-        combines = tasks[tasks["kind"] == Kind.COMBINE]["first_operand"]
-        is_ending[combines] = np.isin(operands["op"][combines], [*TRIANGLES.values(), *EPILOGUES.values()])
+        for kind, endings in (
+            (Kind.COMBINE, [*TRIANGLES.values(), *EPILOGUES.values()]),
+            (Kind.GEMM, [*EPILOGUES.values()] if self.problem.fuses_epilogue else []),
+        ):
+            written = tasks[(tasks["kind"] == kind) & (tasks["num_operands"] > 0)]["first_operand"]
+            is_ending[written] = np.isin(operands["op"][written], endings)
         require((operands["region"] >= 0) & (operands["region"] < len(regions)), "an operand's region does not exist")
         require(
             (operands["factor"] <= max(Factor))

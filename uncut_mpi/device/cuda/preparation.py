@@ -121,7 +121,9 @@ class Preparation:
                 todo.copies(dtype, host=host)
             patience_s = _PATIENCE_S + lanes * program.longest_s  # products of all lanes run at once
             raise_error(
-                self.bind_scratch(todo.program(), base).run(alpha=1.0, beta=0.5, epoch=0, timeout_s=patience_s).error
+                self.bind_scratch(todo.program(program.epilogue, base if program.vectors[1] else 0), base)
+                .run(alpha=1.0, beta=0.5, epoch=0, timeout_s=patience_s)
+                .error
             )
         finally:
             self._cupy.cuda.runtime.free(scratch)

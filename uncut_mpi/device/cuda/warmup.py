@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from uncut_mpi.model.dtypes import DType
+from uncut_mpi.model.dtypes import ITEMSIZES, DType
+from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.locations import host_index, location_table
 from uncut_mpi.planning.lower import BOUND_OPERAND_DTYPE, OPERATION_DTYPE, Code, OperationList
 from uncut_mpi.planning.schedule import (
@@ -79,21 +80,28 @@ class GemmSignature(NamedTuple):
     factor_c : Factor
         ZERO, ONE, or BETA for a number that is neither: in half types the library has kernels for each of the three
         (cuBLAS 13 on H200).
+    activation : int
+        Of the epilogue that C is written with, its number.
+    place : int
+        And how many elements its bias begins behind an address that is aligned; -1 if there is none.
     """
 
     c: Region
     a: Region
     b: Region
     factor_c: Factor
+    activation: int = 0
+    place: int = -1
 
     @property
     def nbytes(self) -> int:
         """Bytes that the largest operand spans; all three may lie over one another."""
-        return max(self.c.nbytes, self.a.nbytes, self.b.nbytes)
+        bias = (self.place + self.c.rows) * self.c.dtype.itemsize
+        return max(self.c.nbytes, self.a.nbytes, self.b.nbytes, bias)
 
     def compact(self) -> GemmSignature:
         """Return it with compact operands."""
-        return GemmSignature(self.c.compact(), self.a.compact(), self.b.compact(), self.factor_c)
+        return self._replace(c=self.c.compact(), a=self.a.compact(), b=self.b.compact())
 
 
 def square(size: int, dtype: DType) -> GemmSignature:
@@ -112,16 +120,24 @@ def gemm_signatures(program: OperationList, addresses: np.ndarray) -> set[GemmSi
         of = operands[at]
         columns += [of["dtype"], of["op"], of["spare_rows"], (addresses[of["buffer"]] + of["offset"]) % _ALIGNMENT]
         columns += [of[name] for name in ("rows", "cols", "ld")]
+    columns += [np.zeros_like(first), np.full_like(first, -1)]
+    if program.epilogue is not None:
+        ends, places = operands["op"][first] != Op.N, operands["diagonal"][first]
+        columns[-2] = ends * program.epilogue.activation_code
+        if bias := program.vectors[1]:
+            item = ITEMSIZES[operands["dtype"][first]]
+            columns[-1] = np.where(ends, (bias + places * item) % _ALIGNMENT // item, -1)
     found: set[GemmSignature] = set()
     # A batch has many products of few kinds, mostly as the one before.
     table = np.array(columns, np.int64)
     differs = np.append(True, (table[:, 1:] != table[:, :-1]).any(axis=0))[: table.shape[1]]
-    for factor, *places in np.unique(table[:, differs], axis=1).T.tolist():
+    for factor, *places, activation, place in np.unique(table[:, differs], axis=1).T.tolist():
         c, a, b = (Region(DType(places[at]), *places[at + 1 : at + 7]) for at in (0, 7, 14))
         if not (c.rows and c.cols and a.rows and a.cols):
             continue
         may_be = (Factor(factor),) if factor in (Factor.ZERO, Factor.ONE) else (Factor.ZERO, Factor.ONE, Factor.BETA)
-        found.update(GemmSignature(c, a, b._replace(spare_rows=0), factor_c) for factor_c in may_be)
+        of = c, a, b._replace(spare_rows=0)
+        found.update(GemmSignature(*of, factor_c, activation, place) for factor_c in may_be)
     return found
 
 
@@ -137,8 +153,8 @@ class WarmupList:
         """Add a product; its three operands overlap, for only the call matters."""
         operands = [(_SCRATCH, dtype, Factor.ONE, *others) for dtype, *others in signature[:3]]
         if signature.factor_c != Factor.ZERO:
-            operands.append((_SCRATCH, signature.c.dtype, signature.factor_c, *signature.c[1:]))
-        self._add(Code.GEMM, operands, lane)
+            operands.append((_SCRATCH, signature.c.dtype, signature.factor_c, Op.N, *signature.c[2:]))
+        self._add(Code.GEMM, operands, lane, max(0, signature.place))
 
     def part(self, lane: int) -> None:
         """Keep what a lane has so far from being made with what follows: an event is recorded that nobody awaits."""
@@ -152,8 +168,8 @@ class WarmupList:
                 ends = ((to, 0), (source, 512))
                 self._add(Code.COPY, [(at, dtype, Factor.ONE, Op.N, 0, offset, 2, cols, ld) for at, offset in ends], 0)
 
-    def program(self) -> OperationList:
-        """Return the list; buffer 0 is device scratch, buffer 1 host scratch."""
+    def program(self, epilogue: Epilogue | None = None, bias: int = 0) -> OperationList:
+        """Return the list, of products with an epilogue; buffer 0 is device scratch, buffer 1 host scratch."""
         buffers = np.array(
             [(at, Role.STAGING, Matrix.NONE, DType.f64, 0, 1, 1, 1, 0) for at in (0, host_index(1))],
             BUFFER_DTYPE,
@@ -173,9 +189,11 @@ class WarmupList:
             num_events=1,
             flag_lanes=np.zeros(0, LANE_DTYPE),
             span=0,
+            epilogue=epilogue,
+            vectors=(0, bias),
         )
 
-    def _add(self, code: Code, operands: Sequence[tuple[int, ...]], lane: int) -> None:
+    def _add(self, code: Code, operands: Sequence[tuple[int, ...]], lane: int, place: int = 0) -> None:
         task = len(self._operations)
         self._operations.append((code, 0, len(operands), lane, task, -1, 0, -1, len(self._operands)))
-        self._operands += [(*one, 0) for one in operands]  # no triangle
+        self._operands += [(*one, 0 if at else place) for at, one in enumerate(operands)]

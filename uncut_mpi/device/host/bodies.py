@@ -16,11 +16,11 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from uncut_mpi.device.files import FileWindows
+from uncut_mpi.device.host.epilogue import RegionEpilogue
 from uncut_mpi.device.views import Array, matrix_at
 from uncut_mpi.errors import ScheduleError
 from uncut_mpi.model.arguments import Number
 from uncut_mpi.model.dtypes import ITEMSIZES, DType
-from uncut_mpi.model.epilogue import Epilogue
 from uncut_mpi.model.form import Form, op_alone
 from uncut_mpi.planning.lower import Code, OperationList
 from uncut_mpi.planning.schedule import Factor, Op
@@ -131,12 +131,17 @@ class Copy(Body):
 class Summing(Body):
     """Writes a sum of products of a factor and an array, formed in the accumulator's type."""
 
-    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
+    def __init__(
+        self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch, epilogue: RegionEpilogue | None = None
+    ) -> None:
         super().__init__(write)
         self._sum = max((one.dtype.accumulator for one in (write, *reads)), key=lambda kind: kind.itemsize)
         rows, cols = write.array.shape
         self._columns = max(1, min(cols, max(_BLOCK_COLUMNS, _BLOCK_ELEMENTS // max(1, rows))))
-        self._scratch = scratch
+        self._scratch, self._epilogue = scratch, epilogue
+        if epilogue is not None:
+            for name in ("sum", "term"):
+                scratch.reserve(name, self._sum, rows * self._columns)
 
     def _of(self, scalars: list[Number], factor: Factor) -> Number:
         """Return a factor as the type that sums takes it."""
@@ -168,12 +173,26 @@ class Summing(Body):
         if not is_exact:
             np.copyto(part, total, casting="unsafe")
 
+    def _end(self, columns: slice, summed: list[tuple[Array, Number]], kept: list[tuple[Array, Number]]) -> None:
+        """Write in some columns what the epilogue makes of a sum and of what is kept of C."""
+        part = self.write.array[:, columns]
+        total, term = (self._scratch.matrix(name, self._sum, *part.shape) for name in ("sum", "term"))
+        assert self._epilogue is not None
+        with np.errstate(all="ignore"):
+            self._write(total, summed)
+            self._epilogue.scale_and_add(total, columns)
+            self._write(total, [(total, 1.0), *kept])
+            self._epilogue.activate(total, term)
+            np.copyto(part, total, casting="unsafe")
+
 
 class Gemm(Summing):
-    """write := f_A op(A) op(B) + f_C C."""
+    """write := f_A op(A) op(B) + f_C C, or what an epilogue makes of it."""
 
-    def __init__(self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch) -> None:
-        super().__init__(write, reads[:2], scratch)
+    def __init__(
+        self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch, epilogue: RegionEpilogue | None = None
+    ) -> None:
+        super().__init__(write, reads[:2], scratch, epilogue)
         (m, n), (a, b) = write.array.shape, reads[:2]
         k = a.array.shape[1]
         # BLAS has no integers; float64 has every sum of fewer than 2**39 products of int8.
@@ -201,7 +220,7 @@ class Gemm(Summing):
         multiplies = factor_a != 0.0
         if multiplies:
             a, b = self._ready("a", self._a), self._ready("b", self._b)
-        elif factor_c == 1.0:
+        elif factor_c == 1.0 and self._epilogue is None:
             return
         direct = multiplies and factor_c == 0.0 and self._is_direct
         columns = self._part_columns if direct else self._columns
@@ -209,7 +228,8 @@ class Gemm(Summing):
             if start:
                 advance()
             part = target[:, start : start + columns]
-            terms = [(part, factor_c)] if factor_c != 0.0 else []
+            kept: list[tuple[Array, Number]] = [(part, factor_c)] if factor_c != 0.0 else []
+            terms: list[tuple[Array, Number]] = []
             if multiplies:
                 product = part if direct else self._scratch.matrix("product", self._made_as, *part.shape)
                 if self._is_triangular:
@@ -221,8 +241,10 @@ class Gemm(Summing):
                 if factor_a != 1.0:
                     np.multiply(product, factor_a, out=product)
                 terms.append((product, 1.0))
-            if not direct:
-                self._write(part, terms)
+            if self._epilogue is not None:
+                self._end(slice(start, start + columns), terms, kept)
+            elif not direct:
+                self._write(part, kept + terms)
 
     def _with_triangle(self, a: Array, b: Array, product: Array) -> None:
         """Product := A B, where one of them is triangular, or stands for the inverse of such a matrix."""
@@ -388,69 +410,24 @@ class Combine(Summing):
 
 
 class CombineWithEpilogue(Summing):
-    """
-    Write := f(scale × (the sum of factor × region) + bias + beta C).
-
-    Parameters
-    ----------
-    epilogue : Epilogue
-        What is done.
-    vectors : ndarray, ndarray
-        Scale and bias of the region's rows, or columns, shaped to be multiplied by it; None for one that there is not.
-    """
+    """Write := f(scale × (the sum of factor × region) + bias + beta C)."""
 
     def __init__(
-        self,
-        write: BodyOperand,
-        reads: list[BodyOperand],
-        scratch: Scratch,
-        epilogue: Epilogue,
-        vectors: tuple[Array | None, Array | None],
+        self, write: BodyOperand, reads: list[BodyOperand], scratch: Scratch, epilogue: RegionEpilogue
     ) -> None:
-        super().__init__(write, reads, scratch)
+        super().__init__(write, reads, scratch, epilogue)
         self._reads = [read for read in reads if read.factor != Factor.BETA]
         self._kept = [read for read in reads if read.factor == Factor.BETA]
-        self._epilogue, self._vectors = epilogue, vectors
-        for name in ("sum", "term"):
-            scratch.reserve(name, self._sum, write.array.shape[0] * self._columns)
 
     def __call__(self, scalars: list[Number], advance: Callable[[], None]) -> None:
         """See `Body`."""
-        target, along_rows = self.write.array, self._epilogue.along == "rows"
-        for start in range(0, target.shape[1], self._columns):
+        for start in range(0, self.write.array.shape[1], self._columns):
             columns = slice(start, start + self._columns)
-            part = target[:, columns]
-            total, term = (self._scratch.matrix(name, self._sum, *part.shape) for name in ("sum", "term"))
             summed, kept = (
                 [(read.array[:, columns], scalars[read.factor]) for read in reads if scalars[read.factor] != 0]
                 for reads in (self._reads, self._kept)
             )
-            scale, bias = (one if one is None or along_rows else one[:, columns] for one in self._vectors)
-            with np.errstate(all="ignore"):
-                self._write(total, summed)
-                if scale is not None:
-                    np.multiply(total, scale.astype(total.dtype), out=total)
-                if bias is not None:
-                    np.add(total, bias.astype(total.dtype), out=total)
-                self._write(total, [(total, 1.0), *kept])
-                _activate(self._epilogue, total, term)
-                np.copyto(part, total, casting="unsafe")
-
-
-def _activate(epilogue: Epilogue, values: Array, scratch: Array) -> None:
-    """Replace values by a function of each (`Epilogue`)."""
-    if epilogue.activation == "relu":
-        values[values < 0] = 0  # NaN stays
-    elif epilogue.activation == "gelu":
-        np.multiply(values, values, out=scratch)
-        np.multiply(scratch, values, out=scratch)
-        np.multiply(scratch, 0.044715, out=scratch)
-        np.add(scratch, values, out=scratch)
-        np.multiply(scratch, math.sqrt(2 / math.pi), out=scratch)
-        np.tanh(scratch, out=scratch)
-        np.add(scratch, 1, out=scratch)
-        np.multiply(scratch, values, out=scratch)
-        np.multiply(scratch, 0.5, out=values)
+            self._end(columns, summed, kept)
 
 
 def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) -> dict[int, Body]:
@@ -474,8 +451,9 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
             bodies[index] = Gemms(operands, run[1], len(run[0]), scratch)
         elif operands[0].ending in _IS_EPILOGUE:
             assert program.epilogue is not None
-            vectors = _vectors_of(program.epilogue, operands[0], program.vectors)
-            bodies[index] = CombineWithEpilogue(operands[0], operands[1:], scratch, program.epilogue, vectors)
+            to = operands[0]
+            ending = RegionEpilogue(program.epilogue, program.vectors, to.diagonal, to.array.shape, to.dtype)
+            bodies[index] = (Gemm if code == Code.GEMM else CombineWithEpilogue)(to, operands[1:], scratch, ending)
         else:
             bodies[index] = (Gemm if code == Code.GEMM else Combine)(operands[0], operands[1:], scratch)
     scratch.allocate()
@@ -484,20 +462,6 @@ def bind_bodies(program: OperationList, addresses: Array, files: FileWindows) ->
 
 _IS_TRIANGLE: Final = {Op.LOWER, Op.UPPER, Op.LOWER_REAL, Op.UPPER_REAL}
 _IS_EPILOGUE: Final = {Op.EPILOGUE_ROWS, Op.EPILOGUE_COLS}
-
-
-def _vectors_of(
-    epilogue: Epilogue, write: BodyOperand, addresses: tuple[int, int]
-) -> tuple[Array | None, Array | None]:
-    """Return what of an epilogue's vectors at two addresses is for a region."""
-    by_rows, item = epilogue.along == "rows", write.dtype.itemsize
-    rows, cols = (write.array.shape[0], 1) if by_rows else (1, write.array.shape[1])
-    scale, bias = (
-        None if not address else matrix_at(address + item * write.diagonal, rows, cols, rows, write.dtype.numpy)
-        for address in addresses
-    )
-    return scale, bias
-
 
 _BUNDLED: Final = Bundled(BodyOperand(np.empty((0, 0)), DType.f64, Factor.ONE, ()))
 
