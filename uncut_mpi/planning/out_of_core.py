@@ -17,6 +17,7 @@ within a few per cent of the fastest is as good, if less enters a node.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator
@@ -71,6 +72,7 @@ def cut_to_fit(dealt: DealtPanels, how: Blocking, asked: Blocking) -> Blocking:
     room = dealt.setting.room
     model = _Model(dealt, how)
 
+    @functools.cache  # ways that begin apart grow into the same blocks
     def fits(one: Blocking) -> bool:
         taken = _native.KBlocksLayout(dealt.request(one, aligns=False)).rank_bytes
         return all(map(operator.le, taken, room))
