@@ -248,7 +248,7 @@ def test_clocks_that_disagree_leave_no_arrow_back_in_time():
 
 def test_figures_are_png_and_the_same_for_the_same_input():
     pytest.importorskip("matplotlib")
-    schedule = make()
+    schedule = make(m=700, n=700, k=700, ranks=2)  # to draw each task takes a hundredth of a second
     both = [timeline(schedule), timeline(schedule, "measured", 1)]
     one, two = render("a.png", both[:1]), render("a.png", both)
     for data in (one, two):
