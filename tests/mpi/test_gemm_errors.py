@@ -25,6 +25,31 @@ def test_shapes_that_do_not_fit(session, comm, operands):
     expect(comm, um.ParamError, ["24×16", "24×20"], lambda: session.gemm(operands.a, operands.c, operands.c))
 
 
+def test_errors_name_the_call_that_was_written(session, comm, operands):
+    a, b, c = operands.a, operands.b, operands.c
+    late = comm.rank == comm.size - 1
+    for call, name in (
+        (lambda one: session.gemm(a, one, c), "gemm"),
+        (lambda one: session.gemm(a, one, c, wait=False), "gemm with wait=False"),
+        (lambda one: session.gemm_batch([a], [one], [c]), "gemm_batch"),
+        (lambda one: session.gemm_batch([a], [one], [c], wait=False), "gemm_batch with wait=False"),
+        (lambda one: session.matmul(a, one), "matmul"),
+        (lambda one: a @ one, "matmul"),
+        (lambda one: session.plan(a, one, c), "plan"),
+    ):
+        expect(comm, um.ParamError, [f"{name}: shapes"], lambda call=call: call(a))
+        who = "" if comm.size == 1 else f"rank {comm.size - 1}: "
+        expect(comm, um.ParamError, [f"{who}{name}: B"], lambda call=call: call(None if late else b))
+        if comm.size > 1:
+            said = f"rank 0 called barrier, rank{'s 1-' * (comm.size > 2)}{' ' * (comm.size < 3)}{comm.size - 1}"
+            expect(
+                comm,
+                um.RankMismatchError,
+                [f"{said} called {name}: "],
+                lambda call=call: session.barrier() if comm.rank == 0 else call(b),
+            )
+
+
 def test_types_that_differ(session, comm, operands):
     other = session.empty_host((16, 20), np.float32)
     expect(comm, um.ParamError, ["f64", "f32"], lambda: session.gemm(operands.a, other, operands.c))

@@ -166,7 +166,7 @@ def test_a_handle_is_waited_for_once_and_ranks_do_so_or_not(comm, open_session):
             named = "RankMismatchError: rank 0 called gemm with wait=False, rank"
             collective_assert(comm, said.startswith(named), said)
         said = outcome(lambda: session.gemm(a, b, c, wait=2))
-        collective_assert(comm, said.startswith("ParamError: wait = 2"), said)
+        collective_assert(comm, said.startswith("ParamError: gemm: wait = 2"), said)
         collective_assert(comm, session.gemm(a, b, c, wait=False).wait() is c)
 
 

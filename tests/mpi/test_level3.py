@@ -165,8 +165,8 @@ def test_every_rank_says_what_does_not_fit(comm, session):
         (lambda: session.trmm(a, b, unit=2), "unit"),
         (lambda: session.trmm(a, b, trans="X"), "trans"),
         (lambda: session.trmm(a, b, alpha=1j), "complex"),
-        (lambda: session.symm(a, b, flat), "shape of b"),
-        (lambda: session.symm(a, b, beta=1.0), "there is no C"),
+        (lambda: session.symm(a, b, flat), "symm: a is 8×8 f64, so out has to be 8×4 f64, and is 4×8 f64"),
+        (lambda: session.symm(a, b, beta=1.0), "symm: beta = 1.0, but there is no out"),
         (lambda: session.symm(a, b, b), "overlaps"),
         (lambda: session.trsm(whole[:8, :8], whole[4:12, :4]), "overlaps"),
         (lambda: session.hemm(None, b), "a is None"),
@@ -177,6 +177,71 @@ def test_every_rank_says_what_does_not_fit(comm, session):
         expect(comm, um.ParamError, [words], call)
     for one in (a, b):
         session.release(one)
+
+
+def test_errors_name_the_call_that_was_written_and_its_arguments(comm, session):
+    a, b, c, square = (session.empty(shape, "f64", um.Layout.rows()) for shape in ((8, 4), (6, 4), (8, 6), (8, 8)))
+    z, of_z = (session.empty((8, extent), "c128", um.Layout.rows()) for extent in (4, 8))
+    first, some = comm.rank == 0, 2.0 if comm.rank == 0 else 1j
+    for call, words in (
+        (lambda: session.syrk(a, c), "syrk: a is 8×4 f64, so out has to be 8×8 f64, and is 8×6 f64"),
+        (lambda: session.syrk(a, of_z), "syrk: a is 8×4 f64, so out has to be 8×8 f64, and is 8×8 c128"),
+        (lambda: session.syrk(None), "syrk: a is None: pass a Matrix"),
+        (lambda: session.syrk(1.0, a), "syrk: a is a float: pass the matrices first"),
+        (lambda: session.syrk(a, beta=2.0), "syrk: beta = 2.0, but there is no out"),
+        (lambda: session.syrk(square, square), "syrk: C overlaps A in memory"),
+        (lambda: session.syrk(a, square, alpha="x"), "syrk: alpha = 'x' is a str"),
+        (lambda: session.syr2k(a, b, square), "syr2k: a is 8×4 f64, so b has to be 8×4 f64, and is 6×4 f64"),
+        (lambda: session.syr2k(a, z), "syr2k: a is 8×4 f64, so b has to be 8×4 f64, and is 8×4 c128"),
+        (lambda: session.syr2k(a, None), "syr2k: b is None"),
+        (lambda: session.herk(z, lower="no"), "herk: lower = 'no'"),
+        (lambda: session.her2k(z, z, of_z, beta=1j), "her2k: beta = 1j is a complex: pass a real number"),
+        (lambda: session.trsm(square, a, left=1), "trsm: left = 1 is an int"),
+        (lambda: session.trmm(2.0, square, a), "trmm() takes only a, b by position"),
+    ):
+        expect(comm, um.ParamError if "()" not in words else TypeError, [words], call)
+    if comm.size == 1:
+        return
+    for call, words in (
+        (lambda: session.syrk(a, square, lower=first), "lower: True on rank 0, False on"),
+        (lambda: session.trsm(square, a, lower=first), "lower: True on rank 0, False on"),
+        (lambda: session.trmm(square, a, unit=first), "unit: True on rank 0, False on"),
+        (lambda: session.syrk(a, square if first else None), "out: "),
+        (lambda: session.her2k(z, z, of_z, alpha=some), "alpha: 2.0 on rank 0, 1j on"),
+        (lambda: session.syrk(a) if first else session.syr2k(a, a), "rank 0 called syrk, rank"),
+        (lambda: session.syrk(a, square) if first else session.syr2k(a, a, square), "rank 0 called syrk, rank"),
+        (lambda: session.herk(z, of_z) if first else session.gemm(z, z.H, of_z), "rank 0 called herk, rank"),
+        (lambda: session.symm(square, a) if first else session.barrier(), "rank 0 called symm, rank"),
+    ):
+        expect(comm, um.RankMismatchError, [words], call)
+    expect(comm, um.ParamError, ["syrk: a is None", "rank 0: "], lambda: session.syrk(None if first else a, square))
+
+
+def test_what_fails_within_a_call_is_told_with_its_arguments(comm, session, monkeypatch):
+    a = session.empty((EDGE, EDGE), "f64", um.Layout.rows())
+    b = session.empty((EDGE, EDGE), "f64", um.Layout.rows())
+
+    def fails():
+        if comm.rank == comm.size - 1:
+            raise LookupError("on purpose")
+
+    for call, told in (
+        (lambda: session.syrk(a, b), f"syrk(a={a.info}, out={b.info}, lower=True, alpha=1.0, beta=0.0)"),
+        (
+            lambda: session.trsm(a, b, trans="T"),
+            f"trsm(a={a.info}, b={b.info}, left=True, lower=True, unit=False, trans=T, alpha=1.0)",
+        ),
+        (lambda: session.gemm_batch([a], [a], [b]), f"gemm_batch(a={a.info}, b={a.info}, out={b.info}, alpha=1.0"),
+    ):
+        notes = ""
+        with monkeypatch.context() as patched:
+            patched.setattr(session._backend, "await_caller", fails)
+            try:
+                call()
+            except (LookupError, um.PeerFailedError) as error:
+                notes = str([error, *getattr(error, "__notes__", ())])
+        good = f"(while {told}" in notes if comm.rank == comm.size - 1 else "on purpose" in notes
+        collective_assert(comm, good, notes)
 
 
 def test_little_memory_makes_smaller_blocks(comm, open_session, monkeypatch):

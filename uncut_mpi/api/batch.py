@@ -96,7 +96,7 @@ class Batch(ShowsMemory):
 
     `Session.register`, `distribute`, `empty` and those beside them make one of an array or a shape of three dimensions.
     ``batch[i]`` is a `Matrix`, a view, and ``batch[i:j]`` a batch of some. Any rank may make either, at any time.
-    `Session.gemm` multiplies batches by the rules of ``numpy.matmul``; ``a @ b`` is ``session.gemm(a, b)``.
+    `Session.gemm` multiplies batches by the rules of ``numpy.matmul``; ``a @ b`` is ``session.matmul(a, b)``.
 
     Attributes
     ----------
@@ -302,10 +302,10 @@ class Batch(ShowsMemory):
         return view._replace(turned=self.seen.turned, conjugated=self.seen.conjugated)
 
     def __matmul__(self, other: object) -> Any:
-        """Return the products A[i] B[i], a new batch, as ``session.gemm(a, b)`` does. Collective."""
+        """Return the products A[i] B[i], a new batch, as ``session.matmul(a, b)`` does. Collective."""
         if hasattr(other, "__array_ufunc__"):
             return NotImplemented
-        return self._base._session("multiply").gemm(self, other)
+        return self._base._session("multiply").matmul(self, other)
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self} belongs to its session and process, and cannot be copied or sent: use its .array")

@@ -185,7 +185,7 @@ class Call:
         if verdict is not None:
             wires, in_flight = verdict
             gate.broken |= in_flight
-            agreement.raise_failure(wires, error, "gemm")
+            agreement.raise_failure(wires, error, self._request.call)
         assert not report.aborted  # without a rank that reports why
         written = self._request.matrices[2].info
         if last and written.file:

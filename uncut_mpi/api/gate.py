@@ -312,6 +312,8 @@ class Gate:
         """
         if digest is None:
             digest = agreement.digest_of(call_text(call, asked()).encode("utf-8", "surrogatepass")).tobytes()
+        if type(error) is ParamError and call not in _OVER_WHEN_OPEN:  # where it is of what the program does
+            error.args = (f"{call}: {error}",)
         flight = self._flight
         if flight.calls and not follows:
             flight.drain()

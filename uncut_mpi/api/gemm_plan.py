@@ -325,7 +325,7 @@ class GemmPlan:
             plan = self._plan_for(matrices)
         except Exception as error:
             calls.gate.fail(call, error)
-        return tuple.__new__(Request, (call, matrices, scalars, self._choices)), plan  # as in `Scalars.of`
+        return tuple.__new__(Request, (call, matrices, scalars, self._choices, None)), plan  # as in `Scalars.of`
 
     def _made(self, call: str, given: _Three) -> _Three:
         """Return operands with arrays of the ranks made matrices; collective if there are any."""

@@ -240,7 +240,7 @@ class MatrixStore:
         if not isinstance(matrix, Matrix):
             mend = "(session.distribute(array, layout), session.register(array, root=...) or session.empty_host(shape))"
             mend = BATCH if is_batch(matrix) else f"pass a Matrix of this session {mend}"
-            if isinstance(matrix, numbers.Number) and name in ("A", "B", "C"):  # as in a call of BLAS
+            if isinstance(matrix, numbers.Number) and name in ("A", "B", "C", "a", "b"):  # as in a call of BLAS
                 mend = "pass the matrices first, and factors by their names (alpha=, beta=)"
             raise ParamError(f"{name} is {'None' if matrix is None else type_text(matrix)}: {mend}")
         if matrix.home is not self._home:

@@ -223,7 +223,7 @@ class Matrix(ShowsMemory):
 
     numpy takes it for its array where this rank has all of it in host memory: ``numpy.asarray(matrix)`` is that array,
     and ``numpy.allclose(matrix, x)`` compares it. Elements and operators are the array's, but for ``a @ b``: that is
-    ``session.gemm(a, b)`` of two matrices, a collective call.
+    ``session.matmul(a, b)`` of two matrices, a collective call.
 
     ``matrix[2:5, :3]``, ``matrix.T`` and ``matrix.H`` are views: matrices of the same session in the same memory. They
     can be A, B or (but for `H`) C, and keep the matrix alive. Any rank may make one, at any time; in a call all ranks
@@ -570,10 +570,10 @@ class Matrix(ShowsMemory):
     @overload
     def __matmul__(self, other: Batch) -> Batch: ...
     def __matmul__(self, other: object) -> Any:
-        """Return A B, a new matrix, as ``session.gemm(a, b)`` does. Collective."""
+        """Return A B, a new matrix, as ``session.matmul(a, b)`` does. Collective."""
         if hasattr(other, "__array_ufunc__"):
             return self._no_operator("@", other)
-        return self._session("multiply").gemm(self, other)  # which tells all ranks what is no matrix
+        return self._session("multiply").matmul(self, other)  # which tells all ranks what is no matrix
 
     def _no_operator(self, symbol: str, other: object = None, mend: str = "use numpy.asarray(matrix) or .array") -> Any:
         """Leave an operator to an array on its other side, which knows what to do; else raise TypeError."""

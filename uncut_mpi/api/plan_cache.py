@@ -48,7 +48,7 @@ class PlanCache:
         ParamError for what cannot be multiplied. Nothing that ranks have to agree on changes: they may yet be found to
         be in different calls.
         """
-        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options, triangle, forms, epilogue) = request
+        _, (a, b, c), (alpha, beta), (trans_a, trans_b, options, triangle, forms, epilogue), _ = request
         how = trans_a, trans_b, triangle, forms, epilogue and (epilogue.activation, *epilogue.names)
         call = (a.info.name, b.info.name, c.info.name, how, beta != 0, alpha == 0)
         known = self._calls.get(call)

@@ -6,7 +6,7 @@ import collections
 import hashlib
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -142,10 +142,11 @@ class Request(NamedTuple):
     matrices: Operands  # A, B and C, alive and of this session
     scalars: Scalars  # alpha and beta
     choices: Choices  # of this call, or of the plan that it uses
+    told: Mapping[str, object] | None = None  # what the caller passed, where it is not these
 
-    def asked(self) -> dict[str, object]:
+    def asked(self) -> Mapping[str, object]:
         """Return what the caller passed, by its names."""
-        return product_asked(self.call, self.matrices, self.scalars._asdict(), self.choices.asked())
+        return self.told or product_asked(self.call, self.matrices, self.scalars._asdict(), self.choices.asked())
 
 
 def infos_of(matrices: Operands) -> Infos:
@@ -215,7 +216,7 @@ def _meeting(x: MatrixInfo, written: MatrixInfo | None) -> Iterator[tuple[int, i
     """
     lies = _by_memory(x)
     changed, dtype = (lies, x.dtype) if written is None else (_by_memory(written), written.dtype)
-    for memory in lies.keys() & changed.keys():
+    for memory in sorted(lies.keys() & changed.keys()):  # so that all ranks name the same parts
         if written is None and len(lies[memory]) == 1:  # which meets itself alone
             continue
         one, other = np.array(lies[memory], np.int64), np.array(changed[memory], np.int64)

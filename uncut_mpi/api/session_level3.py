@@ -8,20 +8,20 @@ are plain. A block on the diagonal is read in one triangle (`uncut_mpi.model.for
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 from uncut_mpi.api.flight import Handle
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.matrix import Matrix
-from uncut_mpi.api.request import Choices, Request, Scalars, check_written
+from uncut_mpi.api.request import Scalars, check_written
 from uncut_mpi.api.session_products import Multiplies
+from uncut_mpi.api.wanted import new_results
 from uncut_mpi.errors import CapacityError, ParamError
-from uncut_mpi.model.arguments import Number, flag, number, real_number
+from uncut_mpi.model.arguments import Number, flag, real_number
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.model.form import Form, Forms, Kind
-from uncut_mpi.model.part_of_c import Triangle
 from uncut_mpi.model.problem import Trans, transposition
-from uncut_mpi.planning.options import ScheduleOptions
 
 LEAST_BLOCK: Final = 4096
 """Rows of blocks on the diagonal, of which there are at most `_MOST_BLOCKS`: each is a call, and is sent whole."""
@@ -29,7 +29,6 @@ _MOST_BLOCKS: Final = 8  # a session keeps the plans of a few calls
 _STEP: Final = 256  # rows of them are a multiple of it
 
 _OTHER: Final = {"symmetric": "T", "hermitian": "C"}
-_OPTIONS: Final = ScheduleOptions()
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,6 +36,7 @@ class _Sided:
     """What a call is about, how to take parts of its matrices, and the products that it has begun."""
 
     call: str
+    told: Mapping[str, object]
     a: Matrix
     form: Form
     trans: str
@@ -89,7 +89,7 @@ class Level3(Multiplies):
         ParamError, CapacityError, UncutError
             As `gemm`.
         """
-        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="T", triangle=self._triangle(lower))
+        return self._of_factors("syrk", (a,), out, lower, (alpha, beta))
 
     @public_call
     def syr2k(
@@ -107,9 +107,7 @@ class Level3(Multiplies):
 
         The first one's result is rounded to the type of C, also of half types.
         """
-        triangle = self._triangle(lower)
-        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="T", triangle=triangle)
-        return self.gemm(b, a, out, alpha=alpha, beta=1.0, trans_b="T", triangle=triangle)
+        return self._of_factors("syr2k", (a, b), out, lower, (alpha, beta))
 
     @public_call
     def herk(
@@ -134,8 +132,7 @@ class Level3(Multiplies):
         ParamError, CapacityError, UncutError
             As `gemm`; also if alpha or beta is complex.
         """
-        triangle = self._triangle(lower, alpha=alpha, beta=beta)
-        return self.gemm(a, a, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
+        return self._of_factors("herk", (a,), out, lower, (alpha, beta), "C", ("alpha", "beta"))
 
     @public_call
     def her2k(
@@ -153,10 +150,7 @@ class Level3(Multiplies):
 
         Of complex types alpha may be complex. Roundings are as of `syr2k`.
         """
-        triangle = self._triangle(lower, beta=beta)
-        out = self.gemm(a, b, out, alpha=alpha, beta=beta, trans_b="C", triangle=triangle)
-        other = number("alpha", alpha).conjugate()
-        return self.gemm(b, a, out, alpha=other, beta=1.0, trans_b="C", triangle=triangle)
+        return self._of_factors("her2k", (a, b), out, lower, (alpha, beta), "C", ("beta",))
 
     @public_call
     def symm(
@@ -280,63 +274,95 @@ class Level3(Multiplies):
 
     # -- how ---------------------------------------------------------------------------------
 
-    def _triangle(self, lower: object, **real: object) -> Triangle:
-        """
-        Return a triangle's name, of a Hermitian C if some factors have to be real.
-
-        Where one is not, or `lower` is neither True nor False, the `gemm` of all ranks is an error.
-        """
+    def _of_factors(
+        self,
+        call: str,
+        given: tuple[Matrix, ...],
+        out: Matrix | None,
+        lower: object,
+        factors: tuple[object, object],
+        op: Trans = "T",
+        real: tuple[str, ...] = (),
+    ) -> Matrix:
+        """Compute a triangle of C, by one product or two; factors named in `real` have to be so. Collective."""
         try:
-            for name, value in real.items():
-                real_number(name, value)
-            names: tuple[Triangle, Triangle] = ("upper_real", "lower_real") if real else ("upper", "lower")
-            return names[flag("lower", lower)]
-        except ParamError as error:
+            scalars, is_lower = Scalars.of(*factors), flag("lower", lower)
+            for name in real:
+                real_number(name, getattr(scalars, name))
+            matrices = dict(zip("ab", given, strict=False)) | ({} if out is None else {"out": out})
+            a, told = self._store.check("a", given[0]), dict[str, object]()
+            if a.dtype.needs_scales or not a.dtype.results:
+                raise ParamError(f"a is {a.dtype.name}: pass one of a type that is multiplied without scales")
+            for name, one in matrices.items():
+                told[name] = self._store.check(name, one).info
+                _check_fits(
+                    name, one, a, *((a.shape[:1] * 2, a.dtype.results) if one is out else (a.shape, (a.dtype,)))
+                )
+            if out is None and scalars.beta != 0:
+                raise ParamError(f"beta = {scalars.beta}, but there is no out: pass out=, or beta=0")
+            told |= {"lower": is_lower, **scalars._asdict()}
+        except Exception as error:
             with self._gate.exclusive():
-                self._gate.fail("gemm", error)
+                self._gate.fail(call, error)
+        b = given[-1]
+        if out is None:
+            with self._gate.call(call) as open_with:
+                open_with(**told)
+                out = self._new_result(a, b, op)
+            self._product(call, (a, b, out), (0.0, 0.0), ("N", op, None), told=told)
+        chosen = "N", op, None, f"{'lower' if is_lower else 'upper'}{'_real' if op == 'C' else ''}"
+        self._product(call, (a, b, out), scalars, chosen, told=told)
+        if len(given) > 1:
+            other = scalars.alpha.conjugate() if op == "C" else scalars.alpha
+            self._product(call, (b, a, out), (other, 1.0), chosen, told=told)
+        return out
 
     def _asked(
         self,
         call: str,
         kind: Kind,
-        given: tuple[object, ...],
+        given: tuple[Any, ...],
         flags: tuple[object, ...],
         trans: object,
         factors: tuple[object, object],
-    ) -> tuple[_Sided, tuple[Matrix, ...], Scalars]:
-        """Return what all ranks ask, or raise what is wrong with it on all of them. Collective."""
+    ) -> tuple[_Sided, Matrix, Matrix, Scalars]:
+        """Return what all ranks ask, with B and C, or raise what is wrong with it on all of them. Collective."""
         with self._gate.call(call) as open_with:
-            left, lower, *unit = (flag(name, one) for name, one in zip(("left", "lower", "unit"), flags, strict=False))
+            how = {name: flag(name, one) for name, one in zip(("left", "lower", "unit"), flags, strict=False)}
+            left, lower, *unit = how.values()
             form, op = Form(kind, "lower" if lower else "upper", *unit), transposition("trans", trans)
             scalars, names = Scalars.of(*factors), ("a", "b", "out")[: len(given)]
-            a, b, *c = [self._store.check(name, one) for name, one in zip(names, given, strict=True)]
+            a, b, *c = (self._store.check(name, one) for name, one in zip(names, given, strict=True))
+            told: dict[str, Any] = {name: one.info for name, one in zip(names, given, strict=True)}
             if form.kind == "hermitian" and a.info.conjugated:  # of which the other triangle is read
                 a, form = a.H, form.transposed
             extent, dtype = b.shape[0 if left else 1], a.info.dtype
             if dtype not in (DType.f32, DType.f64, DType.c64, DType.c128):
-                raise ParamError(f"{call}: a is {dtype.name}: pass matrices of f32, f64, c64 or c128")
+                raise ParamError(f"a is {dtype.name}: pass matrices of f32, f64, c64 or c128")
             if a.shape != (extent, extent):
                 found = "a is {}×{} and b {}×{}".format(*a.shape, *b.shape)
-                raise ParamError(f"{call}: {found}: with left={left} a has to be {extent}×{extent}")
-            matrices = [a, b, *c]
-            for name, one in zip(names, matrices, strict=True):
+                raise ParamError(f"{found}: with left={left} a has to be {extent}×{extent}")
+            for name, one in zip(names, (a, b, *c), strict=True):
                 if one.info.conjugated and not (one is a and form.is_triangular):
-                    raise ParamError(
-                        f"{call}: {name} is a conjugated view: pass the matrix itself, and trans='C' for its op"
-                    )
-                if one.info.dtype is not dtype or one.shape not in ((extent, extent), b.shape):
-                    raise ParamError(f"{call}: {name} is {one}: a is {a}, and out has the shape of b, {b}")
-            if c and c[0].shape != b.shape:
-                raise ParamError(f"{call}: out is {c[0]}: it has to have the shape of b, {b}")
-            told = {name: one.info for name, one in zip(names, matrices, strict=True)}
+                    raise ParamError(f"{name} is a conjugated view: pass the matrix itself, and trans='C' for its op")
+                if one is not a:
+                    _check_fits(name, one, a, b.shape, (dtype,))
             if c or form.is_triangular:
                 check_written(names[-1], told[names[-1]], **{name: told[name] for name in names[:-1]})
-            if call in ("symm", "hemm") and not c and scalars.beta != 0:
-                raise ParamError(f"beta = {scalars.beta}, but there is no C: pass out=, or beta=0")
+            elif scalars.beta != 0:
+                raise ParamError(f"beta = {scalars.beta}, but there is no out: pass out=, or beta=0")
             scalars.check(dtype)
-            open_with(**told, left=left, form=form.code, trans=op, **scalars._asdict())
+            told |= how | ({"trans": op, "alpha": scalars.alpha} if form.is_triangular else scalars._asdict())
+            open_with(**told)
+            if not c:
+                c = [b if form.is_triangular else self._new_result(*((a, b) if left else (b, a)))]
         block = max(LEAST_BLOCK, -(-extent // (_MOST_BLOCKS * _STEP)) * _STEP)
-        return _Sided(call, a, form, op, left, block), tuple(matrices[1:]), scalars
+        return _Sided(call, told, a, form, op, left, block), b, c[0], scalars
+
+    def _new_result(self, a: Matrix, b: Matrix, trans_b: str = "N") -> Matrix:
+        """Return a new matrix for A op(B), as `gemm` makes it, in a call that has opened. Collective."""
+        made: Any = self._made_of(self._apart(*new_results(a, b, "N", trans_b, None, self.size)), a, b)
+        return cast(Matrix, made)
 
     def _with_mirrored(
         self,
@@ -347,8 +373,7 @@ class Level3(Multiplies):
         factors: tuple[Number, Number],
     ) -> Matrix:
         there = tuple(one for at, one in enumerate(given) if at < 2 or one is not None)
-        asked, (b, *found), scalars = self._asked(call, kind, there, flags, "N", factors)
-        c = found[0] if found else self.gemm(*((asked.a, b) if asked.left else (b, asked.a)), alpha=0.0)
+        asked, b, c, scalars = self._asked(call, kind, there, flags, "N", factors)
 
         def made(start: int, stop: int) -> None:
             middle = asked.middle(start, stop)
@@ -367,7 +392,7 @@ class Level3(Multiplies):
                 else:
                     at, trans = (asked.a[mine, other], _OTHER[kind]) if is_stored else (asked.a[other, mine], "N")
                 source, target = (asked.across(one, part.start, part.stop) for one, part in ((b, other), (c, mine)))
-                self._product(asked, at, source, target, Scalars(scalars.alpha, 1.0), trans=trans)
+                self._multiply(asked, at, source, target, Scalars(scalars.alpha, 1.0), trans=trans)
 
         made(0, asked.a.shape[0])
         asked.wait()
@@ -382,7 +407,7 @@ class Level3(Multiplies):
         trans: Trans,
         alpha: Number,
     ) -> Matrix:
-        asked, (b,), scalars = self._asked(call, kind, given, flags, trans, (alpha, 0.0))
+        asked, b, _, scalars = self._asked(call, kind, given, flags, trans, (alpha, 0.0))
         extent, solves = asked.a.shape[0], kind == "inverse"
         is_lower = (asked.form.triangle == "lower") == (asked.trans == "N")  # op(A)
         down = is_lower == asked.left  # whether the end of B depends on its beginning
@@ -403,11 +428,11 @@ class Level3(Multiplies):
                 made(middle, stop, factor)
             elif solves:
                 made(source.start, source.stop, factor)
-                self._product(asked, at, other, out, Scalars(-1.0, factor), trans=op)
+                self._multiply(asked, at, other, out, Scalars(-1.0, factor), trans=op)
                 made(target.start, target.stop, 1.0)
             else:
                 made(target.start, target.stop, factor)
-                self._product(asked, at, other, out, Scalars(factor, 1.0), trans=op)
+                self._multiply(asked, at, other, out, Scalars(factor, 1.0), trans=op)
                 made(source.start, source.stop, factor)
 
         made(0, extent, scalars.alpha)
@@ -418,7 +443,7 @@ class Level3(Multiplies):
         """Multiply by a block on the diagonal; where there is no room for it, let blocks be smaller. Collective."""
         own, (other, out) = asked.a[start:stop, start:stop], (asked.across(one, start, stop) for one in ends)
         try:
-            self._product(asked, own, other, out, scalars, trans=asked.trans, form=True)
+            self._multiply(asked, own, other, out, scalars, trans=asked.trans, form=True)
         except CapacityError:
             if stop - start <= _STEP:
                 raise
@@ -426,7 +451,7 @@ class Level3(Multiplies):
             return False
         return True
 
-    def _product(
+    def _multiply(
         self,
         asked: _Sided,
         own: Matrix,
@@ -438,19 +463,19 @@ class Level3(Multiplies):
         form: bool = False,
     ) -> None:
         """Multiply a part of A by another matrix, on its side. Collective."""
-        its, (first, second) = asked.form if form else None, (own, other) if asked.left else (other, own)
-        forms: Forms
-        ops, forms = ((trans, "N"), (its, None)) if asked.left else (("N", trans), (None, its))
-        with self._gate.exclusive():
-            try:
-                self._backend.mark_caller(None)
-                choices = Choices(*ops, _OPTIONS, "", forms)
-                request = Request(asked.call, self._store.operands(first, second, out, choices), scalars, choices)
-                plan = self._calls.plans.find(request)
-            except Exception as error:
-                self._gate.fail(asked.call, error)
-            if self._group.num_nodes > 1:
-                self._calls.run(request, plan, self._calls.plans.keep)
-            else:  # on GPUs one follows another without the host
-                begun = self._calls.launch(request, plan, self._calls.plans.keep)
-                asked.begun.append(Handle(self, self._calls.flight, begun, lambda _: None))
+        forms: Forms = (asked.form if form else None, None)
+        given, ops = (own, other), (trans, "N")
+        if not asked.left:
+            given, ops, forms = given[::-1], ops[::-1], forms[::-1]
+        wait = True if self._group.num_nodes > 1 else None  # on GPUs one follows another without the host
+        begun = self._product(asked.call, (*given, out), scalars, (*ops, None), forms=forms, told=asked.told, wait=wait)
+        if begun is not None:
+            asked.begun.append(Handle(self, self._calls.flight, begun, lambda _: None))
+
+
+def _check_fits(name: str, one: Matrix, a: Matrix, shape: tuple[int, ...], dtypes: Sequence[DType]) -> None:
+    """Raise ParamError for a matrix of another shape or type than goes with A."""
+    if one.shape != shape or one.dtype not in dtypes:
+        of_a, found = ("{}×{} {}".format(*it.shape, it.dtype.name) for it in (a, one))
+        types = " or ".join(it.name for it in dtypes)
+        raise ParamError(f"a is {of_a}, so {name} has to be {shape[0]}×{shape[1]} {types}, and is {found}")

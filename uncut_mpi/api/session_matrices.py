@@ -455,7 +455,7 @@ class MakesMatrices:
             The unfinished file is removed then.
         """
         with self._gate.call("commit") as open_with:
-            info = self._store.check("commit: matrix", matrix).info
+            info = self._store.check("matrix", matrix).info
             if not info.file:
                 raise ParamError(f"{info} lies in no file: pass a matrix of create_file")
             open_with(matrix=info)
@@ -469,7 +469,7 @@ class MakesMatrices:
         """
         with self._gate.call("release") as open_with:
             whole = matrix.base if isinstance(matrix, Batch) else matrix
-            info = self._store.check("release: matrix", whole).info
+            info = self._store.check("matrix", whole).info
             if info.view is not None:
                 raise ParamError(f"{info} is a view and has no memory of its own: release the matrix")
             if isinstance(matrix, Batch) and not matrix.is_whole:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, cast
 
 import numpy as np
 
 from uncut_mpi.api.batch import Batch
 from uncut_mpi.api.bound_epilogue import BoundEpilogue
+from uncut_mpi.api.call import Call
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import public_call
 from uncut_mpi.api.gemm_plan import GemmPlan
@@ -34,6 +35,7 @@ from uncut_mpi.api.wording import product_asked
 from uncut_mpi.errors import ParamError, raised_by_all
 from uncut_mpi.model.arguments import Number, flag
 from uncut_mpi.model.epilogue import Activation
+from uncut_mpi.model.form import PLAIN, Forms
 from uncut_mpi.model.layout import Layout
 from uncut_mpi.model.locations import Location, Memory, memory_of
 from uncut_mpi.model.part_of_c import Triangle
@@ -181,13 +183,17 @@ class Multiplies(MakesMatrices):
         if out is None:
             scales, vectors = (scale_a, scale_b), (activation, scale, bias)
             chosen = trans_a, trans_b, options, triangle
-            out, out_layout = self._make_result((a, b), (alpha, beta), scales, chosen, vectors, out_layout), None
+            out = self._make_result("gemm", (a, b), (alpha, beta), scales, chosen, vectors, out_layout)
+            out_layout = None
             if triangle:
                 zeros: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "scale_a": scale_a, "scale_b": scale_b}
                 self.gemm(a, b, out, alpha=0.0, **zeros)
+        call = "gemm"
         with self._gate.exclusive():
             try:
                 self._backend.mark_caller(stream)  # first: the device comes to it meanwhile
+                if wait is not True:
+                    call = call_without_waiting(call, wait)
                 if out_layout is not None:
                     raise ParamError("out and out_layout were given: pass out, which has a layout, or out_layout")
                 scalars, epilogue = Scalars.of(alpha, beta), None
@@ -198,10 +204,9 @@ class Multiplies(MakesMatrices):
                         raise ParamError(f"residual and beta = {scalars.beta} were given: pass one; it has beta 1")
                     scalars = scalars._replace(beta=1.0)
                 choices = Choices.of(trans_a, trans_b, options, triangle, epilogue)
-                call = "gemm" if wait is True else call_without_waiting("gemm", wait)
                 matrices = self._store.operands(a, b, out, choices)
                 scalars = scalars.scaled(matrices[0].info.dtype, scale_a, scale_b)
-                request = tuple.__new__(Request, (call, matrices, scalars, choices))  # as in `Scalars.of`
+                request = tuple.__new__(Request, (call, matrices, scalars, choices, None))  # as in `Scalars.of`
                 plan = self._calls.plans.find(request)
                 copy = None
                 if residual is not None and residual is not matrices[2]:
@@ -209,14 +214,14 @@ class Multiplies(MakesMatrices):
                     check_copy(("residual", source.info), ("out", matrices[2].info))
                     copy = self._copying("gemm: residual", source, matrices[2])
             except Exception as error:
-                self._gate.fail("gemm", error)
+                self._gate.fail(call, error)
             if copy is not None:
                 self._calls.run(*copy, self._calls.plans.keep)
             if wait:
                 self._calls.run(request, plan, self._calls.plans.keep)
                 return out
             begun = self._calls.launch(request, plan, self._calls.plans.keep)
-            return Handle(self, self._calls.flight, begun, lambda call: out.matrices if type(out) is Listed else out)
+            return Handle(self, self._calls.flight, begun, lambda call: out)
 
     @overload
     def gemm_batch(self, a: _Many, b: _Many, out: _Ms, *, wait: Literal[True] = ..., **by: Unpack[_By]) -> _Ms: ...
@@ -263,13 +268,12 @@ class Multiplies(MakesMatrices):
         ParamError, CapacityError, UncutError
             As `gemm`; if numbers or shapes do not fit, types differ, or a result overlaps another one.
         """
-        given: Iterable[Any] = (
+        given = [
             Listed(one) if isinstance(one, list | tuple) else one for one in (a, b, [None] if out is None else out)
-        )
-        chosen: dict[str, Any] = {"trans_a": trans_a, "trans_b": trans_b, "options": options, "stream": stream}
-        chosen |= {"scale_a": scale_a, "scale_b": scale_b}
-        made = self.gemm(*given, alpha=alpha, beta=beta, wait=wait, **chosen)
-        return made if isinstance(made, Handle) else out
+        ]
+        chosen, scales = (trans_a, trans_b, options), (scale_a, scale_b)
+        begun = self._product("gemm_batch", given, (alpha, beta), chosen, scales=scales, stream=stream, wait=wait)
+        return out if begun is None else Handle(self, self._calls.flight, begun, lambda call: out)
 
     @overload
     def matmul(self, a: Matrix, b: _M) -> _M: ...
@@ -278,7 +282,53 @@ class Multiplies(MakesMatrices):
     @public_call
     def matmul(self, a: Matrix | Batch, b: Matrix | Batch) -> Any:
         """Return A B, a new matrix or batch: `gemm` without anything else. Collective."""
-        return self.gemm(a, b)
+        factors, chosen = (1.0, 0.0), ("N", "N", None)
+        out = self._make_result("matmul", (a, b), factors, (None, None), (*chosen, ""), ("", None, None), None)
+        self._product("matmul", (a, b, out), factors, chosen)
+        return out
+
+    def _product(
+        self,
+        call: str,
+        given: Sequence[Any],
+        factors: tuple[object, object],
+        chosen: tuple[Any, ...],
+        *,
+        forms: Forms = PLAIN,
+        told: Mapping[str, object] | None = None,
+        scales: tuple[object, object] = (None, None),
+        stream: Any = None,
+        wait: object = True,
+    ) -> Call | None:
+        """
+        Multiply for another call than `gemm`, as that does; return a product that is begun and not over. Collective.
+
+        Parameters
+        ----------
+        given : sequence of Matrix, Batch or Listed
+            A, B and C.
+        chosen : tuple
+            Arguments of `Choices.of`.
+        forms, told
+            As of `Choices` and `Request`.
+        wait : bool or None
+            As of `gemm`; None begins the product, and the name of the call does not say so.
+        """
+        with self._gate.exclusive():
+            try:
+                self._backend.mark_caller(stream)
+                call = call if wait is None else call_without_waiting(call, wait)
+                choices = Choices.of(*chosen)._replace(forms=forms)
+                matrices = self._store.operands(given[0], given[1], given[2], choices)
+                scalars = Scalars.of(*factors).scaled(matrices[0].info.dtype, *scales)
+                request = Request(call, matrices, scalars, choices, told)
+                plan = self._calls.plans.find(request)
+            except Exception as error:
+                self._gate.fail(call, error)
+            if wait:
+                self._calls.run(request, plan, self._calls.plans.keep)
+                return None
+            return self._calls.launch(request, plan, self._calls.plans.keep)
 
     @public_call
     def plan(
@@ -329,6 +379,7 @@ class Multiplies(MakesMatrices):
 
     def _make_result(
         self,
+        call: str,
         given: tuple[Any, Any],
         factors: tuple[object, object],
         scales: tuple[object, object],
@@ -337,7 +388,7 @@ class Multiplies(MakesMatrices):
         layout: object,
     ) -> Matrix | Batch:
         """Return a new matrix, or batch, for op(A) op(B). Collective."""
-        with self._gate.call("gemm") as open_with:
+        with self._gate.call(call) as open_with:
             scalars, epilogue = Scalars.of(*factors), BoundEpilogue.of(self._store.check_vector, *vectors)
             choices = Choices.of(*chosen, epilogue)
             if scalars.beta != 0:
@@ -351,7 +402,7 @@ class Multiplies(MakesMatrices):
                 new.layout.rectangles(new.shape, self.size)
             seen = tuple(operand_of(one, "diagonal") if isinstance(one, Batch) else one for one in (first, second))
             about = scalars._asdict(), choices.asked(), {"out_layout": wanted}
-            open_with(**product_asked("gemm", seen, *about))
+            open_with(**product_asked(call, seen, *about))
             if len(several) > 1:
                 new = self._fastest_result((first, second), several, scalars, choices)
             return self._made_of(new, first, second)
@@ -433,7 +484,7 @@ class Multiplies(MakesMatrices):
             If the arguments are none of these, or the rank has too little memory.
         """
         with self._gate.call("gather") as open_with:
-            given, place = self._store.check_any("gather: matrix", matrix), rank_of("root", root, self.size)
+            given, place = self._store.check_any("matrix", matrix), rank_of("root", root, self.size)
             source = in_one(given)
             open_with(matrix=source.info, root=place)
             made = self._store.empty(_like(given, Layout.whole(place), "host", self.size))
@@ -472,7 +523,7 @@ class Multiplies(MakesMatrices):
             If arguments do not fit, or a rank has too little memory.
         """
         with self._gate.call("redistribute") as open_with:
-            given = self._store.check_any("redistribute: matrix", matrix)
+            given = self._store.check_any("matrix", matrix)
             source, made, result = in_one(given), None, cast(Any, out)
             target, where = None, None
             wanted = None if layout is None and out is not None else layout_of(layout)
@@ -484,7 +535,7 @@ class Multiplies(MakesMatrices):
                 if wanted is not None and where is not None:
                     wanted.check_memory(where)
             else:
-                target = _fitting(given, self._store.check_any("redistribute: out", out))
+                target = _fitting(given, self._store.check_any("out", out))
                 extents = (len(given), 1) if isinstance(given, Batch) else source.shape
                 fits = wanted is None or result.layout == wanted.filled(extents, self.size)
                 if memory is not None or not fits:
@@ -514,7 +565,7 @@ class Multiplies(MakesMatrices):
             Of any location; one in shared host memory is returned as it is.
         """
         with self._gate.call("download") as open_with:
-            self._store.check_any("download: matrix", matrix)
+            self._store.check_any("matrix", matrix)
             found = in_one(matrix)
             found.info.check_in_memory()
             self._await_caller(found)
@@ -541,9 +592,7 @@ class Multiplies(MakesMatrices):
             in memory or overlaps itself.
         """
         with self._gate.call("upload") as open_with:
-            given = [
-                self._store.check_any(f"upload: {name}", one) for name, one in (("source", source), ("target", target))
-            ]
+            given = [self._store.check_any(name, one) for name, one in (("source", source), ("target", target))]
             source, target = in_one(given[0]), _fitting(*given)
             check_copy(("source", source.info), ("target", target.info))
             if source.whole.location != Location.host():

@@ -31,7 +31,7 @@ _INSTEAD: dict[str, tuple[type, ...]] = {
 }
 """By what some types of no encoding become one that has."""
 _OPERANDS = {
-    "gemm": ("a", "b", "out"),
+    **dict.fromkeys(("gemm", "gemm_batch", "matmul"), ("a", "b", "out")),
     "gemm: residual": ("residual", "residual", "out"),
     "redistribute": ("matrix", "matrix", "out"),
 }
