@@ -24,6 +24,7 @@ from tests.helpers.blas import (  # noqa: F401 (fixtures)
 )
 from tests.helpers.collective import collective_assert
 from uncut_mpi.api import session_level3
+from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.blas import calls
 from uncut_mpi.blas.routines import ROUTINES
 from uncut_mpi.errors import ParamError
@@ -335,6 +336,68 @@ def test_memory_of_an_earlier_call_may_be_the_sessions_own_in_a_later_one(names,
         names.lp64.dtrsm_(*arguments("trsm", by, extents, 1.5, 0, "f8", passed))
         assert is_right("trsm", by, 1.5, 0, given, arrays[-1]), call
     assert passed_on.value == before
+
+
+@pytest.mark.parametrize("name", ["syrk", "syr2k", "symm", "trmm", "trsm"])
+def test_a_repeated_call_makes_no_matrices_wherever_its_arrays_lie(names, monkeypatch, name):
+    rng, extents, made = np.random.default_rng(8), (40, 33), []
+    by = {letter: LETTERS[letter][0] for letter in OTHERS[name].letters}
+    shapes, true_distribute = OTHERS[name].shapes(by, extents), MatrixStore.distribute
+    monkeypatch.setattr(MatrixStore, "distribute", lambda *one, **by: made.append(one) or true_distribute(*one, **by))
+    passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
+    before, whole = passed_on.value, np.zeros((50, 400), order="F")
+    # Each in arrays of its own; then again there; in columns of one array, and again; in rows of one, where they may
+    # overlap by what is known of them at once.
+    for call, place in enumerate(["own", "own", "same", "columns", "same", "rows", "other", "own"]):
+        given = given_of(rng, name, by, shapes, "f8")
+        if place == "own":
+            arrays = [one.copy("F") for one in given]
+        elif place in ("columns", "other"):
+            first = 0 if place == "columns" else 150
+            arrays = [whole[:, 50 * i + first :][: len(one), : one.shape[1]] for i, one in enumerate(given)]
+        elif place == "rows":
+            tall = np.zeros((200, 40), order="F")
+            arrays = [tall[50 * i :][: len(one), : one.shape[1]] for i, one in enumerate(given)]
+        for array, one in zip(arrays, given, strict=True):
+            array[:] = one
+        made.clear()
+        passed = [[at(one), *numbers(one.strides[1] // 8)] for one in arrays]
+        getattr(names.lp64, f"d{name}_")(*arguments(name, by, extents, 1.5, 0.5, "f8", passed))
+        assert is_right(name, by, 1.5, 0.0 if name.startswith("tr") else 0.5, given, arrays[-1]), (call, place)
+        # Another leading dimension needs others, as what may overlap.
+        new = call == 0 or place in ("columns", "rows") or (place, call) in (("other", 6), ("own", 7))
+        assert bool(made) == new, (call, place, len(made))
+    assert passed_on.value == before
+    a = arrays[0]
+    passed = [[at(a), *numbers(len(a))]] * len(arrays)
+    if all(one.shape == a.shape for one in arrays):  # which the library behind gets
+        getattr(names.lp64, f"d{name}_")(*arguments(name, by, extents, 1.5, 0.5, "f8", passed))
+        assert passed_on.value == before + 1
+
+
+@pytest.mark.parametrize("name", ["syrk", "trsm"])
+def test_memory_that_is_freed_and_made_again_is_read_anew_on_a_grid(names, comm, grid, name):
+    rng, extents = np.random.default_rng(9), (24, 24)
+    by = {letter: LETTERS[letter][0] for letter in OTHERS[name].letters}
+    passed_on = ctypes.c_int.in_dll(names.behind, "passed_on")
+    before, operands = passed_on.value, []
+    for gap in (0, 0, None, None, 1, None, 2, 0):  # of a rank another leading dimension; None: the same arrays again
+        if gap is not None:
+            given = comm.bcast(given_of(rng, name, by, OTHERS[name].shapes(by, extents), "f8"))
+            operands = [
+                Dealt(rng, comm, one.shape, (4, 4), gap=gap * (comm.rank == comm.size - 1), full=one) for one in given
+            ]
+        else:
+            for one, full in zip(operands, given, strict=True):
+                one.array[: one.rows] = full[np.ix_(*one.indices)]
+        passed = [[at(one.array), *numbers(1, 1), one.descriptor] for one in operands]
+        getattr(names.lp64, f"pd{name}_")(*arguments(name, by, extents, 1.5, 0.5, "f8", passed))
+        found = np.zeros(extents)
+        for indices, part in comm.allgather((operands[-1].indices, operands[-1].array[: operands[-1].rows])):
+            found[np.ix_(*indices)] = part
+        beta = 0.5 if name == "syrk" else 0.0
+        collective_assert(comm, is_right(name, by, 1.5, beta, given, found), f"{gap}")
+    collective_assert(comm, passed_on.value == before, "passed on")
 
 
 @pytest.mark.mpi

@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+import numpy as np
+
 from uncut_mpi.api.grips import Lent
 from uncut_mpi.blas.routines import Letters, Routine
 from uncut_mpi.device.views import matrix_at
@@ -102,6 +104,7 @@ class _Kept:
     plan: GemmPlan | None  # of gemm
     where: Where
     scalars: tuple[Any, Any]
+    matrices: Sequence[Matrix] = ()  # of other routines, once there are some
     calls: int = 0
 
     def close(self) -> None:
@@ -268,7 +271,7 @@ class Door:
     def _execute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> bool:
         """Return whether the product is done; else it cannot be, on no rank, and nothing was."""
         if kept.plan is None:
-            return self._compute(kept)
+            return self._compute(kept, arrays)
         try:
             kept.plan._execute_lent(*kept.scalars, arrays)
         except RankMismatchError:
@@ -279,25 +282,37 @@ class Door:
             kept.plan._execute_lent(*kept.scalars)
         return True
 
-    def _compute(self, kept: _Kept) -> bool:
-        """
-        Do as `_execute`, by a call of the session. Collective.
-
-        Its matrices are made anew. For it makes others too, and what these overlap is known of memory as it is now.
-        """
-        session, product = self.session, kept.product
+    def _compute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> bool:
+        """Do as `_execute`, by a call of the session; its matrices are made anew where they do not fit. Collective."""
+        session, product, known = self.session, kept.product, kept.matrices
         flags = session._calls.binder.flags
         before = flags.epoch
         try:
-            matrices = self._matrices(product, product.arrays(kept.where))
-            product.routine.compute(session, product.by, matrices, *kept.scalars)
+            if not known:
+                kept.matrices = self._matrices(product, product.arrays(kept.where))
+            elif arrays is not None:
+                self._lend(known, arrays, product.routine.name)
+            product.routine.compute(session, product.by, kept.matrices, *kept.scalars)
         except RankMismatchError:
             raise
         except (ParamError, PlanError, CapacityError):  # on all ranks
             if flags.epoch != before:  # a part may be written
                 raise
-            return False
+            kept.matrices = ()
+            return bool(known) and self._compute(kept, None)
         return True
+
+    def _lend(self, matrices: Sequence[Matrix], arrays: Sequence[Lent], call: str) -> None:
+        """Have matrices lie in other arrays; where they cannot, all ranks raise a ParamError in the call. Local."""
+        store, gate = self.session._store, self.session._gate
+        with gate.exclusive():
+            try:
+                if any(np.may_share_memory(one, arrays[-1]) for one in arrays[:-1]):
+                    raise ParamError("arrays may overlap, which is looked at where matrices are made")
+                for matrix, array in zip(matrices, arrays, strict=True):
+                    store.lend(matrix, array)
+            except ParamError as error:
+                gate.fail(call, error)
 
     def _matrices(self, product: CallersProduct, arrays: Sequence[Lent]) -> list[Matrix]:
         """Return the ranks' arrays as matrices. Collective."""
