@@ -467,7 +467,8 @@ class Level3(Multiplies):
         given, ops = (own, other), (trans, "N")
         if not asked.left:
             given, ops, forms = given[::-1], ops[::-1], forms[::-1]
-        wait = True if self._group.num_nodes > 1 else None  # on GPUs one follows another without the host
+        # Of several one follows another without the host, on the GPUs of a node.
+        wait = True if self._group.num_nodes > 1 or own.shape == asked.a.shape else None
         begun = self._product(asked.call, (*given, out), scalars, (*ops, None), forms=forms, told=asked.told, wait=wait)
         if begun is not None:
             asked.begun.append(Handle(self, self._calls.flight, begun, lambda _: None))
