@@ -142,6 +142,16 @@ def test_memory_that_is_freed_and_made_again_is_read_anew(names, comm, grid):
         collective_assert(comm, bool((np.abs(c.array[: c.rows] - value[here]) <= bound[here]).all()), f"{gap}")
 
 
+def test_c_that_comes_to_overlap_is_passed_on(names):
+    passed_on, one = ctypes.c_int.in_dll(names.behind, "passed_on"), reals(1.0, "f8")
+    a, b, c = (np.asfortranarray(np.eye(24)) for _ in range(3))
+    before = passed_on.value
+    for last, more in ((c, 0), (b, 1), (c, 1), (np.zeros_like(c), 1), (a, 2)):
+        passed = [at(a), *numbers(24), at(b), *numbers(24), one, at(last), *numbers(24)]
+        names.lp64.dgemm_(b"N", b"N", *numbers(24, 24, 24), one, *passed)
+        assert passed_on.value == before + more
+
+
 @pytest.mark.mpi(min_size=2)
 def test_ranks_outside_of_a_grid_take_no_part_and_its_number_may_be_of_another_one_later(names, comm):
     rng, passed_on = np.random.default_rng(8), ctypes.c_int.in_dll(names.behind, "passed_on")

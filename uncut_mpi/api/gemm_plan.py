@@ -13,7 +13,7 @@ from uncut_mpi.api.call import CallResult
 from uncut_mpi.api.calls import Calls
 from uncut_mpi.api.flight import Handle, call_without_waiting
 from uncut_mpi.api.gate import end_call, public_call
-from uncut_mpi.api.grips import Lent, is_array
+from uncut_mpi.api.grips import is_array
 from uncut_mpi.api.keys import PlanKey
 from uncut_mpi.api.matrix import Matrix
 from uncut_mpi.api.plans import AnyPlan, PlanSummary, Trial
@@ -194,19 +194,6 @@ class GemmPlan:
             del self, a, b, c, stream, unknown
             end_call(error)
             raise
-
-    def _execute_lent(self, alpha: Number, beta: Number, arrays: Sequence[Lent] | None = None) -> CallResult:
-        """Compute as `execute`, of lent arrays; each rank passes its parts where they are others now. Collective."""
-        calls = self._calls
-        with calls.gate.exclusive():
-            try:
-                if arrays is not None:
-                    for matrix, array in zip(self._operands, arrays, strict=True):
-                        calls.store.lend(matrix, array)
-            except ParamError as error:
-                calls.gate.fail("execute", error)
-            request = self._request("execute", (alpha, beta), (None, None, None), (None, None), None)
-            return calls.run(*request, self._keep)
 
     @public_call
     def trace(

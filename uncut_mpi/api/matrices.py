@@ -156,23 +156,26 @@ class MatrixStore:
         made: Matrix = self._deal(mine, matrix.layout, matrix.shape, matrix.dtype)
         return made
 
-    def lend(self, matrix: Matrix, array: Lent) -> None:
+    def lend(self, matrices: Sequence[Matrix], arrays: Sequence[Lent]) -> None:
         """
-        Have this rank's part of a matrix of lent arrays lie in another one from now on. Local.
+        Have this rank's parts of matrices of lent arrays lie in others from now on. Local.
 
-        Raise ParamError if it is stored otherwise than the one before.
+        Raise ParamError if one is stored otherwise than before, or the last, which is written, overlaps another.
         """
-        held = self._held[matrix.info.number]
-        for number, of in enumerate(held.info.parts):
-            if of.holder == self._group.rank and array.size:
-                stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
-                if (stored.order, stored.ld) != (of.part.order, of.part.ld):
-                    raise ParamError(f"an array of leading dimension {stored.ld} was given, not of {of.part.ld}")
-                address = array.__array_interface__["data"][0]
-                if address != held.addresses[number]:
-                    held.addresses[number], held.grips = address, [Grip(address, keep=array)]
-                    for call in self.on_release:  # what is bound to the one before
-                        call(matrix.info.number)
+        if any(np.shares_memory(one, arrays[-1]) for one in arrays[:-1]):
+            raise ParamError("the array that is written overlaps another one")
+        for matrix, array in zip(matrices, arrays, strict=True):
+            held = self._held[matrix.info.number]
+            for number, of in enumerate(held.info.parts):
+                if of.holder == self._group.rank and array.size:
+                    stored = stored_of(array.shape, array.strides, array.dtype.itemsize)
+                    if (stored.order, stored.ld) != (of.part.order, of.part.ld):
+                        raise ParamError(f"an array of leading dimension {stored.ld} was given, not of {of.part.ld}")
+                    address = array.__array_interface__["data"][0]
+                    if address != held.addresses[number]:
+                        held.addresses[number], held.grips = address, [Grip(address, keep=array)]
+                        for call in self.on_release:  # what is bound to the one before
+                            call(matrix.info.number)
 
     def open_file(self, found: MatrixFile | None, *, writeable: bool, output: Discardable | None = None) -> Matrix:
         """

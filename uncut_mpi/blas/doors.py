@@ -9,8 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-import numpy as np
-
 from uncut_mpi.api.grips import Lent
 from uncut_mpi.blas.routines import Letters, Routine
 from uncut_mpi.device.views import matrix_at
@@ -34,6 +32,9 @@ _MOST_KEPT: Final = 64
 
 _CALLS_BEFORE_SEARCH: Final = 2
 """Calls by a plan by rule, before a search that may take seconds: most shapes of a factorisation come once."""
+
+_AS_PLANNED: Final = (None,) * 3, (None,) * 2, None, True
+"""Of an execution: its matrices, scales, stream and whether it is waited for."""
 
 
 class LeadingDimensionError(UncutError, ValueError):
@@ -273,13 +274,15 @@ class Door:
         if kept.plan is None:
             return self._compute(kept, arrays)
         try:
-            kept.plan._execute_lent(*kept.scalars, arrays)
+            if arrays is not None:
+                self._lend(kept.plan._operands, arrays, "execute")
+            kept.plan._execute(kept.scalars, *_AS_PLANNED)
         except RankMismatchError:
             raise
         except ParamError:  # on all ranks, and nothing is computed: the leading dimension of one is another now
             if not self._plan_again(kept, "rule"):
                 return False
-            kept.plan._execute_lent(*kept.scalars)
+            kept.plan._execute(kept.scalars, *_AS_PLANNED)
         return True
 
     def _compute(self, kept: _Kept, arrays: Sequence[Lent] | None) -> bool:
@@ -307,10 +310,7 @@ class Door:
         store, gate = self.session._store, self.session._gate
         with gate.exclusive():
             try:
-                if any(np.may_share_memory(one, arrays[-1]) for one in arrays[:-1]):
-                    raise ParamError("arrays may overlap, which is looked at where matrices are made")
-                for matrix, array in zip(matrices, arrays, strict=True):
-                    store.lend(matrix, array)
+                store.lend(matrices, arrays)
             except ParamError as error:
                 gate.fail(call, error)
 
