@@ -58,10 +58,6 @@ class _Sided:
         """Return the rows of B or C that rows of A, on the left, have to do with; of one on the right the columns."""
         return matrix[start:stop, :] if self.left else matrix[:, start:stop]
 
-    def part_of_op(self, rows: slice, cols: slice) -> tuple[Matrix, str]:
-        """Return a block of op(A), stored as it is, and its op."""
-        return (self.a[rows, cols], "N") if self.trans == "N" else (self.a[cols, rows], self.trans)
-
 
 class Level3(Multiplies):
     """Products that write or read one triangle of a matrix."""
@@ -421,18 +417,18 @@ class Level3(Multiplies):
             halves = slice(start, middle), slice(middle, stop)
             source, target = halves if down else halves[::-1]
             rows, cols = (target, source) if asked.left else (source, target)
-            at, op = asked.part_of_op(rows, cols)
+            at = asked.a[rows, cols] if asked.trans == "N" else asked.a[cols, rows]
             other, out = (asked.across(b, part.start, part.stop) for part in (source, target))
             if factor == 0:  # neither A nor B is read
                 made(start, middle, factor)
                 made(middle, stop, factor)
             elif solves:
                 made(source.start, source.stop, factor)
-                self._multiply(asked, at, other, out, Scalars(-1.0, factor), trans=op)
+                self._multiply(asked, at, other, out, Scalars(-1.0, factor), trans=asked.trans)
                 made(target.start, target.stop, 1.0)
             else:
                 made(target.start, target.stop, factor)
-                self._multiply(asked, at, other, out, Scalars(factor, 1.0), trans=op)
+                self._multiply(asked, at, other, out, Scalars(factor, 1.0), trans=asked.trans)
                 made(source.start, source.stop, factor)
 
         made(0, extent, scalars.alpha)

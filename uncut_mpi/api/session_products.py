@@ -303,16 +303,7 @@ class Multiplies(MakesMatrices):
         """
         Multiply for another call than `gemm`, as that does; return a product that is begun and not over. Collective.
 
-        Parameters
-        ----------
-        given : sequence of Matrix, Batch or Listed
-            A, B and C.
-        chosen : tuple
-            Arguments of `Choices.of`.
-        forms, told
-            As of `Choices` and `Request`.
-        wait : bool or None
-            As of `gemm`; None begins the product, and the name of the call does not say so.
+        What is chosen are arguments of `Choices.of`. ``wait=None`` begins it, and the name of the call does not say so.
         """
         with self._gate.exclusive():
             try:

@@ -67,7 +67,10 @@ def compute(facts: bytes, where: Where, alpha: float, alpha_i: float, beta: floa
         return False
 
     def asked() -> Asked:
-        describe, rate = functools.partial(_plain, facts), functools.partial(_rate, facts, plain)
+        describe, rate = (
+            functools.partial(_plain, facts),
+            functools.partial(plain_rate, _TYPES[facts[8]], facts[16], plain),
+        )
         return facts, where, _scalars(facts, alpha, alpha_i, beta, beta_i), describe, rate
 
     return door.alone((facts, where, alpha, alpha_i, beta, beta_i), asked)
@@ -223,10 +226,6 @@ def _asked(numbers: Sequence[int]) -> tuple[Routine, Letters, Sequence[Shape]]:
 def _plain(facts: bytes) -> CallersProduct:
     routine, by, shapes = _asked(struct.unpack(_GRID, facts))
     return CallersProduct(routine, by, _TYPES[facts[8]], [Given(one, Layout.whole(), one) for one in shapes])
-
-
-def _rate(facts: bytes, plain: int) -> float:
-    return plain_rate(_TYPES[facts[8]], facts[16], plain)
 
 
 def _dealt(door: Door, facts: bytes) -> CallersProduct | None:

@@ -230,7 +230,10 @@ class Door:
         name = key, reads_c
         if name not in self._kept:
             self._kept[name] = self._new(describe(), where, scalars, plain_rate)
-            self._forget_old()
+            while len(self._kept) > _MOST_KEPT:
+                _, old = self._kept.popitem(last=False)
+                if old is not None:
+                    old.close()
         self._kept.move_to_end(name)
         kept = self._kept[name]
         if kept is None:
@@ -372,9 +375,3 @@ class Door:
             raise
         except (ParamError, PlanError, CapacityError):  # on all ranks, and nothing is computed
             return None
-
-    def _forget_old(self) -> None:
-        while len(self._kept) > _MOST_KEPT:
-            _, old = self._kept.popitem(last=False)
-            if old is not None:
-                old.close()
