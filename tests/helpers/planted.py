@@ -269,8 +269,7 @@ def products(planter, **about):
         planter.matrices = a, b, c
         multiply(planter, "first call", a, b, c)
         multiply(planter, "repeated call", a, b, c)
-        if session._group.num_nodes == 1:
-            multiply(planter, "in flight", a, b, c, wait=False)
+        multiply(planter, "in flight", a, b, c, wait=False)
         planter.phase = "check"
         session.barrier()  # which has a limit
         with session.together("checking"):

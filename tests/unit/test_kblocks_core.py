@@ -104,6 +104,7 @@ PROBLEM = {
     "relay_bytes": 1,
     "ways": Ways(),
     "same_sums": False,
+    "fuses": False,
 }
 
 
