@@ -5,13 +5,15 @@ Level 3 of BLAS beside gemm and cuBLASXt, in turns: square matrices dealt by col
 
 Times are host times from a barrier to the end of the call, the slowest rank's. Printed are medians over turns with
 quartiles, and the rate as a share of gemm's. By 2n³ operations of gemm and symm, and n³ of the others. cuBLASXt is
-called by rank 0 for the GPUs of all ranks, its matrices on the first. What trsm and then trmm leave is compared with
-what there was (Higham 2002, sections 8.1 and 8.2).
+called by rank 0, its matrices on the first GPU: on that alone or on those of all ranks, in blocks of 1024 to 8192,
+whichever is fastest for each name. What trsm and then trmm leave is compared with what there was (Higham 2002,
+sections 8.1 and 8.2).
 """
 
 import argparse
 import ctypes
 import importlib
+import itertools
 import json
 import statistics
 import time
@@ -34,20 +36,37 @@ options = parser.parse_args()
 comm = MPI.COMM_WORLD
 
 
+XT_BLOCKS = (1024, 2048, 4096, 8192)
+
+
 class Xt:
-    """cuBLASXt on the GPUs of all ranks, by one process."""
+    """cuBLASXt on the first GPU or on all, by one process."""
 
     def __init__(self, devices, cupy, extent):
         with open("/proc/self/maps") as lines:
             (path,) = {line.split()[-1] for line in lines if "libcublas.so" in line}
         self._blas, self._n = BlasLibrary(path), ctypes.c_size_t(extent)
-        self._handle = self._blas.xt_handle(devices)
+        self._handles = {len(some): self._blas.xt_handle(some) for some in (devices[:1], devices)}
+        self.best = {}
         rng = cupy.random.default_rng(5)
         self._a, self._b, self._c = (
             rng.random((extent, extent)) - 0.5 + (cupy.eye(extent) * extent if at == 0 else 0) for at in range(3)
         )
 
+    def choose(self, name):
+        """Find what is fastest, by the second of two calls each."""
+        took = {}
+        for setting in itertools.product(self._handles, XT_BLOCKS):
+            self.best[name] = setting
+            self.call(name)
+            start = time.perf_counter()
+            self.call(name)
+            took[setting] = time.perf_counter() - start
+        self.best[name] = min(took, key=took.get)
+
     def call(self, name):
+        count, edge = self.best[name]
+        self._blas.call("cublasXtSetBlockDim", self._handles[count], ctypes.c_int(edge))
         zero = ctypes.c_int(0)
         alpha, beta = (ctypes.byref(ctypes.c_double(value)) for value in (ALPHA, BETA))
         a, b, c = (ctypes.c_void_p(array.data.ptr) for array in (self._a, self._b, self._c))
@@ -59,7 +78,7 @@ class Xt:
             "trmm": (zero, zero, zero, zero, n, n, alpha, a, n, b, n, c, n),
             "trsm": (zero, zero, zero, zero, n, n, alpha, a, n, b, n),
         }
-        self._blas.call(f"cublasXtD{name}", self._handle, *words[name])
+        self._blas.call(f"cublasXtD{name}", self._handles[count], *words[name])
 
 
 def measure(session, dtype, extent, xp):
@@ -86,6 +105,10 @@ def measure(session, dtype, extent, xp):
     if session.backend_name == "cuda" and dtype == "f64" and not options.no_xt:
         devices = comm.gather(xp.cuda.Device().id)
         xt = Xt(devices, xp, extent) if session.rank == 0 else None
+        for name in calls if xt else ():
+            xt.choose(name)
+            print(f"Xt {name} of {extent}: {xt.best[name][0]} GPUs, blocks of {xt.best[name][1]}", flush=True)
+        comm.barrier()
         calls |= {f"Xt {name}": (lambda name=name: xt and xt.call(name)) for name in [*calls]}
     times = {name: [] for name in calls}
     names = [*calls]
