@@ -28,6 +28,7 @@ from uncut_mpi.api.matrices import MatrixStore
 from uncut_mpi.blas import calls
 from uncut_mpi.blas.routines import ROUTINES
 from uncut_mpi.errors import ParamError
+from uncut_mpi.model import part_of_c
 
 OTHERS = {one.name: one for one in ROUTINES[1:]}
 LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
@@ -37,6 +38,7 @@ LETTERS = {"side": "LR", "uplo": "LU", "trans": "NTC", "diag": "NU"}
 def small_blocks(monkeypatch):
     monkeypatch.setattr(session_level3, "LEAST_BLOCK", 16)
     monkeypatch.setattr(session_level3, "_STEP", 4)
+    monkeypatch.setattr(part_of_c, "LEAST_ROWS", 4)
 
 
 def cases(kind, step=1):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -12,6 +10,7 @@ from tests.helpers.collective import collective_assert, expect
 from tests.helpers.distributed import made_of, on_host, part_of
 from tests.helpers.numbers import steps_of
 from tests.helpers.products import random_matrix
+from uncut_mpi.model import part_of_c
 from uncut_mpi.model.dtypes import DType
 from uncut_mpi.planning.candidates import flops_of_tasks
 
@@ -24,6 +23,11 @@ LAYOUTS = {
 TYPES = [DType.f64, DType.f32, DType.bf16, DType.c128]
 N, K = 61, 45
 ALPHA, BETA = 1.2345, 1.1154
+
+
+@pytest.fixture(autouse=True)
+def small_rectangles(monkeypatch):
+    monkeypatch.setattr(part_of_c, "LEAST_ROWS", 8)
 
 
 def result_of(terms, before, dtype, beta):
@@ -62,6 +66,8 @@ def real_on_diagonal(c):
 def test_a_triangle_is_computed_in_every_layout_and_nothing_beyond_it(comm, session, dtype):
     data = [random_matrix(*shape, dtype, (1, at)) for at, shape in enumerate(((N, K), (N, K), (N, N)))]
     for number, (of_a, of_c) in enumerate((a, c) for a in LAYOUTS for c in LAYOUTS):
+        if (number + number // 4 + TYPES.index(dtype)) % 2:  # of two types next to each other one has it
+            continue
         lower, order = bool(number % 2), "FC"[number // 2 % 2]
         a, b = (made_of(session, one, LAYOUTS[of_a](comm.size)) for one in data[:2])
         c = made_of(session, data[2], LAYOUTS[of_c](comm.size), order=order)
@@ -86,7 +92,8 @@ def test_a_hermitian_triangle_has_a_real_diagonal_whatever_c_had_there(comm, ses
     first, second, before = data
     alpha = ALPHA - 0.5j if dtype.is_complex else ALPHA
     twice = [(alpha, first, second.conj()), (np.conj(alpha), second, first.conj())]
-    for (of_a, of_c), order in itertools.product((("rows", "cols"), ("cyclic", "whole"), ("cols", "cyclic")), "CF"):
+    pairs = ("rows", "cols"), ("cyclic", "whole"), ("cols", "cyclic")
+    for (of_a, of_c), order in zip(pairs, "CFC" if lower else "FCF", strict=True):
         a, b = (made_of(session, one, LAYOUTS[of_a](comm.size)) for one in (first, second))
         told = f"A {of_a}, C {of_c} in {order}"
         for call, given, factor, terms in (

@@ -66,6 +66,14 @@ def test_a_triangle_by_blocks_has_half_of_the_operations():
     assert part.transposed.rectangles[1] == ((0, 1024), (512, 1024))
 
 
+@pytest.mark.parametrize(
+    ("extent", "rows"),
+    [(1, [1]), (2047, [2047]), (2048, [1024] * 2), (8200, [1025] * 8), (16384, [1024] * 16), (40000, [2500] * 16)],
+)
+def test_rectangles_of_a_triangle_have_rows_enough_to_be_shared(extent, rows):
+    assert [bottom - top for (top, bottom), _ in PartOfC.lower(extent).rectangles] == rows
+
+
 @pytest.mark.parametrize("scales_only", [False, True])
 @pytest.mark.parametrize("triangle", ["lower", "lower_real"])
 def test_a_diagonal_that_is_not_as_asked_for_is_refused(triangle, scales_only):

@@ -23,14 +23,10 @@ OTHER: Final[Mapping[str, Triangle]] = {
     "upper_real": "lower_real",
 }
 """The same triangle of the transposed matrix."""
-BLOCKS: Final = (8, 16)
-"""
-Rectangles of a triangle, if nobody says how many: with r of them 1/r more is computed than the triangle has.
-
-Each of them is dealt to all ranks, in blocks that are the smaller the more there are. So there are the more of them if
-each has `_MANY_ROWS` then.
-"""
-_MANY_ROWS: Final = 1024
+MOST_BLOCKS: Final = 16
+"""Most rectangles of a triangle, if nobody says how many: with r of them 1/r more is computed than the triangle has."""
+LEAST_ROWS: Final = 1024
+"""Least rows of each. All ranks share each of them, so that smaller ones take longer than what they leave out."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,8 +67,7 @@ class PartOfC:
     @classmethod
     def lower(cls, extent: int, step: int = 0, triangle: Triangle = "") -> PartOfC:
         """Return the lower triangle of a square C by blocks: in each `step` rows all up to the diagonal's block."""
-        few, many = BLOCKS
-        step = step or max(1, -(-extent // (many if extent >= many * _MANY_ROWS else few)))
+        step = step or max(1, -(-extent // max(1, min(MOST_BLOCKS, extent // LEAST_ROWS))))
         edges = [*range(0, extent, step), extent]
         return cls(tuple((rows, (0, rows[1])) for rows in itertools.pairwise(edges)), triangle)
 
