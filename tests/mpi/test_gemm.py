@@ -68,6 +68,8 @@ def test_every_type_accumulates_and_rounds_as_it_should(session, run, dtype):
     wheres = [("h", "h", "h"), ("0", "0", "0"), ("0", last, "h"), (last, "h0", "0")]
     ways = itertools.product("NT", "NT", map("".join, itertools.product("FC", repeat=3)))
     for number, (trans_a, trans_b, orders) in enumerate(ways):
+        if ((number // 4).bit_count() + TYPES.index(dtype)) % 2:  # of two types next to each other one has it
+            continue
         alpha, beta = (3, -2) if first.is_integer else (1.2345, 1.1154)
         case = Case(
             *((48, 40, 96) if number % 4 < 2 else (33, 21, 47)),
