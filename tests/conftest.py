@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import pathlib
 import sys
+import tempfile
 import traceback
 
 import pytest
 
 from tests.helpers.collective import allgather
+from uncut_mpi.spmd import launcher
 
 # How long a rank that failed waits for the others to finish the same phase of the same test. They may
 # wait for this very rank in a collective call, so past it the job ends, with the reason printed.
 FAILED_RANK_PATIENCE_S = 20.0
+
+
+def pytest_configure():
+    rank = launcher.rank_of_process(unknown=-1)
+    if rank >= 0:  # ranks that clean up one folder for temporary files get in each other's way
+        own = pathlib.Path(tempfile.gettempdir(), f"uncut_mpi-{os.getuid()}-{rank}")
+        own.mkdir(exist_ok=True)
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(own))
 
 
 # -- markers -------------------------------------------------------------------------------------
