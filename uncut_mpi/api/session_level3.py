@@ -281,7 +281,7 @@ class Level3(Multiplies):
         real: tuple[str, ...] = (),
     ) -> Matrix:
         """Compute a triangle of C, by one product or two; factors named in `real` have to be so. Collective."""
-        try:
+        with self._gate.call(call) as open_with:
             scalars, is_lower = Scalars.of(*factors), flag("lower", lower)
             for name in real:
                 real_number(name, getattr(scalars, name))
@@ -297,21 +297,18 @@ class Level3(Multiplies):
             if out is None and scalars.beta != 0:
                 raise ParamError(f"beta = {scalars.beta}, but there is no out: pass out=, or beta=0")
             told |= {"lower": is_lower, **scalars._asdict()}
-        except Exception as error:
-            with self._gate.exclusive():
-                self._gate.fail(call, error)
-        b = given[-1]
-        if out is None:
-            with self._gate.call(call) as open_with:
+            b, c = given[-1], out
+            if c is None:
                 open_with(**told)
-                out = self._new_result(a, b, op)
-            self._product(call, (a, b, out), (0.0, 0.0), ("N", op, None), told=told)
+                c = self._new_result(a, b, op)
+        if out is None:  # beyond the triangle it is 0
+            self._product(call, (a, b, c), (0.0, 0.0), ("N", op, None), told=told)
         chosen = "N", op, None, f"{'lower' if is_lower else 'upper'}{'_real' if op == 'C' else ''}"
-        self._product(call, (a, b, out), scalars, chosen, told=told)
+        self._product(call, (a, b, c), scalars, chosen, told=told)
         if len(given) > 1:
             other = scalars.alpha.conjugate() if op == "C" else scalars.alpha
-            self._product(call, (b, a, out), (other, 1.0), chosen, told=told)
-        return out
+            self._product(call, (b, a, c), (other, 1.0), chosen, told=told)
+        return c
 
     def _asked(
         self,

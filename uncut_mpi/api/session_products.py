@@ -139,7 +139,7 @@ class Multiplies(MakesMatrices):
             Whether op transposes, or transposes and conjugates.
         triangle : {"", "lower", "upper", "lower_real", "upper_real"}
             Of a square C: alone this triangle, with the diagonal, is computed and written. Elements beyond it stay as
-            they were, and are 0 in a new C. It takes little more than half the operations (`syrk` and others). With
+            they were, and are 0 in a new C. Of a large C it takes little more than half the operations (`syrk`). With
             ``_real`` C is Hermitian: its diagonal is written without imaginary parts (`herk`).
         activation : {"", "relu", "gelu"}
             f, done once to each element when all is summed and before it is rounded to C's type. ``"gelu"`` is the form
