@@ -93,7 +93,7 @@ def test_a_hermitian_triangle_has_a_real_diagonal_whatever_c_had_there(comm, ses
     alpha = ALPHA - 0.5j if dtype.is_complex else ALPHA
     twice = [(alpha, first, second.conj()), (np.conj(alpha), second, first.conj())]
     pairs = ("rows", "cols"), ("cyclic", "whole"), ("cols", "cyclic")
-    for (of_a, of_c), order in zip(pairs, "CFC" if lower else "FCF", strict=True):
+    for (of_a, of_c), order in zip(pairs, "FCF" if dtype is DType.c128 else "CFC", strict=True):
         a, b = (made_of(session, one, LAYOUTS[of_a](comm.size)) for one in (first, second))
         told = f"A {of_a}, C {of_c} in {order}"
         for call, given, factor, terms in (
