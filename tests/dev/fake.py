@@ -147,7 +147,8 @@ class FakeCluster:
     """
     All ranks of a schedule as threads of this process.
 
-    The contents of some buffers lie in files; others are rows of a block of bytes if that is given.
+    The contents of some buffers lie in files, or where another one's do; others are rows of a block of bytes if that is
+    given.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class FakeCluster:
         in_files: Mapping[int, str] = types.MappingProxyType({}),
         block: np.ndarray | None = None,
         copies_bytes: int = 1 << 20,
+        over: Mapping[int, int] = types.MappingProxyType({}),
     ) -> None:
         self.schedule, self.epoch = schedule, epoch
         lowering = lower(schedule)
@@ -166,6 +168,8 @@ class FakeCluster:
         self.memory = [np.zeros(max(1, int(nbytes)), np.uint8) for nbytes in buffer_bytes(schedule.buffers)]
         if block is not None:
             self.memory = [row[: len(own)] for row, own in zip(block, self.memory, strict=True)]
+        for index, other in over.items():
+            self.memory[index] = self.memory[other]
         words = [np.full(count + max(1, n), epoch, np.uint32) for n in lowering.num_flags]
         self.flags = [own[count:] for own in words]  # behind a word of each rank
         self.board = np.zeros(ProgressBoard.shape(count), np.uint32)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.dev.fake import FakeCluster, bind, filled_with_numbers, load, succeed
+from tests.helpers import interpret
 from tests.helpers.by_hand import ByHand
 from tests.helpers.host_copies import contents, copied, joined_by_hosts, random_copies
 from tests.helpers.interpret import as_written, in_triangle
@@ -449,6 +450,28 @@ def test_products_of_matrices_that_are_read_in_one_triangle_are_right(fake, kind
         scalars, is_right = filled_with_numbers(cluster, number)
         succeed(cluster.run(*scalars))
         assert is_right(), form
+
+
+@pytest.mark.parametrize("dtype", [DType.f32, DType.f64, DType.c64, DType.c128], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("room", [0, 37, 30_000])
+def test_a_triangular_matrix_is_multiplied_in_place_by_way_of_copies(fake, dtype, room):
+    where = Placement(Location.device(0), Location.device(0), Location.device(0))
+    for number, (triangle, right, op) in enumerate(itertools.product(("lower", "upper"), (0, 1), "NTC")):
+        form, k = Form("triangular", triangle), 37 if number % 3 == 0 else 600
+        (m, n), ops, forms = ((9, k), ("N", op), (None, form)) if right else ((k, 9), (op, "N"), (form, None))
+        problem = GemmProblem(m, n, k, dtype, *ops, forms=forms, reads_c=False)
+        schedule, before = plan(problem, where, 1, Machine.uniform(1)).schedule, len(fake.log())
+        if room == 0:  # none is free
+            fake.fail("cuMemAlloc", 2, 2, 2)
+        cluster = FakeCluster(fake, schedule, copies_bytes=room or 30_000, over={2: 1 - right})
+        scalars, is_right = filled_with_numbers(cluster, number)
+        data = interpret.random_data(problem, number)
+        cluster.buffer(2)[...] = data.a if right else data.b
+        succeed(cluster.run(*scalars))
+        assert is_right(), (form, right, op)
+        blocks = [37] if k == 37 else [512, 88]  # what is no gemm is on the diagonal
+        wanted = sum(-(-9 // (room // (rows * dtype.itemsize))) for rows in blocks) if room == 30_000 else 0
+        assert sum("copy" in line for line in fake.log()[before:]) == wanted
 
 
 def host_relay():

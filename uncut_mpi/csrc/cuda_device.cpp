@@ -101,10 +101,13 @@ void DeviceState::reserve(std::size_t compute_lanes, std::size_t copy_lanes, std
     reserve_events(chain_events_, 1 + num_sets + compute_lanes_.size() + copy_streams_.size(), event_disable_timing);
 }
 
-Address DeviceState::copies_of(Stream stream) {
+Address DeviceState::copies_of(Stream stream, bool can_do_without) {
     const auto its = [stream](const ComputeLane &lane) { return lane.stream == stream; };
     ComputeLane &lane = *std::ranges::find_if(compute_lanes_, its);
-    if (lane.copies == 0) driver_->check("cuMemAlloc", driver_->cuMemAlloc(&lane.copies, copies_bytes));
+    if (lane.copies != 0) return lane.copies;
+    const Code made = driver_->cuMemAlloc(&lane.copies, copies_bytes);
+    if (made != success) lane.copies = 0;
+    if (!can_do_without) driver_->check("cuMemAlloc", made);
     return lane.copies;
 }
 

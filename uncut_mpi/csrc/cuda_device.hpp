@@ -68,8 +68,9 @@ class DeviceState {
     void reserve_timing(std::size_t events);
 
     const ComputeLane &compute_lane(std::size_t number) const { return compute_lanes_.at(number); }
-    // Memory for copies of what a lane's products read, which all executors share; nothing may be in flight.
-    Address copies_of(Stream lane);
+    // Memory for copies of what a lane's products read, which all executors share; nothing may be in flight. Who can do
+    // without gets 0 where there is no room.
+    Address copies_of(Stream lane, bool can_do_without = false);
     std::size_t copies_bytes = std::size_t{256} << 20;  // of it; not to be changed once there is some
     Address compute_stream(std::size_t number) const { return reinterpret_cast<Address>(compute_lane(number).stream); }
     Stream copy_stream(std::size_t number) const { return copy_streams_.at(number); }

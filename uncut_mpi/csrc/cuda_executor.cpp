@@ -351,9 +351,10 @@ void Run::issue_gemm(const Step &step) {
     const void *alpha = factor(g.shape.dtype, g.factor_product), *beta = factor(g.shape.dtype, g.factor_c);
     if (g.form != no_form) {
         if (g.copy >= 0) launch(executor_->combines_[static_cast<std::size_t>(g.copy)], step);
-        const KernelSolver solver(device_.driver(), g.solver, lane.stream);
+        const std::size_t bytes = g.memory == 0 ? 0 : device_.copies_bytes;
+        const LaneHelper helper(device_.driver(), g.solver, lane.stream, g.memory, static_cast<std::int64_t>(bytes));
         const Called called =
-            product_of_form(device_.blas(), lane.handle, &solver, g.shape, g.form, g.right, alpha, g.a, g.b, beta, g.c);
+            product_of_form(device_.blas(), lane.handle, helper, g.shape, g.form, g.right, alpha, g.a, g.b, beta, g.c);
         fail(called.name, called.code, &step, called.blas);
     } else if (g.bundle >= 0) {
         const Bundle &bundle = executor_->bundles_[g.bundle];
@@ -380,8 +381,19 @@ void Run::multiply(const Executor::Lane &lane, const auto &g, const void *alpha,
     }
 }
 
-Called KernelSolver::operator()(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
-                                Address b) const {
+Called LaneHelper::copy(Address from, std::int64_t pitch, std::int64_t width, std::int64_t lines) const {
+    Memcpy2D shape{};
+    shape.src_memory_type = shape.dst_memory_type = memory_type_device;
+    shape.src_device = from;
+    shape.src_pitch = static_cast<std::size_t>(pitch);
+    shape.dst_device = memory_;
+    shape.dst_pitch = shape.width_bytes = static_cast<std::size_t>(width);
+    shape.height = static_cast<std::size_t>(lines);
+    return {"cuMemcpy2DAsync", driver_.cuMemcpy2DAsync(&shape, stream_), false};
+}
+
+Called LaneHelper::solve(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
+                         Address b) const {
     const int op = right ? shape.op_b : shape.op_a;
     const bool transposed = (op != blas_op_n) != right, upper = (form & form_upper) != 0;
     CombineArguments arguments{};

@@ -65,24 +65,29 @@ inline constexpr std::uint64_t packing = 2 * transposing;
 // That of a COMBINE with an epilogue has this besides.
 inline constexpr std::uint64_t with_epilogue = 4 * transposing;
 
-// That of `Solver` has this, and the type.
+// That of `FormHelper::solve` has this, and the type.
 inline constexpr std::uint64_t solving = 8 * transposing;
 
-// Solves with a triangle of a few rows (`block_of`), in place, by a kernel of ours. The library's takes 8 us for 32
-// rows one after another, on an H200 3 ms of the 5 that 4096 rows by 8192 columns take. Its arguments are those of a
-// COMBINE: B in place, as many `rows` as the triangle has, the other extent as `cols`; A is the source, alpha its
-// factor.
-class KernelSolver : public Solver {
+// For products of a compute lane. It solves with a triangle of a few rows (`block_of`), in place, by a kernel of ours.
+// The library's takes 8 us for 32 rows one after another, on an H200 3 ms of the 5 that 4096 rows by 8192 columns take.
+// Its arguments are those of a COMBINE: B in place, as many `rows` as the triangle has, the other extent as `cols`; A
+// is the source, alpha its factor.
+class LaneHelper : public FormHelper {
   public:
-    KernelSolver(const Driver &driver, Function function, Stream stream)
-        : driver_(driver), function_(function), stream_(stream) {}
-    Called operator()(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
-                      Address b) const override;
+    LaneHelper(const Driver &driver, Function function, Stream stream, Address memory, std::int64_t bytes)
+        : driver_(driver), function_(function), stream_(stream), memory_(memory), bytes_(bytes) {}
+    Called solve(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
+                 Address b) const override;
+    Address memory() const override { return memory_; }
+    std::int64_t memory_bytes() const override { return bytes_; }
+    Called copy(Address from, std::int64_t pitch, std::int64_t width, std::int64_t lines) const override;
 
   private:
     const Driver &driver_;
     Function function_;
     Stream stream_;
+    Address memory_;
+    std::int64_t bytes_;
 };
 
 // What an executor is built from; the tables live only during construction.
@@ -162,6 +167,7 @@ class Executor {
         int form = no_form;                           // of A, or of B
         bool right = false;                           // of B
         std::int32_t copy = -1;                       // the COMBINE that brings to C what an inverse is multiplied by
+        Address memory = 0;                           // for copies of what a triangular matrix is multiplied by
         Address bias = 0;                             // of its epilogue
     };
     // Of a product for which the library gets copies of A and B, or which is summed beside C: as much as there is

@@ -324,6 +324,8 @@ void Executor::add_gemm(const Program &program, const Operation &operation) {
     gemm.scale = static_cast<std::uint32_t>(combines_.size() - 1);
     const Operand &other = gemm.right ? a : b;
     const bool in_place = (gemm.right ? gemm.a : gemm.b) == gemm.c && other.ld == c.ld;
+    if (kind_of_form(gemm.form) == triangular && in_place && c.ld * bytes_of(c.dtype) <= device_->max_pitch_bytes())
+        gemm.memory = device_->copies_of(lanes_[operation.lane].stream, true);
     if (kind_of_form(gemm.form) == inverse) gemm.solver = kernel_of(program, solving | c.dtype);
     if (kind_of_form(gemm.form) == inverse && !in_place)
         gemm.copy = add_copy_of(program, other, gemm.right ? gemm.a : gemm.b, gemm.c, c.dtype, c.ld, false);

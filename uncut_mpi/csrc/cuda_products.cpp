@@ -81,11 +81,10 @@ Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &sh
 namespace {
 
 // One by the library, which has none by tensor cores: a third of gemm's rate on an H200 in f64.
-Called product_of_block(const Blas &blas, BlasHandle handle, const ProductShape &shape, int form, bool right,
-                        const void *alpha, Address a, Address b, const void *beta, Address c) {
+Called product_of_block(const Blas &blas, BlasHandle handle, const FormHelper &helper, const ProductShape &shape,
+                        int form, bool right, const void *alpha, Address a, Address b, const void *beta, Address c) {
     if (right) std::swap(a, b);
-    const auto *own = reinterpret_cast<const void *>(a), *other = reinterpret_cast<const void *>(b);
-    auto *written = reinterpret_cast<void *>(c);
+    const auto *own = reinterpret_cast<const void *>(a);
     const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
     const int side = right, upper = (form & form_upper) != 0, unit = (form & form_unit) != 0;
     const int op = right ? shape.op_b : shape.op_a, kind = kind_of_form(form);
@@ -95,9 +94,27 @@ Called product_of_block(const Blas &blas, BlasHandle handle, const ProductShape 
     if (kind == triangular) {
         const auto call =
             of_type(blas.cublasStrmm_v2_64, blas.cublasDtrmm_v2_64, blas.cublasCtrmm_v2_64, blas.cublasZtrmm_v2_64);
-        return {"cublas?trmm_v2_64", call(handle, side, upper, op, unit, shape.m, shape.n, alpha, own, ld, other,
-                                          ld_other, written, shape.ldc)};
+        const auto multiply = [&](std::int64_t m, std::int64_t n, Address from, std::int64_t ld_from, Address to) {
+            return Called{"cublas?trmm_v2_64",
+                          call(handle, side, upper, op, unit, m, n, alpha, own, ld,
+                               reinterpret_cast<const void *>(from), ld_from, reinterpret_cast<void *>(to), shape.ldc)};
+        };
+        const std::int64_t bytes = bytes_of(shape.dtype), extent = right ? shape.n : shape.m,
+                           others = right ? shape.m : shape.n, most = helper.memory_bytes() / (bytes * extent);
+        if (most == 0) return multiply(shape.m, shape.n, b, ld_other, c);
+        // In place the library takes up to ten times as long as from a copy of B (docs/performance.md, 2026-11-30).
+        for (std::int64_t first = 0; first < others; first += most) {
+            const std::int64_t count = std::min(most, others - first), m = right ? count : extent,
+                               n = right ? extent : count;
+            const Address at = c + static_cast<Address>(first * bytes * (right ? 1 : shape.ldc));
+            Called made = helper.copy(at, shape.ldc * bytes, m * bytes, n);
+            if (made.code == success) made = multiply(m, n, helper.memory(), m, at);
+            if (made.code != success) return made;
+        }
+        return {"", success};
     }
+    const auto *other = reinterpret_cast<const void *>(b);
+    auto *written = reinterpret_cast<void *>(c);
     const bool conjugates = kind == hermitian && is_complex(shape.dtype);
     const auto call =
         conjugates
@@ -117,12 +134,13 @@ const void *whole_factor(int dtype, bool positive) {
 
 }  // namespace
 
-Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver, const ProductShape &shape, int form,
-                       bool right, const void *alpha, Address a, Address b, const void *beta, Address c) {
+Called product_of_form(const Blas &blas, BlasHandle handle, const FormHelper &helper, const ProductShape &shape,
+                       int form, bool right, const void *alpha, Address a, Address b, const void *beta, Address c) {
     const std::int64_t extent = right ? shape.n : shape.m, block = block_of(kind_of_form(form), shape.dtype),
                        half = (extent / 2 + block - 1) / block * block;
-    if (extent <= block && kind_of_form(form) == inverse) return (*solver)(shape, form, right, alpha, right ? b : a, c);
-    if (extent <= block) return product_of_block(blas, handle, shape, form, right, alpha, a, b, beta, c);
+    if (extent <= block && kind_of_form(form) == inverse)
+        return helper.solve(shape, form, right, alpha, right ? b : a, c);
+    if (extent <= block) return product_of_block(blas, handle, helper, shape, form, right, alpha, a, b, beta, c);
     const Address own = right ? b : a, other = right ? a : b;
     const std::int64_t ld = right ? shape.ldb : shape.lda, ld_other = right ? shape.lda : shape.ldb;
     const int op = right ? shape.op_b : shape.op_a, kind = kind_of_form(form);
@@ -142,7 +160,7 @@ Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver
         ProductShape its = shape;
         (right ? its.n : its.m) = its.k = extents[which];
         const Address square = moved(own, starts[which] * (ld + 1)), from = part(other, ld_other, which);
-        last = product_of_form(blas, handle, solver, its, form, right, factor, right ? from : square,
+        last = product_of_form(blas, handle, helper, its, form, right, factor, right ? from : square,
                                right ? square : from, beta, part(c, shape.ldc, which));
     };
     // C of one half := factor op(block) times the other half of B, or of C, + keep times itself.

@@ -52,12 +52,18 @@ struct Called {
 Called usual_product(const Blas &blas, BlasHandle handle, const ProductShape &shape, const void *alpha, Address a,
                      Address b, const void *beta, Address c);
 
-// B := alpha inverse(op(A)) B, or on the right alpha B inverse(op(A)), for a triangle of `most_solved` rows or fewer.
-class Solver {
+// What products of forms need besides the library.
+class FormHelper {
   public:
-    virtual ~Solver() = default;
-    virtual Called operator()(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
-                              Address b) const = 0;
+    virtual ~FormHelper() = default;
+    // B := alpha inverse(op(A)) B, or on the right alpha B inverse(op(A)), for a triangle of `most_solved` rows or
+    // fewer.
+    virtual Called solve(const ProductShape &shape, int form, bool right, const void *alpha, Address a,
+                         Address b) const = 0;
+    // Memory for copies, and a copy to it of lines of so many bytes, whose beginnings are `pitch` bytes apart.
+    virtual Address memory() const = 0;
+    virtual std::int64_t memory_bytes() const = 0;
+    virtual Called copy(Address from, std::int64_t pitch, std::int64_t width, std::int64_t lines) const = 0;
 };
 // Rows that a thread of it has in registers.
 constexpr std::int64_t most_solved(int dtype) { return dtype == dtype_c128 ? 32 : 64; }
@@ -72,8 +78,8 @@ enum Solving : std::int64_t {
 
 // C := alpha op(A) op(B) + beta C where A has a form (`FormKind`, with its bits), or on the right B. Of triangular
 // matrices beta is 0; where one stands for its inverse, C holds the other operand.
-Called product_of_form(const Blas &blas, BlasHandle handle, const Solver *solver, const ProductShape &shape, int form,
-                       bool right, const void *alpha, Address a, Address b, const void *beta, Address c);
+Called product_of_form(const Blas &blas, BlasHandle handle, const FormHelper &helper, const ProductShape &shape,
+                       int form, bool right, const void *alpha, Address a, Address b, const void *beta, Address c);
 
 // Products of one shape. Those of A, B and C follow one another at steps of so many elements, or tables in the device's
 // memory say where they are.

@@ -26,7 +26,9 @@ OTHER: Final[Mapping[str, Triangle]] = {
 MOST_BLOCKS: Final = 16
 """Most rectangles of a triangle, if nobody says how many: with r of them 1/r more is computed than the triangle has."""
 LEAST_ROWS: Final = 1024
-"""Least rows of each. All ranks share each of them, so that smaller ones take longer than what they leave out."""
+"""
+Rows of each are about so many or more: all ranks share each, and of fewer rows it mostly takes longer than it saves.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
