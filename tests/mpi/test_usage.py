@@ -47,7 +47,7 @@ def test_sessions_leave_nothing(comm, open_session):
         product(comm, close=True)
         product(comm, close=False)
 
-    check(comm, 20, work)
+    check(comm, 40, work)
     open_session(comm).close()  # gives back what was dropped last
     collective_assert(
         comm, communicators_left(comm) >= before, "communicators are left"
@@ -63,4 +63,4 @@ def test_calls_leave_nothing(comm, open_session, monkeypatch):
             for call in calls:
                 call()
 
-        check(comm, 16, work)
+        check(comm, 30, work)
