@@ -90,9 +90,6 @@ class FakeCuda:
     def fail(self, call: str, first: int = 1, last: int = 1 << 30, code: int = 1) -> None:
         self._library.fake_fail(call.encode(), first, last, code)
 
-    def kill_context(self, code: int = 700) -> None:
-        self._library.fake_sticky(code)
-
     def can_flush(self, value: bool) -> None:
         self._library.fake_can_flush(int(value))
 

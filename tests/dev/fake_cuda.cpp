@@ -49,7 +49,7 @@ std::vector<std::string> issued;
 std::map<std::string, int> calls;
 std::string failing_call;
 int failing_from = 0, failing_to = 0;
-Code failing_code = 0, sticky_code = 0;
+Code failing_code = 0;
 int allocations = 0, can_flush = 0;
 constexpr int greatest_priority = -5;
 thread_local Context current_context = nullptr;
@@ -71,7 +71,6 @@ void advance() {
 }
 
 Code entered(const char *name) {
-    if (sticky_code != 0) return sticky_code;
     const int number = ++calls[name];
     return failing_call == name && number >= failing_from && number <= failing_to ? failing_code : success;
 }
@@ -862,11 +861,6 @@ void fake_fail(const char *name, int from, int to, Code code) {
     failing_to = to;
     failing_code = code;
 }
-// From now on every call fails with `code`, as with a dead context; 0 ends it.
-void fake_sticky(Code code) {
-    const std::lock_guard<std::mutex> guard(lock);
-    sticky_code = code;
-}
 void fake_can_flush(int value) { can_flush = value; }
 void fake_allocation(Address first, Address last) { allocation = {first, last}; }
 int fake_allocations() { return allocations; }
@@ -881,7 +875,6 @@ void fake_reset() {
     issued.clear();
     most_queued = 0;
     failing_call.clear();
-    sticky_code = 0;
     can_flush = 0;
 }
 // Write the log, one line per operation, into `text`; returns the bytes it needs.
