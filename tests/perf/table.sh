@@ -8,6 +8,8 @@
 #   dealt       the same of dealt matrices
 #   scaling     8192 and 16384 cubed on 1 to RANKS GPUs, which scaling.py draws
 #   budgets     products that do not fit
+#   irregular   30 of the irregular problems of the Uncut-GEMMs paper, and the steps of its figure 8
+#   nodes       the main command, the same of dealt matrices with half of the ranks taken for a node, and a rank that is killed
 # Wheels are made so, where there is a network; .gpu/ is not under version control:
 #   python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 \
 #     -d .gpu nvmath-python==0.8.0 nvidia-cublasmp-cu13==0.7.0.125 cuda-core==0.4.0 pytest-mpi
@@ -72,6 +74,15 @@ for step in "${@:3}"; do
       job 200 tests/perf/out_of_core.py "$out/budgets.json" 150 'f64 32768 h,h,h 4GiB =' 'f64 32768 h,h,h 2GiB' \
         -- scheduler=parsec cubes >"$out/budgets.log" 2>"$out/budgets.err" || { status=1; tail -n 5 "$out/budgets.err"; }
       cat "$out/budgets.log" ;;
+    irregular)
+      job 440 -m uncut_mpi.bench --dataset uncut-irregular --sample 30 --methods auto,uncut,eta,bandwidth,caching,baseline \
+        --time-cap 0.5 --time-limit 400 --output "$out/irregular.jsonl" >"$out/irregular.log" 2>&1 || status=1
+      tail -n 60 "$out/irregular.log" ;;
+    nodes)
+      job 60 -m uncut_mpi.gemm >"$out/main.log" 2>&1 || status=1
+      UNCUT_MPI_RANKS_PER_NODE=$(((ranks + 1) / 2)) job 90 -m uncut_mpi.gemm --place rows,cols,rows >"$out/nodes.log" 2>&1 || status=1
+      tail -n 12 "$out/main.log" "$out/nodes.log"
+      tests/perf/device_tests.sh "$ranks" "$out" -k abort || status=1 ;;
     *) echo "no step $step"; exit 2 ;;
   esac
   echo "== $step: $((SECONDS - began)) s"
