@@ -9,7 +9,7 @@ are made once. For each of its places these take turns in random order: the defa
 (``name=value`` words), the plan of an older version under another name, the compute floor, and of the other libraries
 the one that is fastest at its best setting; all of them are tried first. Each sample is the time of the slowest rank
 between two barriers. Libraries run in these processes, so that they start once. `old_version.sh` makes an older version
-(``--old``). It plans with the same machine, unless ``--old-machine`` names a file.
+(``--old``). It plans with the same machine, unless it cannot read that, or ``--old-machine`` names a file.
 
 The floor is the longest of three times: compute (every GPU multiplies an equal share at once, cuBLAS called directly),
 the busiest GPU port (each rank of a 2x2 grid needs its panels of A and B once, C travels once as a result; all ranks
@@ -216,9 +216,12 @@ class Ours:
         self.package = importlib.import_module(package)
         self.command = importlib.import_module(f"{package}.command.product")
         self.parse = importlib.import_module(f"{package}.command.arguments").parse
-        self.session = self.package.Session(
-            COMM, timeout_s=30, machine=self.package.Machine.from_json(machine) if machine else None
-        )
+        try:
+            known = self.package.Machine.from_json(machine) if machine else None
+        except self.package.ParamError as error:  # of another version, whose files have other fields
+            say(f"{package} measures the machine for itself: {error}")
+            known = None
+        self.session = self.package.Session(COMM, timeout_s=30, machine=known)
 
     def make(self, m, n, k, dtype, sources):
         """Make the matrices in host memory."""
