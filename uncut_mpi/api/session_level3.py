@@ -346,6 +346,7 @@ class Level3(Multiplies):
                 raise ParamError(f"beta = {scalars.beta}, but there is no out: pass out=, or beta=0")
             scalars.check(dtype)
             told |= how | ({"trans": op, "alpha": scalars.alpha} if form.is_triangular else scalars._asdict())
+            # Before all products, so that `_of_form` takes no earlier call's error for theirs, and none is in flight.
             open_with(**told)
             if not c:
                 c = [b if form.is_triangular else self._new_result(*((a, b) if left else (b, a)))]
